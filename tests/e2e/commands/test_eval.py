@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache.block_hash import PrefixHash
@@ -19,6 +20,8 @@ from hearth.worker.disk.file_format import Array, encode, read, write
 from hearth.worker.disk.file_names import parse
 from tests.helpers.servers.counted_talk import ASK, NOTES
 from tests.helpers.servers.server import WAIT_S_MAX, Server
+
+pytestmark = pytest.mark.night
 
 QUESTIONS = (ASK, "Who was in the garden?", "What is 3 + 4?", "Why?", "What was said in May?")
 TOKENS_MAX = 12

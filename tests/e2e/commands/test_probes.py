@@ -70,45 +70,11 @@ def test_an_agents_session_prefills_only_what_is_new(probed: Server, echo: str) 
     assert "verdict: good: 12 requests" in said
 
 
-def test_the_cache_is_within_its_bounds(probed: Server) -> None:
-    status, said = ran(probed, "inspect_cache")
-    assert status == 0, said
-    assert "verdict: good: 1 workers" in said
-
-
 def test_every_loss_of_every_session_is_explained_in_its_log(probed: Server) -> None:
     assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     assert logs(probed)
     for path in logs(probed):
         assert diff_turns.judge(log_lines(path), SLACK_TOKENS) == 0, path.read_text()
-
-
-def test_a_session_is_told_alike_by_the_server_and_by_its_log(probed: Server) -> None:
-    assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
-    path = max(logs(probed), key=lambda path: path.stat().st_mtime)
-    session = path.name.removeprefix("cache-session-").removesuffix(".log")
-    figures = []
-    for script, arguments in (
-        ("diff_turns", [str(path)]),
-        ("diff_turns", ["--session", session]),
-        ("why", [str(path)]),
-        ("why", [session]),
-    ):
-        status, said = ran(probed, script, *arguments)
-        assert status == 0, said
-        figures.append(sorted(line for line in said.splitlines() if not line.startswith("session")))
-    assert figures[0] == figures[1]
-    assert figures[2] == figures[3]
-
-
-def test_a_model_of_text_alone_is_shown_no_image(probed: Server) -> None:
-    status, said = ran(probed, "probe_cache", "--image", "docs/dashboard-light.png")
-    assert (status, "local reads text only" in said) == (2, True), said
-
-
-def test_a_session_that_nobody_knows_has_no_verdict(probed: Server) -> None:
-    status, said = ran(probed, "why", "no-such-session")
-    assert (status, "404" in said) == (2, True)
 
 
 def test_the_log_is_the_owners_alone_and_holds_no_text_of_prompts(probed: Server) -> None:

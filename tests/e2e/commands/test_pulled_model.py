@@ -24,6 +24,7 @@ def served_model(server: Server) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("limit_mb", [0, 400])
 def test_the_context_that_is_foretold_is_the_one_that_is_served(
     tmp_path: Path, limit_mb: int

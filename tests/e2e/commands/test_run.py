@@ -1,23 +1,18 @@
 """hearth run as a command: a chat in a real terminal, and answers in pipes, by real servers."""
 
 import json
-import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from hearth.shared.processes import PID_FILE, process_started, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module
-from tests.helpers.hub.hub_pulls import HUB_ID, PullHome
-from tests.helpers.hub.local_hub import HubRepository, LocalHub
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import Server
 from tests.helpers.worker_processes.scripted_worker import DICTATION, FREEDOM
@@ -117,18 +112,6 @@ def test_typed_lines_are_in_no_file(scripted: ScriptedServer, tmp_path: Path) ->
     assert [path for path in files if b"swordfish" in path.read_bytes()] == []
 
 
-def test_an_error_is_told_and_its_question_is_forgotten() -> None:
-    with (
-        Server(MAX_KV_SIZE="256") as server,
-        in_terminal(*COMMAND, environ=server.environment) as chat,
-    ):
-        chat.until(READY)
-        chat.type('"""' + "\r".join(["many words " * 40] * 3) + '"""\r')
-        at = chat.until(b"this server accepts 255")
-        chat.type("Who are you?\r")
-        chat.until(b"0 tokens kept, 18 read", at)
-
-
 def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None:
     environ = scripted.environment
     asked = once(environ, "", dictated("It is **one**.\x1b[2J\n"))
@@ -140,36 +123,6 @@ def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None
     assert (asked.returncode, asked.stdout) == (0, "Piped alone.\n")
     asked = once(environ)
     assert (asked.returncode, asked.stdout) == (2, "") and "Nothing is asked." in asked.stderr
-
-
-def test_a_scheduler_may_close_its_streams_and_a_disk_may_be_full(
-    scripted: ScriptedServer,
-) -> None:
-    def run(streams: str) -> tuple[int, str, str]:
-        command = shlex.join(python_module(*COMMAND, "", dictated("Yes.")))
-        done = subprocess.run(
-            ["sh", "-c", f"{command} {streams}"],
-            cwd=PROJECT_DIR,
-            env=scripted.environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    assert run("<&-") == (0, "Yes.\n", "")
-    assert run("</dev/null >&-") == (0, "", "")
-    full = "The answer cannot be written: No space left on device.\n"
-    assert run("</dev/null >/dev/full") == (1, "", full)
-
-
-def test_a_model_that_is_not_served_is_refused_with_the_remedies(
-    scripted: ScriptedServer,
-) -> None:
-    asked = once(scripted.environment, "owner/other", "Who?")
-    assert (asked.returncode, asked.stdout) == (2, "")
-    for told in ("not 'owner/other'", "MODELS=owner/other", "PROXY_PORT="):
-        assert told in asked.stderr
 
 
 # ---------------------------------------------------------------- a server of its own
@@ -233,28 +186,6 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
     assert all(process_started(pid) is None for pid in pids)
 
 
-def test_of_two_that_start_at_once_one_starts_the_server_and_both_ask_it(
-    settings: dict[str, str],
-) -> None:
-    with (
-        in_terminal(*COMMAND, environ=settings) as first,
-        in_terminal(*COMMAND, environ=settings) as second,
-    ):
-        for chat in (first, second):
-            chat.until(READY)
-        ours = [chat for chat in (first, second) if b"ends with this command" in chat.read]
-        (other,) = [chat for chat in (first, second) if chat not in ours]
-        other.type("Who are you?\r")
-        other.until(PROMPT, other.until(FIGURES))
-        pids = children(settings)
-        other.type("\x04")
-        assert other.wait() == 0
-        assert all(process_started(pid) is not None for pid in pids)
-        ours[0].type("\x04")
-        assert ours[0].wait() == 0
-    until_gone(pids)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number: int) -> None:
     with in_terminal(*COMMAND, environ=settings) as chat:
@@ -276,62 +207,3 @@ def test_a_start_that_fails_shows_the_end_of_its_log(
     asked = once(settings, "/no/such/model", "Who?")  # nothing is started with this
     assert (asked.returncode, asked.stdout) == (2, "")
     assert asked.stderr.startswith("MODEL is '/no/such/model', which is neither a directory nor")
-
-
-def test_a_model_that_is_not_on_this_disk_is_fetched_first_if_it_fits(
-    settings: dict[str, str], tmp_path: Path
-) -> None:
-    files = {path.name: path.read_bytes() for path in fixture_dir("qwen3").iterdir()}
-    with LocalHub({HUB_ID: HubRepository(files)}).running() as hub:
-        user = PullHome(hub, tmp_path / "home")
-        environ = settings | user.environment | {"MAX_KV_SIZE": "256", "DEFAULT_TEMPERATURE": "0"}
-        for name in ("RUN_DIR", "PROXY_PORT", "KV_CACHE_DIR"):
-            environ[name] = settings[name]
-        asked = once(environ | {"MEMORY_LIMIT_MB": "1"}, HUB_ID, "Who?")
-        assert (asked.returncode, asked.stdout) == (2, "")
-        assert f"hearth pull {HUB_ID} --anyway" in asked.stderr
-        assert not (user.snapshot / "model.safetensors").exists()
-        asked = once(environ, HUB_ID, "Who?")
-    assert user.is_whole() and f"{HUB_ID} is whole and checked" in asked.stderr
-    # These weights come to no end where nothing is drawn, so it is told that this one is none.
-    assert asked.returncode == 1
-    assert asked.stderr.endswith("The answer ended where the context does.\n")
-
-
-def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", int(settings["PROXY_PORT"]))) as other:
-        other.settimeout(0)
-        asked = once(settings, settings["MODEL_PATH"], "Who are you?")
-    assert asked.returncode == 0 and asked.stdout.strip()
-    assert f"Port {settings['PROXY_PORT']} is taken" in asked.stderr
-
-
-def test_another_key_is_asked_for() -> None:
-    with Server(PROXY_API_KEY="sk-right", MAX_KV_SIZE="256", DEFAULT_THINKING="false") as server:
-        asked = once({**server.environment, "PROXY_API_KEY": "sk-wrong"}, "local", "Who?")
-        assert asked.returncode == 2 and "Set PROXY_API_KEY in" in asked.stderr
-        assert once(server.environment, "local", "Who are you?").stdout.strip()
-
-
-# ---------------------------------------------------------------- images
-
-
-def test_an_image_is_sent_by_its_path_in_a_message(tmp_path: Path) -> None:
-    picture = tmp_path / "a red one.png"
-    Image.new("RGB", (64, 64), "red").save(picture)
-    model = str(fixture_dir("qwen3_5_vl"))
-    with (
-        Server(MODEL_PATH=model, PROXY_MODEL_ID="eyes", MAX_KV_SIZE="256") as server,
-        in_terminal(*COMMAND, environ=server.environment) as chat,
-    ):
-        chat.until(READY)
-        chat.type("/image /no/such.png\r")
-        at = chat.until(b"/no/such.png cannot be read: No such file or directory.")
-        chat.type(f"What is in '{picture}' here?\r")
-        at = chat.until(b"With the message: a red one.png", at)
-        at = chat.until(FIGURES, at)
-        chat.until(PROMPT, at)
-        chat.type("\x04")
-        assert chat.wait() == 0
-        (recent,) = server.get("/v1/sessions")["recent"]
-    assert recent["images"] > 0

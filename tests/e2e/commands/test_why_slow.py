@@ -1,6 +1,5 @@
 """The guide's commands, each as it stands there, on a session that lost something."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -63,54 +62,6 @@ def test_a_command_of_the_guide_shows_what_it_says(
 
 def test_the_guide_has_a_command_for_each_thing_that_it_shows() -> None:
     assert [known for known in SHOWS if not any(known in command for command in COMMANDS)] == []
-
-
-def test_another_session_with_the_same_head_goes_on_behind_it(lossy: Server) -> None:
-    told = ask(lossy, "another", HEAD, {"role": "user", "content": "Something else."})
-    assert told["prefix_length"] > 0 and told["divergence"] is None
-    assert told["ttft_ms"] > 0
-
-
-def requests_counted(server: Server) -> int:
-    counted: int = server.get("/v1/cache")["totals"]["requests"]
-    return counted
-
-
-def test_what_is_not_to_be_kept_finds_nothing_and_is_in_no_session(lossy: Server) -> None:
-    before = requests_counted(lossy)
-    told = ask(lossy, "not-kept", HEAD, QUESTION, use_kv_cache=False)
-    assert (told["prefix_length"], told["source"]) == (0, "none")
-    listing = lossy.get("/v1/sessions")
-    names = [row["session"] for row in listing["sessions"]]
-    assert "my-session" in names and "not-kept" not in names
-    assert requests_counted(lossy) == before + 1, "its tokens are in the sums all the same"
-    assert listing["recent"][0]["session"] == "not-kept", "and it is among the last ones"
-
-
-def test_a_raw_prompt_is_in_the_sums_and_among_the_last_requests(lossy: Server) -> None:
-    before = requests_counted(lossy)
-    body = {"model": "local", "prompt": "The code of the gate is", "max_tokens": 4}
-    httpx.post(f"{lossy.url}/v1/completions", json=body, timeout=WAIT_S).raise_for_status()
-    assert requests_counted(lossy) == before + 1
-    assert lossy.get("/v1/sessions")["recent"][0]["dialect"] == "completions"
-
-
-def test_a_start_tells_the_seconds_of_its_steps(lossy: Server) -> None:
-    (ready,) = re.findall(r"ready model=local .*", lossy.log.read_text())
-    for step in ("start", "files", "weights", "images", "cache", "sessions", "prompts"):
-        assert re.search(rf" {step}_s=\d+\.\d\b", ready), ready
-
-
-def test_a_conversation_without_a_name_is_told_by_its_client_and_first_words(
-    lossy: Server,
-) -> None:
-    ask(lossy, "", HEAD, QUESTION)
-    row = lossy.get("/v1/sessions")["sessions"][0]
-    assert row["session"].startswith("python-httpx-")
-    assert row["title"] and row["title"] in QUESTION["content"]
-    assert row["client"].startswith("python httpx ") and row["model"] == "local"
-    assert lossy.get(f"/v1/sessions/{row['session']}")["lines"]
-    assert lossy.get("/v1/sessions")["recent"][0]["session"] == row["session"]
 
 
 def test_what_the_terminal_and_the_guide_read_is_told_in_the_routes(lossy: Server) -> None:

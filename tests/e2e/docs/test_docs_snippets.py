@@ -4,9 +4,7 @@ A snippet that is not run says why in its document, in a comment above it. The c
 docs/why-slow.md are held to what they show in tests/e2e/commands/test_why_slow.py.
 """
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +12,7 @@ import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.documents import GUIDES, ROOT, CodeBlock, SnippetShell, blocks
-from tests.helpers.servers.server import Server, free_port
+from tests.helpers.servers.server import Server
 
 WAIT_S = 600.0
 MODEL = "smollm2"  # whom the documents ask
@@ -25,7 +23,6 @@ SNIPPETS = [
     if block.language in ("sh", "python")
 ]
 RUN = [block for block in SNIPPETS if not block.not_run]
-NOT_RUN = [block for block in SNIPPETS if block.not_run]
 # What a snippet is known by -> what it prints, where that is known.
 SHOWS = {
     '"stream": true': ("data: [DONE]",),
@@ -82,21 +79,5 @@ def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell) -> N
             assert [text for text in texts if text not in done.stdout] == [], done.stdout
 
 
-@pytest.mark.parametrize("block", NOT_RUN, ids=str)
-def test_a_snippet_that_is_not_run_parses(block: CodeBlock) -> None:
-    assert block.language == "sh"
-    done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_known_snippet_is_in_a_document() -> None:
     assert [known for known in SHOWS if not any(known in block.text for block in RUN)] == []
-
-
-@pytest.mark.parametrize("command", ["--help", "check --port {}", "serve --help", "keys --help"])
-def test_the_commands_that_ask_no_server_run(
-    command: str, shell: SnippetShell, tmp_path: Path
-) -> None:
-    line = f"hearth {command.format(free_port())}"
-    done = shell.run(CodeBlock(tmp_path, 0, "sh", line, ""), WAIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr

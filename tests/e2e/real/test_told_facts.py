@@ -22,17 +22,6 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def test_a_newcomer_is_told_the_capital_of_france(server: Server) -> None:
-    with server.openai() as client:
-        answer = client.chat.completions.create(
-            model="smollm2",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
-            temperature=0,
-        )
-    assert "Paris" in (answer.choices[0].message.content or "")
-    assert answer.choices[0].finish_reason == "stop"
-
-
 def test_branches_and_an_edited_message_are_answered_each_with_its_own_fact(
     server: Server,
 ) -> None:

@@ -67,9 +67,9 @@ class PullHome:
             for name, content in self.repository.files.items()
         )
 
-    def start(self, *arguments: str, program: str = MAIN) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", MAIN, *arguments],
             cwd=PROJECT_DIR,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -80,14 +80,26 @@ class PullHome:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def run(self, *arguments: str, program: str = MAIN) -> tuple[int, str]:
+    def run(self, *arguments: str) -> tuple[int, str]:
         """Return a command's exit status and all that it said."""
-        process = self.start(*arguments, program=program)
+        process = self.start(*arguments)
         said = "".join(process.communicate(timeout=PULL_S_MAX))
         return process.returncode, said
 
     def pull(self, *options: str) -> tuple[int, str]:
         return self.run("pull", HUB_ID, *options)
+
+    def must_pull(self, *options: str) -> str:
+        """Pull what comes to be here whole; return what is said."""
+        status, said = self.pull(*options)
+        assert status == 0 and self.is_whole(), said
+        return said
+
+    def must_refuse(self, *told: str) -> str:
+        """Pull in vain, and be told so; return what is said."""
+        status, said = self.pull()
+        assert status == 1 and not [each for each in told if each not in said], said
+        return said
 
     def _wait_for_bytes(self) -> None:
         """Wait until what the hub sent of both shards before it held them is on disk."""

@@ -9,7 +9,6 @@ import hashlib
 import json
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 LARGE_SUFFIX: Final = ".safetensors"
 PART_BYTES: Final = 64 * 1024
@@ -31,16 +30,12 @@ class HubRepository:
 
     files: dict[str, bytes]
     token: str = ""  # that reading its files takes; "" = none
-    is_gated: bool = False  # files only, its listing is public
     is_listed: bool = True  # whether its listing is public
     sent: dict[str, bytes] = field(default_factory=dict)  # what comes instead of a file's bytes
     cut_at: int = 0  # bytes after which each answer with a large file breaks off; 0 = never
     hold_at: int = 0  # bytes after which an answer with a large file waits; 0 = never
     hold: tuple[str, str] = ("", "")  # method and file whose answer waits; the file "" = listing
     statuses: list[int] = field(default_factory=list)  # of the next answers with large files
-    has_ranges: bool = True
-    part_wait_s: float = 0.0  # before each part of a large file
-    has_git_digests: bool = True
     # What the listing tells in place of the truth: by file, "" = of the repository.
     lies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -58,7 +53,6 @@ class LocalHub:
     def __init__(self, repositories: Mapping[str, HubRepository]) -> None:
         self.repositories = dict(repositories)
         self.served: Counter[str] = Counter()
-        self.requests: list[tuple[str, str]] = []  # method and path
         self.ranges: list[str] = []  # of the requests for large files, "" = all of it
         self.tokens_of_store: list[str] = []  # what the store was sent as authorization
         self.reached = threading.Event()  # an answer waits, as planted
@@ -137,7 +131,6 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.server.hub.requests.append((self.command, path))
         if path.startswith(STORE):
             self._store(path.removeprefix(STORE))
             return
@@ -148,7 +141,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         if repository is None or not self._may_list(repository):
             self._refuse(401, "RepoNotFound", "Repository not found")
         elif is_api:
-            self._listing(name, repository, parts[4:])
+            self._listing(name, repository)
         else:
             self._resolve(name, repository, "/".join(parts[4:]))
 
@@ -158,21 +151,16 @@ class _HubHandler(BaseHTTPRequestHandler):
     def _has_token(self, repository: HubRepository) -> bool:
         return self.headers.get("authorization") == f"Bearer {repository.token}"
 
-    def _listing(self, name: str, repository: HubRepository, rest: list[str]) -> None:
+    def _listing(self, name: str, repository: HubRepository) -> None:
         if repository.hold == (self.command, ""):
             self._hold()
-        if rest[:1] == ["tree"]:
-            self._json([_tree_row(*each) for each in sorted(repository.files.items())])
-            return
-        has_blobs = "blobs" in parse_qs(urlsplit(self.path).query)
         rows = []
         for file, content in sorted(repository.files.items()):
-            row: dict[str, Any] = {"rfilename": file}
-            if has_blobs:
-                row["size"] = len(content)
-                row["blobId"] = git_digest(content) if repository.has_git_digests else None
-                if is_large(file):
-                    row["lfs"] = _large_row(content)
+            row: dict[str, Any] = {"rfilename": file, "size": len(content)}
+            row["blobId"] = git_digest(content)
+            if is_large(file):
+                digest = large_digest(content)
+                row["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
             rows.append(row | repository.lies.get(file, {}))
         about = {"id": name, "modelId": name, "sha": repository.revision, "private": False}
         told = {**about, "tags": [], "downloads": 0, "siblings": rows}
@@ -180,8 +168,7 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def _resolve(self, name: str, repository: HubRepository, file: str) -> None:
         if repository.token and not self._has_token(repository):
-            code = "GatedRepo" if repository.is_gated else "RepoNotFound"
-            self._refuse(401, code, "Access is restricted")
+            self._refuse(401, "RepoNotFound", "Access is restricted")
             return
         if repository.hold == (self.command, file):
             self._hold()
@@ -215,7 +202,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         asked = self.headers.get("range")
         self.server.hub.ranges.append(asked or "")
         headers = {"ETag": f'"{large_digest(content)}"'}
-        if asked and repository.has_ranges:
+        if asked:
             start = int(asked.removeprefix("bytes=").split("-")[0])
             if start >= len(content):
                 self._send(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
@@ -236,7 +223,6 @@ class _HubHandler(BaseHTTPRequestHandler):
                 self._hold()
                 self.close_connection = True
                 return
-            time.sleep(repository.part_wait_s)
             try:
                 self.wfile.write(content[at : at + PART_BYTES])
             except OSError:  # whoever fetched it is dead
@@ -268,15 +254,3 @@ class _HubHandler(BaseHTTPRequestHandler):
         for name, text in headers.items():
             self.send_header(name, text)
         self.end_headers()
-
-
-def _tree_row(file: str, content: bytes) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "file", "path": file, "size": len(content)}
-    row["oid"] = git_digest(content)
-    if is_large(file):
-        row["lfs"] = {**_large_row(content), "oid": large_digest(content)}
-    return row
-
-
-def _large_row(content: bytes) -> dict[str, Any]:
-    return {"sha256": large_digest(content), "size": len(content), "pointerSize": 134}

@@ -81,14 +81,6 @@ def test_an_entity_is_no_way_around_it(form: str, code: int) -> None:
     assert shown(drawn) == drawn
 
 
-@given(st.text(alphabet="ab \\'\"\n", max_size=30))
-def test_words_stand_in_the_text_where_they_are_said_to(text: str) -> None:
-    at = 0
-    for word, _ in word_places(text):
-        at = text.index(word, at) + len(word)
-    assert at <= len(text)
-
-
 @given(st.lists(st.text(alphabet="ab '\"\\", min_size=1, max_size=5), max_size=5))
 def test_words_are_read_as_a_shell_quotes_them(names: list[str]) -> None:
     quoted = " ".join("".join("\\" + c if not c.isalpha() else c for c in name) for name in names)

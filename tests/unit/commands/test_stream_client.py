@@ -1,25 +1,14 @@
 """Whatever a server answers is an outcome: garbage, answers without an end, lists of nothing."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
-from hearth.commands import stream_client
 from hearth.commands.stream_client import (
     COUNT_MAX,
     READERS,
-    Outcome,
     Reading,
-    first_model,
-    prompt_ids,
-    send,
     tokens_of,
 )
 
@@ -46,74 +35,3 @@ def test_any_usage_counts_or_is_none(
         counts = (tokens.prompt, tokens.cached, tokens.prefilled, tokens.completion)
         assert all(type(each) is int and 0 <= each <= 3 * COUNT_MAX for each in counts)
         assert isinstance(tokens.source, str)
-
-
-async def asked(body: AsyncIterator[bytes], status: int, dialect: str) -> Outcome:
-    """Return the outcome of a request that is answered with `body`."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(status=status)
-        await response.prepare(request)
-        try:
-            async for part in body:
-                await response.write(part)
-        except (ConnectionError, aiohttp.ClientError):
-            pass  # the client has gone
-        return response
-
-    app = web.Application()
-    app.router.add_post("/", answer)
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        return await send(session, str(server.make_url("/")), dialect, {}, {})
-
-
-async def parts(*texts: str) -> AsyncIterator[bytes]:
-    for text in texts:
-        yield text.encode()
-
-
-async def endless() -> AsyncIterator[bytes]:
-    while True:
-        yield b"data: " + b"x" * 10_000
-
-
-@pytest.mark.parametrize("dialect", sorted(READERS))
-@pytest.mark.parametrize("event", ["5", "[]", "null", "{", "[" * 100_000, '{"choices": [1]}'])
-def test_garbage_is_a_failed_request_and_is_not_repeated(dialect: str, event: str) -> None:
-    outcome = asyncio.run(asked(parts(f"data: {event}\n\n"), 200, dialect))
-    told = (f"unreadable event of {len(event)} characters", "the stream broke off")
-    assert not outcome.is_answered and outcome.error in told
-
-
-def test_an_error_with_status_200_is_no_answer() -> None:
-    outcome = asyncio.run(asked(parts('{"error": {"message": "no"}}'), 200, "chat"))
-    assert outcome.error == "the stream broke off"
-
-
-@pytest.mark.parametrize("status", [200, 500])
-def test_an_answer_without_an_end_is_given_up(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_client, "STREAM_BYTES_MAX", 50_000)
-    monkeypatch.setattr(stream_client, "BODY_BYTES_MAX", 50_000)
-    outcome = asyncio.run(asked(endless(), status, "chat"))
-    assert not outcome.is_answered and len(outcome.error) < 400
-    assert ("more than 50000 bytes" in outcome.error) == (status == 200)
-
-
-@pytest.mark.parametrize("told", [[], {}, 3, {"data": []}, {"data": [{"id": 3}]}, {"ids": "x"}])
-def test_a_list_of_nothing_names_no_model_and_no_ids(told: object) -> None:
-    async def run() -> None:
-        async def answer(_: web.Request) -> web.Response:
-            return web.Response(text=json.dumps(told))
-
-        app = web.Application()
-        app.router.add_get("/v1/models", answer)
-        app.router.add_get("/v1/cache/prompts/1", answer)
-        async with (
-            TestServer(app) as server,
-            aiohttp.ClientSession(server.make_url("/")) as session,
-        ):
-            assert await prompt_ids(session, "1", {}) is None
-            with pytest.raises(LookupError, match="lists no model"):
-                await first_model(session, {})
-
-    asyncio.run(run())

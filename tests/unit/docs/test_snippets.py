@@ -54,13 +54,6 @@ def test_a_block_of_our_settings_is_accepted(block: CodeBlock, tmp_path: Path) -
     assert load_settings({}, env_file) != load_settings({}, None)
 
 
-def test_what_is_not_run_says_why_right_above_its_block() -> None:
-    for page in PAGES:
-        told = page.read_text().count("<!-- not run")
-        assert told == sum(bool(block.not_run) for block in blocks(page)), page.name
-    assert [str(block) for block in BLOCKS if block.not_run and len(block.not_run) < 20] == []
-
-
 def shell_commands() -> list[str]:
     """Return the commands of all blocks of shell and of all spans of code, one a line."""
     spans = [span for page in PAGES for span in re.findall(r"`([^`\n]+)`", page.read_text())]

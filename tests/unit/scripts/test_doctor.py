@@ -16,8 +16,6 @@ from hearth.worker.setup import doctor_setup
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import free_port
 
-Verdicts = dict[str, Any]
-
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -70,17 +68,6 @@ def test_it_checks_here_where_no_server_runs_and_keeps_what_it_found(
     assert shown.err.split() == ["speed", "exact"], "what it is doing"
     assert str(Path.home()) not in shown.out
     assert len(list((machine / FOLDER).glob("*.json"))) == 1
-
-
-def test_what_cannot_be_checked_says_so(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--model", "/nowhere/at/all"]) == 2
-    assert "neither a directory nor a hub id" in capsys.readouterr().err
-    assert not machine.exists()
-
-
-def test_workers_that_tell_nothing_are_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.show([{"worker": 0, "error": "it is loading"}]) == 2
-    assert "worker 0: it is loading" in capsys.readouterr().err
 
 
 def test_a_model_over_ranks_is_not_loaded_whole(

@@ -1,10 +1,7 @@
 """The command `hearth` is checked here: what it lists, what it imports, what it ends with."""
 
 import importlib
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +14,6 @@ from hearth.shared.version import VERSION
 
 STARTED_BY_COMMANDS = "server.serve_until_stdin_ends"
 WRITES_README = "bench.headline"
-HEAVY = ("mlx", "mlx_lm", "litellm", "uvicorn", "transformers")
 
 
 @pytest.mark.parametrize("name", hearth.COMMANDS)
@@ -27,16 +23,6 @@ def test_every_command_shows_its_own_help(name: str, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert end.value.code == 0
     assert shown.startswith(f"usage: hearth {name} [-h]") and f"    hearth {name}" in shown
-
-
-def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        hearth.main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert end.value.code == 0
-    for name, command in hearth.COMMANDS.items():
-        assert f"  {name:12} {command.about}" in lines
-        assert len(f"  {name:12} {command.about}") <= 80
 
 
 def test_every_command_module_that_can_be_run_is_listed() -> None:
@@ -50,12 +36,6 @@ def test_every_command_module_that_can_be_run_is_listed() -> None:
     assert runnable == {"main", STARTED_BY_COMMANDS, WRITES_README, *listed}
     for command in hearth.COMMANDS.values():
         assert callable(importlib.import_module(f"hearth.commands.{command.module}").main)
-
-
-def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        hearth.main(["--version"])
-    assert (end.value.code, capsys.readouterr().out) == (0, f"hearth {VERSION}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["server"], ["--verbose", "why"]])
@@ -73,33 +53,6 @@ def test_a_command_that_went_is_told_with_what_stands_in_its_place(
         hearth.main([name, "--once"])
     assert (end.value.code, name in hearth.COMMANDS) == (2, False)
     assert hearth.DROPPED[name] in capsys.readouterr().err
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("arguments", [["--help"], ["why", "--help"], ["check", "--help"]])
-def test_help_and_why_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
-    code = (
-        "import sys\nfrom hearth.commands.main import main\n"
-        f"try:\n    main({arguments})\nexcept SystemExit:\n    pass\n"
-        f"print('loaded', *({{*{HEAVY}}} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded"
-
-
-def test_a_commands_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    monkeypatch.setattr(check, "main", lambda arguments: given.append(arguments) or 78)
-    assert hearth.main(["check", "--port", "1"]) == 78
-    assert given == [["--port", "1"]]
-
-
-def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(arguments: list[str]) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(check, "main", interrupted)
-    assert hearth.main(["check"]) == 130
 
 
 class Served(Exception):
@@ -159,38 +112,3 @@ def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[s
     model = f"{started / 'small'}, workers 3"
     for expected in (f"Hearth    {VERSION}", model, "4321 is free", "Images"):
         assert expected in shown
-
-
-def test_check_reads_the_litellm_config(
-    started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = started / "litellm.yaml"
-    entry = {"model_name": "far", "litellm_params": {"model": "openai/x", "api_key": "sk-12345678"}}
-    config.write_text(json.dumps({"model_list": [entry]}))
-    config.chmod(0o600)
-    monkeypatch.setenv("LITELLM_CONFIG", str(config))
-    assert check.main(["--port", "4321"]) == 0
-    assert f"Gateway   {config}: far, small" in capsys.readouterr().out
-    config.write_text(json.dumps({"model_list": [{"model_name": "far"}]}))
-    assert check.main(["--port", "4321"]) == 78
-    assert "litellm_params.model" in capsys.readouterr().err
-
-
-def test_check_tells_of_a_setting_that_is_not_read(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLX_PORT", "8080")
-    monkeypatch.setattr(check, "env_file", lambda: started / ".env")
-    (started / ".env").write_text("LIVE_SLOT_MAX=2\n")
-    assert check.main(["--model", "small", "--workers", "1", "--port", "4321"]) == 0
-    shown = [row for row in capsys.readouterr().out.splitlines() if row.startswith("Warning")]
-    assert len(shown) == 2
-    assert "MLX_PORT is set" in shown[0] and "LIVE_SLOTS_MAX meant?" in shown[1]
-
-
-def test_check_names_packages_that_are_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check, "NEEDED", ("json", "no_such_package"))
-    assert check.main([]) == 1
-    assert "missing: no_such_package" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from hearth.commands.make_keys import make_keys
 from hearth.shared import zmq_transport
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, decode, encode
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Hello, encode
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
     RANK_NAME,
@@ -28,10 +28,9 @@ from hearth.shared.zmq_transport import (
     DealerLink,
     RouterPort,
     curve_keys,
-    ipc_endpoint,
-    private_directory,
 )
 from tests.helpers.servers.server import free_port
+from tests.helpers.services.zmq_exchange import exchange
 
 pytestmark = pytest.mark.process
 
@@ -62,25 +61,9 @@ def strangers_keys(server_key: bytes) -> CurveKeys:
     return CurveKeys(public, secret, server_key)
 
 
-def test_the_proxy_with_its_keys_is_heard_and_answered(
-    port: RouterPort, endpoint: str, keys_dir: Path
-) -> None:
-    async def talk() -> None:
-        came: asyncio.Queue[bytes] = asyncio.Queue()
-        keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
-        link = DealerLink(endpoint, came.put_nowait, keys)
-        link.send(Hello(PROTOCOL_VERSION))
-        for _ in range(1200):
-            if received := await asyncio.to_thread(port.turn, 0.05):
-                break
-        ((peer, message),) = received
-        assert message == Hello(PROTOCOL_VERSION)
-        port.post(peer, Counted("a", 3))
-        await asyncio.to_thread(port.turn, 0.1)
-        assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
-        link.close()
-
-    asyncio.run(talk())
+def talk(port: RouterPort, endpoint: str, keys_dir: Path) -> None:
+    """Have the proxy, with its keys, be heard and answered."""
+    asyncio.run(exchange(port, endpoint, curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)))
 
 
 @pytest.mark.parametrize("attack", ["no key", "another's key", "another server's key"])
@@ -131,7 +114,7 @@ def test_garbage_on_a_workers_port_reaches_nobody_and_ends_nothing(
             stranger.sendall(garbage)
     for _ in range(4):
         assert port.turn(0.05) == []
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    talk(port, endpoint, keys_dir)
     for stranger in strangers:
         stranger.close()
     assert port.bad_frame_count == 0
@@ -151,27 +134,7 @@ def test_a_connection_that_shows_no_key_in_time_is_dropped_however_it_dawdles(
                 slow.sendall(bytes([octet]))
                 time.sleep(0.02)
         assert time.monotonic() < dropped_at
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
-    port.close()
-
-
-def test_what_is_asked_of_the_network_is_not_asked_of_the_supervisor_and_neither_is_let_in_there(
-    endpoint: str, keys_dir: Path, tmp_path: Path
-) -> None:
-    """One socket has both ends: ipc:// without keys, and tcp:// with them alone."""
-    port = RouterPort(own := ipc_endpoint(tmp_path / "w.sock"))
-    port.listen(endpoint, curve_keys(keys_dir, WORKER_NAME, PROXY_NAME))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    for where in (own, endpoint):
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(where)
-        dealer.send(encode(Hello(PROTOCOL_VERSION)))
-        heard = [each for _ in range(int(WAIT_S / 0.05)) for each in port.turn(0.05)]
-        assert [message for _, message in heard] == [Hello(PROTOCOL_VERSION)] * (where == own)
-        dealer.close()
-    context.term()
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    talk(port, endpoint, keys_dir)
     port.close()
 
 
@@ -235,17 +198,6 @@ def test_keys_are_made_for_this_user_alone_even_under_umask_000(tmp_path: Path) 
         make_keys(tmp_path / "a" / "keys")
 
 
-def test_a_pair_that_is_missing_is_made_beside_those_that_are_there(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    before = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-    for path in (tmp_path / "keys").glob(f"{RANK_NAME}.*"):
-        path.unlink()
-    assert make_keys(tmp_path / "keys") == [RANK_NAME]
-    assert curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME) == before
-    ranks = curve_keys(tmp_path / "keys", RANK_NAME, RANK_NAME)
-    assert ranks.public == ranks.trusted
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])
 def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     make_keys(tmp_path / "keys")
@@ -253,37 +205,3 @@ def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode:
     secret.chmod(mode)
     with pytest.raises(StartError, match="chmod 600"):
         curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-
-
-def test_a_machine_without_keys_is_told_to_get_them_and_not_to_make_others(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"worker\.key_secret.*and copy those that it names"):
-        curve_keys(tmp_path, WORKER_NAME, PROXY_NAME)
-
-
-def test_a_damaged_key_file_refuses_to_start_and_shows_no_secret(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    good = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-    assert good.secret.decode() not in repr(good)
-    for name in (f"{WORKER_NAME}.key_secret", f"{PROXY_NAME}.key"):
-        path = tmp_path / "keys" / name
-        whole = path.read_text()
-        for broken in ("", "curve\n", whole.replace('"\n', 'x"\n')):
-            path.write_text(broken)
-            with pytest.raises(StartError) as caught:
-                curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-            assert good.secret.decode() not in str(caught.value)
-        path.write_text(whole)
-
-
-def test_run_directories_are_private_with_all_that_lead_to_them_under_umask_000(
-    tmp_path: Path,
-) -> None:
-    before = os.umask(0)
-    try:
-        private_directory(tmp_path / "hearth" / "run" / "4000")
-        port = RouterPort(f"ipc://{tmp_path}/hearth/run/4000/w.sock")
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    port.close()
-    assert modes == {"hearth": 0o700, "run": 0o700, "4000": 0o700, "w.sock": 0o600}

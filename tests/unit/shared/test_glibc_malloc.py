@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
+from hearth.shared.glibc_malloc import malloc_environment
 
 
 def test_linux_workers_map_large_blocks_unless_somebody_has_set_otherwise(
@@ -45,11 +45,3 @@ def test_large_blocks_that_were_freed_go_back_although_small_ones_lie_between() 
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     assert held("mapped") < 4, "MB"
-
-
-def test_what_somebody_has_set_and_other_systems_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert not map_large_blocks({"MALLOC_MMAP_THRESHOLD_": "1"})
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not map_large_blocks({})

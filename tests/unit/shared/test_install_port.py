@@ -3,14 +3,13 @@
 The processes are real ones, a few milliseconds old.
 """
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -25,11 +24,11 @@ from hearth.shared.processes import (
     read_pid_file,
     take_port,
 )
-from install_and_run import PROJECT, Stop
+from install_and_run import PROJECT
+from tests.helpers.cases import cases
 
 pytestmark = pytest.mark.process
 
-HOST = "127.0.0.1"
 LISTENER = """
 import signal, socket, sys
 if "stubborn" in sys.argv:
@@ -40,261 +39,145 @@ signal.pause()
 """
 
 
-@contextlib.contextmanager
-def listener(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+class Listener:
     """A process that listens on a port until it is ended."""
-    command = [sys.executable, "-c", LISTENER, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            yield process, int(process.stdout.readline())
-        finally:
-            process.kill()
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-c", LISTENER, *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        with self.process.stdout as said:
+            self.port = int(said.readline())
+        started = process_started(self.process.pid)
+        assert started is not None
+        self.identity = IdentifiedProcess(self.process.pid, started)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 @pytest.fixture
-def held() -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    with listener() as pair:
-        yield pair
+def listen() -> Iterator[Callable[..., Listener]]:
+    """Return what starts a listener, which is ended with the test."""
+    made: list[Listener] = []
 
+    def start(*arguments: str) -> Listener:
+        made.append(Listener(*arguments))
+        return made[-1]
 
-def identity(pid: int) -> IdentifiedProcess:
-    started = process_started(pid)
-    assert started is not None
-    return IdentifiedProcess(pid, started)
-
-
-def ended() -> IdentifiedProcess:
-    """A process that is no more."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        was = identity(process.pid)
-    return was
-
-
-def write_pid_file(
-    directory: Path, supervisor: IdentifiedProcess, *children: IdentifiedProcess
-) -> None:
-    def row(process: IdentifiedProcess) -> dict[str, object]:
-        return {"pid": process.pid, "started": process.started}
-
-    record = {
-        "supervisor": row(supervisor),
-        "children": [{**row(child), "role": "worker 0"} for child in children],
-        "host": HOST,
-        "port": 1,
-    }
-    directory.mkdir(exist_ok=True)
-    (directory / "hearth.json").write_text(json.dumps(record))
-    (directory / "worker-0.sock").touch()
-
-
-def left_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    yield start
+    for each in made:
+        each.end()
 
 
 # ---- which process is which ----
 
 
-@pytest.fixture(params=["linux", "darwin"])
-def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "linux" and sys.platform != "linux":
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_process_keeps_its_start_time_and_has_none_once_it_ended(
+    platform: str, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform == "linux" and sys.platform != "linux":
         pytest.skip("reads /proc, which only Linux has")
-    monkeypatch.setattr(sys, "platform", request.param)
-    return str(request.param)
-
-
-def test_a_process_keeps_its_start_time_and_another_has_a_later_one(system: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
     own = process_started(os.getpid())
-    assert own is not None and own == process_started(os.getpid()), system
-    with listener() as (process, _):
-        assert identity(process.pid).started > own
-
-
-def test_a_process_that_ended_has_no_start_time_even_while_its_parent_has_not_looked(
-    held: tuple["subprocess.Popen[str]", int], system: str
-) -> None:
-    process, _ = held
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-    assert process_started(process.pid) is None, system
-    process.wait()
-    assert process_started(process.pid) is None
-
-
-def test_the_holder_of_a_port_is_found_with_its_name(
-    held: tuple["subprocess.Popen[str]", int],
-) -> None:
-    process, port = held
-    pid, name = processes.port_holder(port) or (0, "")
-    assert pid == process.pid and "python" in name.lower()
-    process.kill()
-    process.wait()
-    assert processes.port_holder(port) is None
+    assert own is not None and own == process_started(os.getpid())
+    later = listen()
+    assert later.identity.started > own
+    later.process.kill()
+    os.waitid(os.P_PID, later.process.pid, os.WEXITED | os.WNOWAIT)
+    assert process_started(later.process.pid) is None, "a zombie, as its parent has not looked"
+    later.process.wait()
+    assert process_started(later.process.pid) is None
 
 
 def test_a_process_that_ignores_sigterm_is_waited_for_told_and_killed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    listen: Callable[..., Listener],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(processes, "SAY_AFTER_S", 0.1)
-    with listener("stubborn") as (process, _):
-        end_processes([identity(process.pid)], wait_s=0.2)
-        assert process.wait(1) == -9
-        told = capsys.readouterr().err.splitlines()
-        assert told == [
-            f"waiting for workers of a Hearth that died (pid {process.pid}, up to 0.2 s)"
-        ]
+    stubborn = listen("stubborn")
+    end_processes([stubborn.identity], wait_s=0.2)
+    assert stubborn.process.wait(1) == -9
+    told = f"waiting for workers of a Hearth that died (pid {stubborn.process.pid}, up to 0.2 s)\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(
-    "row",
+    "text",
     [
-        {"pid": 0, "started": 1},
-        {"pid": -1, "started": 1},
-        {"pid": 1, "started": 1},
-        {"pid": True, "started": 1},
-        {"pid": "7", "started": 1},
-        {"pid": 7, "started": None},
-        {"pid": 7, "started": 10**400},
-        {"pid": 7},
-        [],
+        '{"supervisor"',
+        "[" * 100_000,
+        *(
+            json.dumps({"supervisor": row, "children": [{"pid": 7, "started": 1}]})
+            for row in (
+                *({"pid": pid, "started": 1} for pid in (0, -1, 1, True, "7")),
+                *({"pid": 7, "started": None}, {"pid": 7, "started": 10**400}, {"pid": 7}, []),
+            )
+        ),
     ],
 )
-def test_a_damaged_pid_file_names_nobody(row: object, tmp_path: Path) -> None:
-    good = {"pid": 7, "started": 1}
+def test_a_damaged_pid_file_names_nobody(text: str, tmp_path: Path) -> None:
     path = tmp_path / "hearth.json"
-    path.write_text(json.dumps({"supervisor": row, "children": [good]}))
+    path.write_text(text)
     assert read_pid_file(path) == (None, [])
-    path.write_text('{"supervisor"')
-    assert read_pid_file(path) == (None, [])
-    path.write_text("[" * 100_000)
-    assert read_pid_file(path) == (None, [])
-
-
-def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_path: Path) -> None:
-    gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
-    path = tmp_path / "hearth.json"
-    path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
-    assert read_pid_file(path) == (IdentifiedProcess(7, 1.0), [IdentifiedProcess(7, 1.0)])
 
 
 # ---- whose a port is ----
 
 
-def test_a_free_port_is_taken_and_what_a_dead_hearth_left_is_removed(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+def port_told(case: dict[str, Any], directory: Path, listen: Callable[..., Listener]) -> str:
+    """Take the port of `case`; return what is said of it, checked for what was left."""
+    dead, holder, orphan = listen(), listen(), listen()
+    dead.end()
+    before = IdentifiedProcess(holder.process.pid, holder.identity.started - 1)
+    who = {"dead": dead.identity, "holder": holder.identity}
+    who |= {"another": before, "orphan": orphan.identity}
+    rows = [{"pid": who[each].pid, "started": who[each].started} for each in case["file"]]
+    name = psutil.Process(holder.process.pid).name()
+    words: dict[str, object] = {
+        "port": holder.port,
+        "pid": before.pid,
+        "next": holder.port + 1,
+        "name": name,
+    }
+    for file in ("worker-0.sock", "notes.txt"):
+        (directory / file).touch()
+    if rows:
+        record = {"supervisor": rows[0], "children": [{**rows[1], "role": "worker 0"}]}
+        record |= {"host": "127.0.0.1", "port": 1}
+        (directory / "hearth.json").write_text(json.dumps(record))
+    if case.get("is_free"):
+        holder.end()
+    try:
+        is_check = case.get("is_check", False)
+        said = take_port("127.0.0.1", holder.port, directory, is_check=is_check)
+    except StartError as error:
+        said = f"refused: {error}"
+    assert case["told"].format(**words) in said
+    assert sorted(path.name for path in directory.iterdir()) == case["left"]
+    for name, each in (("holder", holder), ("orphan", orphan)):
+        if case.get("ends") == name:
+            assert each.process.wait(1) == -15
+        elif each is orphan or not case.get("is_free"):
+            assert each.process.poll() is None
+    return said
+
+
+@pytest.mark.parametrize("case", cases("install/ports.yaml", "taken"))
+def test_a_port_that_is_free_or_an_orphans_is_taken(
+    case: dict[str, Any], tmp_path: Path, listen: Callable[..., Listener]
 ) -> None:
-    process, port = held
-    process.kill()
-    process.wait()
-    write_pid_file(tmp_path, ended(), ended())
-    (tmp_path / "notes.txt").touch()
-    assert take_port(HOST, port, tmp_path) == f"{port} is free"
-    assert left_in(tmp_path) == ["notes.txt"]
-    assert take_port(HOST, port, tmp_path / "none-yet") == f"{port} is free"
+    assert not port_told(case, tmp_path, listen).startswith("refused")
 
 
-def test_a_port_held_by_a_child_of_a_dead_hearth_is_freed(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+@pytest.mark.parametrize("case", cases("install/ports.yaml", "refused"))
+def test_a_port_of_who_lives_is_refused_and_nobody_is_ended(
+    case: dict[str, Any], tmp_path: Path, listen: Callable[..., Listener]
 ) -> None:
-    process, port = held
-    write_pid_file(tmp_path, ended(), identity(process.pid))
-    assert take_port(HOST, port, tmp_path) == f"freed port {port} from a stale Hearth"
-    assert process.wait(1) == -15
-    assert left_in(tmp_path) == []
-
-
-def test_orphans_of_a_dead_hearth_are_ended_also_when_they_do_not_hold_the_port(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    process, port = held
-    with listener() as (orphan, _):
-        write_pid_file(tmp_path, ended(), identity(orphan.pid))
-        process.kill()
-        process.wait()
-        take_port(HOST, port, tmp_path)
-        assert orphan.wait(1) == -15
-
-
-def test_a_living_hearth_is_never_ended(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    process, port = held
-    with listener() as (child, _):
-        write_pid_file(tmp_path, identity(process.pid), identity(child.pid))
-        with pytest.raises(StartError) as refusal:
-            take_port(HOST, port, tmp_path)
-        assert child.poll() is None and process.poll() is None
-    assert str(refusal.value) == (
-        f"Hearth already runs on http://127.0.0.1:{port} (pid {process.pid}). "
-        f"Stop it with: kill {process.pid}"
-    )
-    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
-
-
-def test_a_hearth_that_is_still_starting_keeps_its_files(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    starting, _ = held
-    write_pid_file(tmp_path, identity(starting.pid))
-    with listener() as (process, free_port):
-        process.kill()
-        process.wait()
-    with pytest.raises(StartError, match="already runs"):
-        take_port(HOST, free_port, tmp_path)
-    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
-
-
-def test_a_process_that_got_the_pid_of_a_dead_child_is_left_alone(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    process, port = held
-    now = identity(process.pid)
-    before = IdentifiedProcess(now.pid, now.started - 1)
-    write_pid_file(tmp_path, before, before)
-    with pytest.raises(StartError, match=rf"held by pid {process.pid} \("):
-        take_port(HOST, port, tmp_path)
-    assert process.poll() is None
-
-
-def test_a_strangers_port_is_reported_with_its_process_and_everything_left_alone(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    process, port = held
-    (tmp_path / "worker-0.sock").touch()
-    with pytest.raises(StartError) as refusal:
-        take_port(HOST, port, tmp_path)
-    name = psutil.Process(process.pid).name()
-    assert f"Port {port} is held by pid {process.pid} ({name})" in str(refusal.value)
-    assert f"such as {port + 1}" in str(refusal.value)
-    assert process.poll() is None
-    assert left_in(tmp_path) == ["worker-0.sock"]
-
-
-def test_a_holder_that_the_system_hides_is_called_another_users(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "port_holder", lambda port: None)
-    with pytest.raises(StartError, match="held by another user's process"):
-        take_port(HOST, held[1], tmp_path)
-
-
-def test_a_check_says_what_a_start_would_do_and_does_nothing(
-    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
-) -> None:
-    process, port = held
-    write_pid_file(tmp_path, ended(), identity(process.pid))
-    assert "a start ends it" in take_port(HOST, port, tmp_path, is_check=True)
-    assert process.poll() is None
-    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
-    process.kill()
-    process.wait()
-    assert take_port(HOST, port, tmp_path, is_check=True) == f"{port} is free"
-    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
-
-
-def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"Can't listen on 192\.0\.2\.1, port 4000"):
-        take_port("192.0.2.1", 4000, tmp_path)
+    assert port_told(case, tmp_path, listen).startswith("refused")
 
 
 # ---- what becomes of the command ----
@@ -305,131 +188,42 @@ class Became(Exception):
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Installed, with `.venv` being this Python's; becoming another process raises `Became`."""
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Have another process raise `Became`; return what is installed and fetched before."""
+    done: list[Any] = []
 
     def execve(path: str, command: list[str], environ: dict[str, str]) -> NoReturn:
-        assert path == command[0]
-        raise Became(command[1:], environ, os.getcwd())
+        assert path == command[0] and "PYTHONPATH" not in environ
+        assert environ["HOME"] == os.environ["HOME"]
+        raise Became(command[1:], Path.cwd())
 
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(install_and_run, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: None)
+    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: done.append(extras))
     monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
-    monkeypatch.setattr(install_and_run, "fetch_model", lambda venv: None)
-    monkeypatch.setattr(install_and_run.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(install_and_run, "fetch_model", lambda venv: done.append("model"))
+    monkeypatch.setattr("install_and_run.signal.signal", lambda number, handler: None)
     monkeypatch.setenv("PYTHONPATH", "/ros")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return done
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], ["serve"]),
-        (
-            ["--model", "org/name", "--port", "4001"],
-            ["serve", "--model", "org/name", "--port", "4001"],
-        ),
-        (["--check", "--workers", "2"], ["check", "--workers", "2"]),
-        (["service", "logs", "-n", "3"], ["service", "logs", "-n", "3"]),
-        (["launch", "claude", "--", "-p", "hi"], ["launch", "claude", "--", "-p", "hi"]),
-    ],
-)
-def test_the_command_becomes_hearth_where_the_user_is(
-    options: list[str], words: list[str], started: Path
+@pytest.mark.parametrize("case", cases("install/commands.yaml"))
+def test_the_command_becomes_hearth_or_the_suite_with_what_it_needs_installed(
+    case: dict[str, Any], asked: list[Any], tmp_path: Path
 ) -> None:
     with pytest.raises(Became) as became:
-        install_and_run.main(options)
-    command, environ, directory = became.value.args
-    assert command == ["-P", "-m", "hearth.commands.main", *words] and directory == str(started)
-    assert "PYTHONPATH" not in environ and environ["HOME"] == os.environ["HOME"]
+        install_and_run.main(case["given"].split())
+    words, directory = became.value.args
+    assert words == case["becomes"].split()
+    assert directory == (PROJECT if case["given"].startswith("test") else tmp_path)
+    assert asked == case["asked"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "is_asked"),
-    [
-        ([], True),
-        (["--check", "--port", "4001"], True),
-        (["launch", "claude"], True),
-        (["--model", "org/name"], False),
-        (["launch", "claude", "--model=org/name"], False),
-        (["run", "qwen3.5-9b"], False),
-        (["pull", "qwen3.5-9b"], False),
-        (["test", "fast"], False),
-    ],
-)
-def test_the_default_model_is_fetched_for_who_names_no_other(
-    arguments: list[str], is_asked: bool, started: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(install_and_run, "fetch_model", asked.append)
-    with pytest.raises(Became):
-        install_and_run.main(arguments)
-    assert asked == [started / ".venv"] * is_asked
-
-
-@pytest.mark.parametrize(
-    ("arguments", "module"),
-    [
-        (["-q", "--help", "tests/unit", "--port"], "pytest"),
-        ([], "tests.helpers.run_suite"),
-        (["all"], "tests.helpers.run_suite"),
-        (["fast"], "tests.helpers.run_suite"),
-    ],
-)
-def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(
-    arguments: list[str], module: str, started: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = []
-    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: installed.append(extras))
-    with pytest.raises(Became) as became:
-        install_and_run.main(["test", *arguments])
-    assert became.value.args[0] == ["-m", module, *arguments]
-    assert became.value.args[2] == str(PROJECT)
-    assert installed == [["dev", "vision"]]
-
-
-def test_cuda_without_the_driver_is_refused_before_anything_is_installed(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(name: str) -> NoReturn:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(install_and_run.ctypes, "CDLL", missing)
-    assert install_and_run.main(["--cuda"]) == 1
-    assert "NVIDIA's driver" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "extras"),
-    [
-        ([], []),
-        (["--no-vision"], ["no-vision"]),
-        (["--vision", "--no-model"], ["vision", "no-model"]),
-    ],
-)
-def test_the_options_say_which_extras_are_installed(
-    started: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], extras: list[str]
-) -> None:
-    installed = []
-
-    def prepare(venv: Path, wanted: list[str]) -> NoReturn:
-        installed.append(wanted)
-        raise Stop("enough")
-
-    monkeypatch.setattr(install_and_run, "prepare", prepare)
-    assert install_and_run.main(options) == 1
-    assert installed == [extras]
-
-
-def test_an_unknown_option_is_refused_by_the_usage(
-    started: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for wrong in ("--modell", "--mod=x"):
-        with pytest.raises(SystemExit) as refusal:
-            install_and_run.main([wrong])
-        assert refusal.value.code == 2
-        assert wrong in capsys.readouterr().err
+def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_path: Path) -> None:
+    gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
+    path = tmp_path / "hearth.json"
+    path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
+    assert read_pid_file(path) == (IdentifiedProcess(7, 1.0), [IdentifiedProcess(7, 1.0)])

@@ -11,8 +11,14 @@ import pytest
 
 from hearth.shared import durable_journal as journals, durable_journal_writer as writer_module
 from hearth.shared.durable_journal import SECRET_NAME, STALE_S, Journal, remove_stale
-from hearth.shared.durable_journal_writer import NullJournalWriter
+from hearth.shared.durable_journal_writer import JournalWriter, NullJournalWriter
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+
+
+def put(scribe: JournalWriter[Any], item: Any, *, renews: bool = False) -> None:
+    """Put an item and wait until it is written."""
+    scribe.put(item, 1, renews=renews)
+    assert scribe.flush(WAIT_S)
 
 
 @pytest.fixture
@@ -59,11 +65,6 @@ def test_what_is_nested_too_deep_is_counted_and_costs_nothing_else(home: Path) -
     assert held(home) == ["a", "b"]
 
 
-def test_nothing_is_made_before_something_is_put(home: Path) -> None:
-    assert held(home) == []
-    assert [path.name for path in home.iterdir()] == [SECRET_NAME]
-
-
 def test_directory_and_files_are_for_their_owner_alone(home: Path) -> None:
     umask = os.umask(0)
     try:
@@ -105,8 +106,7 @@ def test_a_torn_secret_is_made_anew_and_what_it_covered_is_a_counted_loss(home: 
     notes = Notes()
     scribe, notes.kept = opened(home, notes)
     notes.kept.append("b")
-    scribe.put("b", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "b")
     scribe.close()
     assert scribe.report() == {"damaged": 1, "written": 1, "rewritten": 1}
     assert held(home) == ["b"]
@@ -145,8 +145,7 @@ def test_a_record_of_another_schema_is_counted(
 
 def test_each_living_writer_has_its_own_file_and_reads_all(home: Path) -> None:
     one, _ = opened(home)
-    one.put("a", 1)
-    assert one.flush(WAIT_S)
+    put(one, "a")
     two, records = opened(home)
     assert records == ["a"]
     two.put("b", 1)
@@ -170,8 +169,7 @@ def test_the_files_of_the_dead_become_one_once_something_is_put(home: Path) -> N
     assert sorted(notes.kept) == [0, 1, 2]
     assert len(list(home.glob("*.journal"))) == 3, "reading alone writes nothing"
     notes.kept.append("new")
-    scribe.put("new", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "new")
     scribe.close()
     assert len(list(home.glob("*.journal"))) == 1
     assert held(home) == notes.kept
@@ -195,23 +193,6 @@ def test_a_writer_amid_a_record_is_not_damaged(home: Path) -> None:
     heir.close()
 
 
-def test_what_a_dead_writer_left_half_made_goes_and_a_living_ones_stays(home: Path) -> None:
-    living = Journal(home, SCHEMA)
-    left = home / ".writing-dead"
-    left.write_bytes(b"half")
-    seen: list[list[str]] = []
-
-    def frames() -> Iterator[bytes]:
-        yield living.packed("a")
-        Journal(home, SCHEMA).close()
-        seen.append([path.name for path in home.glob(".writing-*")])
-
-    living.rewrite(frames())
-    living.close()
-    assert len(seen[0]) == 1 and not left.exists()
-    assert held(home) == ["a"]
-
-
 # ---------------------------------------------------------------- made anew
 
 
@@ -222,33 +203,15 @@ def test_a_file_never_grows_far_beyond_twice_what_is_alive(home: Path) -> None:
     sizes = []
     for number in range(400):
         notes.kept = [*notes.kept[-9:], number]
-        scribe.put(number, 1)
-        assert scribe.flush(WAIT_S)
+        put(scribe, number)
         sizes.append(sum(path.stat().st_size for path in home.glob("*.journal")))
     scribe.close()
     frame = 35
     assert max(sizes) <= 2 * 13 * frame, max(sizes)
-    assert scribe.report()["rewritten"] > 20
+    assert 20 < scribe.report()["rewritten"] < 100, "not at every record"
     records = held(home)
     assert records[-10:] == notes.kept
     assert len(records) < 40
-
-
-@pytest.mark.usefixtures("is_eager")
-def test_what_was_alive_is_known_in_the_next_life(home: Path) -> None:
-    notes = Notes()
-    notes.kept = list(range(20))
-    scribe, _ = opened(home, notes)
-    for number in range(20):
-        scribe.put(number, 1)
-    assert scribe.flush(WAIT_S)
-    scribe.close()
-    assert next(home.glob("*.journal")).stat().st_size > 2 * journals.REWRITE_BYTES_MIN
-    again = Journal(home, SCHEMA)
-    assert again.is_due, "before it is read"
-    assert len(list(again.read())) == 20
-    assert not again.is_due
-    again.close()
 
 
 @pytest.mark.usefixtures("is_eager")
@@ -265,8 +228,7 @@ def test_what_is_put_while_all_is_written_anew_is_in_both_files(home: Path) -> N
         during.append(b"meanwhile" in path.read_bytes())
 
     notes.everything = everything
-    scribe.put("x" * 500, 1, renews=True)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "x" * 500, renews=True)
     notes.everything = Notes().everything
     scribe.close()
     assert during == [True]
@@ -276,11 +238,9 @@ def test_what_is_put_while_all_is_written_anew_is_in_both_files(home: Path) -> N
 def test_what_is_taken_back_leaves_the_disk(home: Path) -> None:
     notes = Notes()
     scribe, _ = opened(home, notes)
-    scribe.put("a secret", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "a secret")
     assert b"a secret" in next(home.glob("*.journal")).read_bytes()
-    scribe.put("it is gone", 1, renews=True)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "it is gone", renews=True)
     assert b"a secret" not in next(home.glob("*.journal")).read_bytes()
     scribe.close()
 
@@ -301,3 +261,37 @@ def test_journals_that_nobody_wrote_to_for_a_month_go_and_nothing_else(tmp_path:
     assert left == {"notes-ours", "notes-new", "notes-mixed", "others-old"}
     assert [path.name for path in (tmp_path / "notes-mixed").iterdir()] == ["mine"]
     assert held(tmp_path / "notes-ours") == ["a"]
+
+
+def test_what_a_dead_writer_left_half_made_goes_and_a_living_ones_stays(home: Path) -> None:
+    living = Journal(home, SCHEMA)
+    left = home / ".writing-dead"
+    left.write_bytes(b"half")
+    seen: list[list[str]] = []
+
+    def frames() -> Iterator[bytes]:
+        yield living.packed("a")
+        Journal(home, SCHEMA).close()
+        seen.append([path.name for path in home.glob(".writing-*")])
+
+    living.rewrite(frames())
+    living.close()
+    assert len(seen[0]) == 1 and not left.exists()
+    assert held(home) == ["a"]
+
+
+@pytest.mark.usefixtures("is_eager")
+def test_what_was_alive_is_known_in_the_next_life(home: Path) -> None:
+    notes = Notes()
+    notes.kept = list(range(20))
+    scribe, _ = opened(home, notes)
+    for number in range(20):
+        scribe.put(number, 1)
+    assert scribe.flush(WAIT_S)
+    scribe.close()
+    assert next(home.glob("*.journal")).stat().st_size > 2 * journals.REWRITE_BYTES_MIN
+    again = Journal(home, SCHEMA)
+    assert again.is_due, "before it is read"
+    assert len(list(again.read())) == 20
+    assert not again.is_due
+    again.close()

@@ -2,11 +2,9 @@
 
 import tracemalloc
 
-import orjson
 import pytest
 
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.shared.kept_json import kept_json
 
 OVERHEAD_BYTES = 600  # of an entry: its objects and their place in the table
 
@@ -25,8 +23,3 @@ def test_stored_responses_hold_no_more_memory_than_is_counted(length: int) -> No
         tracemalloc.stop()
     assert len(store) == 101
     assert held <= store.nbytes + 101 * OVERHEAD_BYTES, held / 101
-
-
-def test_it_is_the_same_json() -> None:
-    value = {"a": [1, None, "é"], "b": {}}
-    assert kept_json(value) == orjson.dumps(value)

@@ -74,17 +74,6 @@ def test_a_name_needs_a_key_unless_all_its_addresses_are_loopback(
     assert bool(listening_hint("box", "python", "darwin")) is bool(others)
 
 
-def test_a_name_without_an_address_refuses_to_start_with_the_reason(names: Names) -> None:
-    with pytest.raises(StartError, match=r"PROXY_HOST is my\.host, .*Name or service not known"):
-        load_settings({"PROXY_HOST": "my.host"}, None)
-
-
-def test_a_name_of_too_many_addresses_is_refused(names: Names) -> None:
-    names.known["cdn"] = [(f"10.0.0.{last}", 0) for last in range(ADDRESSES_MAX + 1)]
-    with pytest.raises(StartError, match=f"has {ADDRESSES_MAX + 1} addresses"):
-        listen_addresses("cdn")
-
-
 @pytest.mark.parametrize(
     ("text", "is_name"),
     [
@@ -95,3 +84,14 @@ def test_a_name_of_too_many_addresses_is_refused(names: Names) -> None:
 )
 def test_a_name_is_told_from_an_address_in_disguise(text: str, is_name: bool) -> None:
     assert is_host_name(text) is is_name
+
+
+def test_a_name_without_an_address_refuses_to_start_with_the_reason(names: Names) -> None:
+    with pytest.raises(StartError, match=r"PROXY_HOST is my\.host, .*Name or service not known"):
+        load_settings({"PROXY_HOST": "my.host"}, None)
+
+
+def test_a_name_of_too_many_addresses_is_refused(names: Names) -> None:
+    names.known["cdn"] = [(f"10.0.0.{last}", 0) for last in range(ADDRESSES_MAX + 1)]
+    with pytest.raises(StartError, match=f"has {ADDRESSES_MAX + 1} addresses"):
+        listen_addresses("cdn")

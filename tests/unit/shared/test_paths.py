@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.shared import paths
-from hearth.shared.settings_from_env import PROJECT_DIR, load_settings
+from hearth.shared.settings_from_env import PROJECT_DIR
 
 pytestmark = pytest.mark.process
 
@@ -60,39 +60,12 @@ def test_an_install_reads_env_in_the_home_directory_and_none_of_a_project(
     assert report(install, home, here, PROXY_PORT="4555")["port"] == 4555
 
 
-def test_an_install_logs_into_the_home_directory_and_counts_paths_from_here(
-    install: Path, tmp_path: Path
-) -> None:
-    home, here = tmp_path / "home", tmp_path / "here"
-    here.mkdir()
-    found = report(install, home, here, RUN_DIR="run")
-    assert found["logs"] == str(home / ".hearth" / "logs")
-    assert found["project"] == str(here) and found["run"] == str(here / "run")
-    assert report(install, home, here, LOG_ROOT="logs")["logs"] == str(here / "logs")
-
-
 def test_a_checkout_is_the_same_from_any_working_directory(tmp_path: Path) -> None:
     found = report(PROJECT_DIR / ".ci" / "types", tmp_path / "home", tmp_path, RUN_DIR="run")
     assert found["project"] == found["code"] == str(PROJECT_DIR)
     assert found["env"] == str(PROJECT_DIR / ".env")
     assert found["run"] == str(PROJECT_DIR / "run")
     assert found["logs"] == str(tmp_path / "home" / ".hearth" / "logs"), "a checkout may be synced"
-
-
-def test_a_working_directory_that_is_gone_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert paths.working_directory() == Path.home()
-
-
-def test_an_env_file_of_before_keeps_its_meaning() -> None:
-    assert load_settings({"LOG_ROOT": "logs"}, None).log_root == PROJECT_DIR / "logs"
-    assert load_settings({"LOG_ROOT": ""}, None).log_root == paths.DEFAULT_LOG_ROOT
-    assert load_settings({}, None).log_root == paths.DEFAULT_LOG_ROOT
 
 
 @pytest.mark.parametrize(

@@ -148,17 +148,6 @@ def test_of_too_many_the_oldest_go(tmp_path: Path) -> None:
     assert len(kept) == SUSPECTS_MAX and "0" not in kept and "1" not in kept and "2" in kept
 
 
-def test_a_directory_of_no_use_is_told_and_suspects_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "suspects").write_text("a file")
-    with caplog.at_level(logging.WARNING):
-        store = store_in(tmp_path)
-        assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
-    assert not store.all() and "cannot be remembered" in caplog.text
-    assert "cannot be kept" in caplog.text
-
-
 @pytest.mark.parametrize("garbage", [b"", b"\xff\n", b"[1]\n", b'{"r": 1}\n', b'{"r": {"x": 1}}'])
 def test_what_a_worker_left_half_written_names_nobody(tmp_path: Path, garbage: bytes) -> None:
     socket_path = tmp_path / "worker-0.sock"
@@ -168,3 +157,14 @@ def test_what_a_worker_left_half_written_names_nobody(tmp_path: Path, garbage: b
     running_path(socket_path).write_bytes(orjson.dumps({"r": POISON}) + b"\n" + garbage)
     assert take_running(socket_path) == {"r": POISON}
     assert take_running(socket_path) == {}, "once a process"
+
+
+def test_a_directory_of_no_use_is_told_and_suspects_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "suspects").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        store = store_in(tmp_path)
+        assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
+    assert not store.all() and "cannot be remembered" in caplog.text
+    assert "cannot be kept" in caplog.text

@@ -1,31 +1,21 @@
 """The chat of hearth run is checked here without a server: lines, commands, what is sent."""
 
-import asyncio
-import io
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from hearth.commands.chat import chat_loop, one_answer
 from hearth.commands.chat.answer_stream import Turn, error_text
-from hearth.commands.chat.chat_loop import Chat, command_of
+from hearth.commands.chat.chat_loop import command_of
 from hearth.commands.chat.conversation import (
     Conversation,
     ImageError,
-    ImageFile,
-    image_paths,
     read_image,
 )
 from hearth.commands.chat.turn_figures import footer, why_lines
-from hearth.commands.server.find_or_start import RunningServer
-from hearth.shared.errors import StartError
 
 PNG = b"\x89PNG\r\n\x1a\n"
-SERVER = RunningServer("http://127.0.0.1:4000", "", "local", 131_072, True, False)
 USAGE = {
     "prompt_tokens": 1_500,
     "completion_tokens": 101,
@@ -41,41 +31,6 @@ def answered(text: str = "Yes.", thinking: str = "", **usage: Any) -> Turn:
     turn.take({"choices": [{"delta": {"content": text, "reasoning_content": thinking}}]})
     turn.take({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": USAGE | usage})
     return turn
-
-
-Talk = Callable[..., str]
-
-
-@pytest.fixture
-def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Talk]:
-    """Leads a chat of typed lines, in which each question is answered; returns what was shown."""
-    bodies: list[list[dict[str, Any]]] = []
-
-    async def answer(self: Chat, turn: Turn) -> None:
-        bodies.append([dict(message) for message in self.conversation.messages])
-        whole = answered(f"answer {len(bodies)}", "a thought")
-        turn.reading, turn.first_s, turn.total_s = whole.reading, 1.0, 3.0
-
-    monkeypatch.setattr(Chat, "answer", answer)
-
-    def run(*lines: str, server: RunningServer = SERVER) -> str:
-        typed = iter(lines)
-
-        def read_line(prompt: str) -> str:
-            try:
-                line = next(typed)
-            except StopIteration:
-                raise EOFError from None
-            if line == "^C":
-                raise KeyboardInterrupt
-            return line
-
-        out = io.StringIO()
-        Chat(server, Console(file=out, width=200), read_line).run()
-        return out.getvalue()
-
-    run.bodies = bodies  # type: ignore[attr-defined]
-    yield run
 
 
 @pytest.mark.parametrize(
@@ -95,26 +50,6 @@ def test_a_line_is_a_command_where_its_first_word_is_one(
     assert command_of(line) == (command, rest)
 
 
-def test_every_command_of_the_help_is_known_and_no_other(talk: Talk) -> None:
-    lines = [name.split()[0] for name in chat_loop.HELP if not name.startswith(("/model", "/bye"))]
-    shown = talk("hello", *lines, "/nothing")
-    assert shown.count("is no command") == 1 and "/nothing is no command" in shown
-    assert "hearth why chat-" in shown and "a thought" in shown
-
-
-def test_what_was_said_is_sent_again_with_its_thinking(talk: Talk) -> None:
-    talk("one", '"""two', 'lines"""', "", "   ", "^C", "/clear", "three")
-    bodies = talk.bodies  # type: ignore[attr-defined]
-    assert [message["content"] for message in bodies[1]] == ["one", "answer 1", "two\nlines"]
-    assert bodies[1][1]["reasoning_content"] == "a thought"
-    assert [message["content"] for message in bodies[2]] == ["three"]
-
-
-@pytest.mark.parametrize("end", ["/bye", "/exit", "/quit"])
-def test_a_word_ends_it_too(talk: Talk, end: str) -> None:
-    assert "is no command" not in talk(end, "/nothing")
-
-
 def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_question() -> None:
     talk, turn = Conversation(), Turn()
     talk.question("first", [])
@@ -125,88 +60,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_questio
     assert [message["content"] for message in talk.messages] == ["second", "half an ans"]
 
 
-def test_bytes_that_are_no_utf8_are_sent_as_a_question_mark() -> None:
-    talk = Conversation()
-    talk.question("caf\udce9", [ImageFile("x.png", "data:,")])
-    assert talk.messages[0]["content"][-1] == {"type": "text", "text": "caf?"}
-
-
-def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(server: RunningServer, name: str) -> RunningServer:
-        if name != "other":
-            raise StartError("It serves local, other, not that.")
-        return RunningServer(server.base_url, "", "other", None, False, False)
-
-    monkeypatch.setattr(chat_loop, "with_model", other)
-    monkeypatch.setattr(chat_loop, "names_served", lambda server: ["local", "other\x1b[2J"])
-    shown = talk("/model", "/model none", "/model other", "/image x.png")
-    assert "* local\n  other[2J\n" in shown
-    assert "It serves local, other, not that." in shown
-    assert shown.endswith("other\nother takes no images.\n\n")
-
-
-def test_ctrl_c_while_a_model_loads_stays_with_the_one_before(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(server: RunningServer, name: str) -> RunningServer:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(chat_loop, "with_model", interrupted)
-    shown = talk("/model other", "still there?")
-    assert "local goes on\n" in shown
-    assert [body[0]["content"] for body in talk.bodies] == ["still there?"]  # type: ignore[attr-defined]
-
-
 # ---------------------------------------------------------------- images
-
-
-def test_an_image_is_found_by_its_path_and_sent_with_its_name(talk: Talk, tmp_path: Path) -> None:
-    path = tmp_path / "my cat.PNG"
-    path.write_bytes(PNG + b"rest")
-    shown = talk(f"what is in '{path}'?", f"/image {path}", "and here?")
-    assert shown.count("With the message: my cat.PNG") == 2
-    first, second = talk.bodies  # type: ignore[attr-defined]
-    image, words = first[0]["content"]
-    assert image["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgpyZXN0"
-    assert words == {"type": "text", "text": "what is in my cat.PNG?"}
-    assert [part["type"] for part in second[-1]["content"]] == ["image_url", "text"]
-
-
-def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_path: Path) -> None:
-    path = tmp_path / "cat.png"
-    path.write_bytes(PNG)
-    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
-    shown = talk(f"rename {path}", server=blind)
-    assert "local takes no images." in shown
-    assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
-
-
-def test_a_question_once_with_an_image_that_cannot_be_sent_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "x.png").write_bytes(b"no image")
-    sent: list[Any] = []
-
-    async def ask(server: RunningServer, body: Any, session: str, turn: Turn, _: Any) -> None:
-        sent.append(body["messages"][0]["content"])
-
-    monkeypatch.setattr(one_answer, "ask", ask)
-    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
-    question = f"what is {tmp_path}/x.png?"
-    assert asyncio.run(one_answer.answer_once(blind, question, io.StringIO())) == 0
-    assert "local takes no images: only the words are sent." in capsys.readouterr().err
-    assert sent == [question]
-    assert asyncio.run(one_answer.answer_once(SERVER, question, io.StringIO())) == 1
-    assert "x.png is no PNG" in capsys.readouterr().err
-
-
-def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Path) -> None:
-    for name in ("a b.png", "c.txt", "d.jpg"):
-        (tmp_path / name).write_bytes(b"")
-    text = f'{tmp_path}/a\\ b.png {tmp_path}/c.txt {tmp_path}/none.png "{tmp_path}/d.jpg", it\'s'
-    assert list(image_paths(text).values()) == [tmp_path / "a b.png", tmp_path / "d.jpg"]
-    assert image_paths("~nobody-of-that-name/x.png x\0.png") == {}
-    assert image_paths(f"{'a' * 300}.png {'d/' * 3_000}e.gif") == {}  # no system has such names
 
 
 def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:
@@ -240,19 +94,6 @@ def test_a_turn_says_what_it_cost() -> None:
         "lost     nothing",
         "more     hearth why chat-1 --base-url http://127.0.0.1:4000",
     ]
-
-
-def test_a_loss_is_told_with_its_cause_and_what_helps() -> None:
-    loss = {"cause": "eviction", "lost": 1_300, "remedy": "More memory."}
-    lines = why_lines(answered(kv_cache={"divergence": loss}), "s", "u")
-    assert "lost     1,300 tokens that were kept had to be read again: eviction" in lines
-    assert "helps    More memory." in lines
-
-
-def test_few_tokens_have_no_speed_and_a_turn_without_usage_says_so() -> None:
-    assert "tokens/s" not in footer(answered(completion_tokens=15))
-    assert footer(Turn()) == ""
-    assert why_lines(Turn(), "s", "u") == ["The last answer told no usage."]
 
 
 @pytest.mark.parametrize(

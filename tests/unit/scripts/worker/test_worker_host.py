@@ -1,36 +1,13 @@
 """`hearth worker` listens where it is told, and sets little beside the user's settings."""
 
-import ipaddress
-
 import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.worker.command import ListenEndpoint, listen_endpoint, variables_of
-from hearth.proxy.workers.remote_workers import check_endpoints
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 
 PORTS = st.integers(1, 65535)
-
-
-@given(st.ip_addresses(v=4), PORTS)
-def test_every_address_with_a_port_is_read_and_a_proxy_takes_it_too(
-    address: ipaddress.IPv4Address, port: int
-) -> None:
-    text = f"tcp://{address}:{port}"
-    assert listen_endpoint(text) == ListenEndpoint(str(address), port)
-    assert str(listen_endpoint(text)) == text
-    check_endpoints([text])
-
-
-@given(st.from_regex(r"(tcp|ipc|)(://)?[a-z0-9.*:\[\]@ ]{0,14}:?[0-9-]{0,7}", fullmatch=True))
-def test_what_is_read_is_said_as_it_was(text: str) -> None:
-    try:
-        found = listen_endpoint(text)
-    except StartError as error:
-        assert "allowed is tcp://ADDRESS:PORT" in str(error)
-        return
-    assert str(found) == text
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 """Tests of what is said of the builtin models."""
 
-from pathlib import Path
-
 import pytest
 
 from hearth.shared import machine_memory
 from hearth.shared.models.builtin_models import (
-    MODELS_DIR_VARIABLE,
     first_model_words,
-    models_dir,
 )
 from hearth.shared.models.catalogue import CATALOGUE, recommended
-from hearth.shared.paths import PROJECT_DIR
 
 GB = 1024**3
 
@@ -28,15 +23,6 @@ def test_on_a_cpu_the_smallest_model_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine_memory, "version", lambda name: "0.32")
     model = recommended(machine_memory.bytes_for_models())
     assert model is not None and model.alias == "qwen3.5-2b"
-
-
-def test_a_relative_directory_of_models_is_the_same_for_pull_and_for_the_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, "kept")
-    there = models_dir()
-    monkeypatch.chdir(tmp_path)
-    assert models_dir() == there == PROJECT_DIR / "kept"
 
 
 @pytest.mark.parametrize(

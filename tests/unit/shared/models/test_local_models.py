@@ -70,12 +70,6 @@ def test_models_are_found_in_the_cache_and_in_other_programs_folders(home: Path)
     ]
 
 
-def test_a_folder_that_two_paths_lead_to_is_listed_once(home: Path) -> None:
-    checkpoint(home / ".lmstudio/models/owner/Model")
-    (home / ".lmstudio-home-pointer").write_text(str(home / ".lmstudio"))
-    assert names(home) == [("owner/Model", LM_STUDIO)]
-
-
 def test_what_is_no_model_for_mlx_is_not_listed(home: Path) -> None:
     gguf = home / ".lmstudio/models/owner/Gguf"
     gguf.mkdir(parents=True)
@@ -85,32 +79,6 @@ def test_what_is_no_model_for_mlx_is_not_listed(home: Path) -> None:
     (home / ".omlx/models").mkdir(parents=True)
     (home / ".omlx/models/note.txt").write_text("hello")
     assert names(home) == []
-
-
-def test_a_folder_that_is_closed_to_this_user_hides_no_other(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint(home / ".lmstudio/models/owner/closed")
-    checkpoint(home / ".lmstudio/models/owner/open")
-    cached(home, "owner/closed")
-    cached(home, "owner/open")
-    (home / ".lmstudio-home-pointer").write_text("/no/pa\0th")
-    is_file = Path.is_file
-
-    def is_file_for_this_user(path: Path) -> bool:
-        if "closed" in str(path.parent).removeprefix(str(home)):
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", is_file_for_this_user)
-    assert names(home) == [("owner/open", HUB), ("owner/open", LM_STUDIO)]
-    assert model_path.named_model("qwen3.5-9b") == "mlx-community/Qwen3.5-9B-MLX-4bit"
-
-
-def test_of_several_revisions_the_main_one_counts(home: Path) -> None:
-    cached(home, "owner/model", "old", is_main=False)
-    new = cached(home, "owner/model", "new")
-    assert [model.directory for model in hub_models(home / "hub")] == [new]
 
 
 def test_a_model_lacks_what_its_index_names_or_links_to_nothing(home: Path) -> None:
@@ -153,21 +121,6 @@ def test_a_setting_takes_an_alias_a_hub_id_and_the_name_of_a_found_model(home: P
     assert "which the hub's cache has" in model_path.check_model("owner/Model-4bit")
 
 
-def test_an_alias_means_the_folder_of_a_program_that_has_it(home: Path) -> None:
-    alias = CATALOGUE[0]
-    directory = checkpoint(home / ".omlx/models" / alias.hub_id.partition("/")[2])
-    assert model_path.named_model(alias.alias) == alias.hub_id
-    whole = checkpoint(home / ".lmstudio/models" / alias.hub_id)
-    assert model_path.named_model(alias.alias) == whole != directory
-
-
-def test_a_name_of_several_models_is_refused_with_their_whole_names(home: Path) -> None:
-    checkpoint(home / ".omlx/models/a/Same")
-    checkpoint(home / ".omlx/models/b/Same")
-    with pytest.raises(StartError, match="a/Same, b/Same"):
-        model_path.named_model("same")
-
-
 def test_a_model_that_is_not_whole_is_not_what_a_name_means(home: Path) -> None:
     directory = cached(home, "owner/model")
     (directory / "model.safetensors").unlink()
@@ -177,13 +130,6 @@ def test_a_model_that_is_not_whole_is_not_what_a_name_means(home: Path) -> None:
     whole = checkpoint(home / ".lmstudio/models/owner/model")
     assert model_path.named_model("owner/model") == whole, "a pull that was killed hides no other"
     assert [model.place for model in matching("owner/model", local_models())] == [HUB]
-
-
-def test_a_model_whose_shard_is_gone_is_not_whole_where_no_index_names_it(home: Path) -> None:
-    directory = cached(home, "owner/model")
-    assert next(hub_models(home / "hub")).is_whole
-    (directory / "model-00002-of-00002.safetensors").symlink_to("../../blobs/gone")
-    assert not next(hub_models(home / "hub")).is_whole
 
 
 def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:
@@ -196,3 +142,9 @@ def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:
         assert model.weight_bytes <= (limit - working_bytes(limit)) * 0.9, model.alias
         assert model in fitting(model.memory_gb * GB)
         assert model not in fitting((model.memory_gb - 2) * GB)
+
+
+def test_of_several_revisions_the_main_one_counts(home: Path) -> None:
+    cached(home, "owner/model", "old", is_main=False)
+    new = cached(home, "owner/model", "new")
+    assert [model.directory for model in hub_models(home / "hub")] == [new]

@@ -7,7 +7,7 @@ import pytest
 from hearth.commands import check
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2, ModelMissing
-from hearth.shared.models.model_path import check_model, named_model, why_missing
+from hearth.shared.models.model_path import check_model, named_model
 
 
 def checkpoint(directory: Path, *names: str) -> Path:
@@ -37,19 +37,6 @@ def test_a_builtin_model_is_its_directory_or_else_missing_with_the_remedy(
         assert named_model(source) == whole
 
 
-def test_a_builtin_model_of_another_user_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in an image whose build pulled it as root, and which serves as somebody else."""
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
-
-    def closed(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_file", closed)
-    assert why_missing("builtin:smollm2").startswith("builtin:smollm2 is not on this disk.")
-
-
 @pytest.mark.parametrize("source", ["/does/not/exist", "./x", "~/x-y-z", "name", "a/b/c"])
 def test_a_path_that_leads_nowhere_is_no_hub_id(source: str) -> None:
     with pytest.raises(StartError, match="neither a directory nor a hub id"):
@@ -62,21 +49,6 @@ def test_a_directory_that_lacks_a_file_says_which(tmp_path: Path) -> None:
     checkpoint(tmp_path, "config.json", "model.gguf")
     with pytest.raises(StartError, match=r"without \*\.safetensors files"):
         check_model(str(tmp_path))
-
-
-def test_a_check_of_a_model_that_is_not_there_says_so_and_ends_with_78(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = checkpoint(tmp_path, "config.json", "model.safetensors")
-    for name in ("MODEL_PATH", "MODELS"):
-        monkeypatch.setenv(name, str(whole))  # so that it is put back
-    monkeypatch.setattr(check, "port_of", lambda settings, is_check: "4000 is free")
-    assert check.main(["--model", "/does/not/exist"]) == EXIT_CANNOT_START
-    shown = capsys.readouterr()
-    assert "'/does/not/exist', which is neither a directory nor a hub id" in shown.err
-    monkeypatch.setenv("MODELS", "builtin:rocket")
-    assert check.main(["--model", str(whole)]) == EXIT_CANNOT_START
-    assert "builtin:rocket" in capsys.readouterr().err
 
 
 def test_a_check_of_a_draft_model_that_is_not_there_names_its_own_setting(

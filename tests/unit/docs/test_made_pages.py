@@ -1,7 +1,11 @@
-"""Every memory that outlives a request says whom it serves, and stands so in SECURITY.md."""
+"""Pages that are made of the code: whom memories serve, and the figures of the README."""
+
+from pathlib import Path
 
 import pytest
 
+from hearth.commands.bench.headline import RESULTS, headline
+from hearth.commands.bench.results import Results
 from scripts.docs import memories_table
 
 
@@ -32,3 +36,19 @@ def test_the_threat_model_has_the_table_of_what_they_say() -> None:
     text = memories_table.PAGE.read_text()
     remedy = "run .venv/bin/python -m scripts.docs.memories_table"
     assert text == memories_table.with_table(text), remedy
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    told = headline(Results.load(ROOT / RESULTS))
+    remedy = "put in what .venv/bin/python -m hearth.commands.bench.headline prints"
+    assert f"\n{told}\n" in (ROOT / "README.md").read_text(), remedy
+
+
+def test_results_and_report_are_small_in_git() -> None:
+    sizes = {
+        name: (ROOT / "bench" / name).stat().st_size for name in ("results.json", "report.html")
+    }
+    assert max(sizes.values()) <= 100_000, sizes

@@ -1,13 +1,25 @@
-"""The judge of replies: what is one well-formed end of a request, and what is not."""
+"""The verdicts of chaos and soak runs: whole replies, ends in calm and amid a fault, growth."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import server_sent_events as sse
-from scripts.faults.judge_replies import judge
+from scripts.faults.judge_replies import End, judge
+from scripts.faults.load import (
+    AMID_A_FAULT,
+    CALM,
+    Asked,
+    Ledger,
+)
+from scripts.faults.own_server import MB, Held
+from scripts.faults.soak import Round, misses
+
+pytestmark = pytest.mark.process
 
 CHAT_ROWS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hel"}}]},
@@ -15,10 +27,6 @@ CHAT_ROWS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
 ]
 CHAT = b"".join(map(sse.data, CHAT_ROWS)) + sse.DONE
-CALL = [
-    {"index": 0, "function": {"name": "f", "arguments": '{"b": 1,'}},
-    {"index": 0, "function": {"arguments": ' "a": 2}'}},
-]
 EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("message_start", {"message": {}}),
     ("ping", {}),
@@ -88,60 +96,6 @@ def test_a_second_end_is_malformed(dialect: str) -> None:
     assert judge(dialect, True, stream(body + b": late\n")).kind == "malformed"
 
 
-def test_a_stream_that_ends_in_its_error_has_failed() -> None:
-    chat = b"".join(map(sse.data, CHAT_ROWS[:2]))
-    assert judge("chat", True, stream(chat + sse.data({"error": ERROR}))).kind == "failed"
-    assert judge("chat", True, stream(chat + sse.data({"error": ERROR}) * 2)).kind == "malformed"
-    messages = MESSAGES[: MESSAGES.index(b"event: content_block_stop")]
-    assert judge(
-        "messages", True, stream(messages + sse.event("error", {"error": ERROR}))
-    ).kind == ("failed")
-    response = {"status": "failed", "error": {"code": "worker_unavailable", "message": "gone"}}
-    responses = RESPONSES[: RESPONSES.index(b"event: response.completed")]
-    responses += sse.event("response.failed", {"sequence_number": 1, "response": response})
-    assert judge("responses", True, stream(responses)).kind == "failed"
-
-
-def test_events_that_are_not_numbered_on_are_malformed() -> None:
-    body = RESPONSES.replace(b'"sequence_number":1', b'"sequence_number":2')
-    assert judge("responses", True, stream(body)).kind == "malformed"
-
-
-def test_two_finish_reasons_or_none_are_malformed() -> None:
-    twice = b"".join(map(sse.data, [*CHAT_ROWS, CHAT_ROWS[-1]])) + sse.DONE
-    never = b"".join(map(sse.data, CHAT_ROWS[:-1])) + sse.DONE
-    assert judge("chat", True, stream(twice)).kind == "malformed"
-    assert judge("chat", True, stream(never)).kind == "malformed"
-
-
-def test_a_block_left_open_is_malformed() -> None:
-    stop = sse.event("content_block_stop", {"index": 0})
-    assert judge("messages", True, stream(MESSAGES.replace(stop, b""))).kind == "malformed"
-
-
-def test_calls_are_part_of_what_a_stream_says() -> None:
-    rows = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in CALL]
-    chat = b"".join(map(sse.data, [*rows, CHAT_ROWS[-1]])) + sse.DONE
-    assert judge("chat", True, stream(chat)).said == 'f{"b": 1, "a": 2}'
-    block = {"index": 0, "content_block": {"type": "tool_use", "name": "f", "input": {}}}
-    delta = {"index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"a": 2}'}}
-    told = [sse.event("content_block_start", block), sse.event("content_block_delta", delta)]
-    start, end = (
-        MESSAGES.index(b"event: content_block_start"),
-        MESSAGES.index(b"event: content_block_stop"),
-    )
-    messages = MESSAGES[:start] + b"".join(told) + MESSAGES[end:]
-    assert judge("messages", True, stream(messages)).said == 'f{"a": 2}'
-    call = {"type": "function_call", "name": "f", "arguments": "{}"}
-    responses = RESPONSES.replace(json.dumps(OUTPUT).encode(), json.dumps([call]).encode())
-    responses = responses.replace(_compact(OUTPUT), _compact([call]))
-    assert judge("responses", True, stream(responses)).said == "f{}"
-
-
-def _compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 @pytest.mark.parametrize(
     ("dialect", "body"),
     [
@@ -167,16 +121,64 @@ def test_an_error_counts_in_the_dialect_of_its_caller_only(dialect: str) -> None
     assert judge("messages", True, reply(400, {"error": ERROR})).kind == "malformed"
 
 
-def test_a_length_that_does_not_fit_the_bytes_is_cut_or_malformed() -> None:
-    whole = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
-    raw = reply(200, whole)
-    assert judge("chat", False, raw).kind == "answered"
-    assert judge("chat", False, raw[:-1]).kind == "cut"
-    assert judge("chat", False, raw + b"x").kind == "malformed"
+def entered(stage: str, kind: str, later: str = "") -> Ledger:
+    """Enter one end of a request that began in `stage` and ends in `later`."""
+    ledger = Ledger()
+    ledger.stage = later or stage
+    ledger.note(stage, Asked("page", "chat", b""), End(kind), 0.0)  # type: ignore[arg-type]
+    return ledger
 
 
-def test_only_who_speaks_no_dialect_may_be_told_by_closing() -> None:
-    raw = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\nInvalid HTTP request received."
-    assert judge("", False, raw).kind == "refused"
-    assert judge("chat", False, raw).kind == "malformed"
-    assert judge("", False, b"").kind == "cut"
+def test_in_calm_an_answer_is_the_only_good_end() -> None:
+    assert not entered(CALM, "answered").misses
+    for kind in ("busy", "failed", "refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind).misses, kind
+
+
+def test_amid_a_fault_an_error_is_a_good_end_and_a_wrong_answer_never() -> None:
+    for kind in ("answered", *AMID_A_FAULT):
+        assert not entered("flood", kind).misses
+        assert not entered(CALM, kind, later="flood").misses
+    for kind in ("refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind, later="flood").misses, kind
+        assert entered("flood", kind).misses, kind
+
+
+def rounds(
+    rss: Sequence[float], files: Sequence[int] = (), threads: Sequence[int] = ()
+) -> list[Round]:
+    return [
+        Round(
+            250 * (number + 1),
+            [
+                Held(
+                    "proxy",
+                    int(each * MB),
+                    files[number] if files else 20,
+                    threads[number] if threads else 10,
+                )
+            ],
+            *(5, 10, 7, 20),
+        )
+        for number, each in enumerate(rss)
+    ]
+
+
+@pytest.mark.parametrize("rise", [2, 2 / 3])
+def test_memory_that_rises_by_more_than_one_percent_is_a_miss(rise: float) -> None:
+    found = list(misses(rounds([50] * 3 + [100] * 2 + [100 + rise * at / 4 for at in range(5)])))
+    assert [text for text in found if "rss grew" in text] == found
+    assert len(found) == (rise > 1)
+
+
+def test_kv_above_its_budget_is_a_miss_at_once() -> None:
+    seen = rounds([1] * 10)
+    assert not list(misses([*seen[:9], replace(seen[9], kv=10, disk=20)]))
+    assert "above its budget" in next(misses([*seen[:9], replace(seen[9], kv=11)]))
+    assert "above its budget" in next(misses([*seen[:9], replace(seen[9], disk=21)]))
+
+
+def test_a_process_that_is_not_there_all_the_time_is_a_miss() -> None:
+    seen = rounds([1] * 10)
+    found = list(misses([*seen[:9], replace(seen[9], held=[])]))
+    assert found == ["a process was not there all the time"]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import struct
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -60,38 +59,6 @@ def test_the_meter_counts_what_is_read_and_each_call_and_changes_no_answer(
     assert meter.SLOT.format == meter_file.SLOT.format
 
 
-def test_a_shape_too_many_is_left_out_and_spoils_no_other(
-    meter: ModuleType, tmp_path: Path
-) -> None:
-    file = meter.CountFile(str(tmp_path))
-    for width in range(1, meter.SLOTS + 5):
-        file.count(*attended(1, 3, (8, 2, width)))
-    found = read_counts(tmp_path)
-    assert len(found) == meter.SLOTS
-    assert set(found.values()) == {AttentionCount(3, 1)}
-
-
-def test_the_counts_of_all_processes_are_added_those_that_have_ended_too(tmp_path: Path) -> None:
-    for pid, rows in ((7, 10), (8, 5)):
-        (tmp_path / f"{pid}-123").write_bytes(meter_file.SLOT.pack(*TEXT, rows, 2))
-    (tmp_path / "9-1").write_bytes(b"")  # of one that has only begun
-    (tmp_path / "9-2").write_bytes(bytes(meter_file.SLOT.size * 3))
-    assert read_counts(tmp_path) == {TEXT: AttentionCount(15, 4)}
-
-
-COUNTS = st.builds(AttentionCount, st.integers(0, 2**40), st.integers(1, 2**30))
-SHAPES = st.tuples(st.integers(1, 128), st.integers(1, 128), st.integers(1, 512))
-
-
-@given(st.dictionaries(SHAPES, COUNTS, max_size=4), st.binary(max_size=39))
-def test_counts_come_back_as_they_were_packed_whatever_stands_behind(
-    counts: dict[tuple[int, int, int], AttentionCount], torn: bytes
-) -> None:
-    packed = [struct.pack("<5Q", *shape, each.rows, each.calls) for shape, each in counts.items()]
-    page = SimpleNamespace(read_bytes=lambda: b"".join(packed) + torn)
-    assert read_counts(SimpleNamespace(iterdir=lambda: [page])) == counts  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------- tokens
 
 
@@ -105,12 +72,6 @@ def test_the_tower_of_a_vision_model_is_no_part_of_the_text_that_is_read() -> No
     assert found is not None and (found.read_tokens, found.forwards) == (1000, 6)
 
 
-def test_a_server_that_reads_a_prompt_twice_is_charged_for_it_where_the_layers_are_known() -> None:
-    after = {TEXT: AttentionCount(2 * 4 * 300, 16)}
-    found = meter_of(after, layers_of_prompt({}, after, 300, 4))
-    assert found is not None and found.read_tokens == 600
-
-
 def test_layers_of_two_shapes_are_one_forward() -> None:
     full, window = (8, 1, 512), (8, 4, 256)
     after = {full: AttentionCount(1 * 299, 1), window: AttentionCount(5 * 299, 5)}
@@ -118,11 +79,6 @@ def test_layers_of_two_shapes_are_one_forward() -> None:
     assert layers_of_prompt({}, after, 300, None) == {full: 1.0, window: 5.0}
     found = meter_of(after, {full: 1.0, window: 5.0})
     assert found is not None and (found.read_tokens, found.forwards) == (299, 1)
-
-
-def test_a_server_without_a_meter_has_none() -> None:
-    assert layers_of_prompt({}, {}, 300, 4) == {} == layers_of_prompt({}, {}, 0, None)
-    assert meter_of({TEXT: AttentionCount(5, 5)}, {}) is None
 
 
 @given(
@@ -165,9 +121,3 @@ def test_the_config_says_how_many_layers_attend_where_it_is_plain(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert attention_layers(tmp_path) == count
-
-
-def test_without_a_config_the_layers_are_not_known(tmp_path: Path) -> None:
-    assert attention_layers(tmp_path) is None
-    (tmp_path / "config.json").write_text("{")
-    assert attention_layers(tmp_path) is None

@@ -1,19 +1,27 @@
-"""The command `hearth bench` runs whole on two real servers: plan, rounds, files, and going on."""
+"""The command hearth bench runs whole on two real servers; its meter counts all forwards."""
 
-import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hearth.commands.bench.results import Results
 from hearth.commands.bench.rounds import command
+from hearth.commands.bench.servers.meter_file import (
+    METER_DIR,
+    attention_layers,
+    layers_of_prompt,
+    meter_of,
+    read_counts,
+)
 from hearth.commands.bench.statistics import read_over
 from hearth.commands.bench.workload import Scale
 from scripts.fixtures.fixture_cache import fixture_dir
+
+pytestmark = pytest.mark.night
 
 SCALES = {"smallest": Scale("smallest", 40, 2, 60, 200, 60, 8, 1)}
 WORKLOADS = "linear,answers-cold,restart,kill"
@@ -75,39 +83,33 @@ def test_what_is_there_is_not_measured_again(
     assert Results.load(place / "a.json").cells == made.cells
 
 
-def test_a_file_of_another_version_is_left_alone(
-    place: Path, made: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = json.loads((place / "a.json").read_text()) | {"version": "0.0.1"}
-    (place / "old.json").write_text(json.dumps(told))
-    before = (place / "old.json").read_bytes()
-    assert bench(place, "--json", str(place / "old.json")) == command.CANNOT_BEGIN
-    assert "version was 0.0.1" in capsys.readouterr().err
-    assert (place / "old.json").read_bytes() == before
+# Reads 100 tokens in two chunks and one more alone, then decodes 5: eight forwards.
+BY_HAND = """
+import sys
+import mlx.core as mx
+from mlx_lm import load
+from mlx_lm.models.cache import make_prompt_cache
+model, _ = load(sys.argv[1])
+cache = make_prompt_cache(model)
+for length in (60, 40, 1, 1, 1, 1, 1, 1):
+    mx.eval(model(mx.array([[7] * length]), cache=cache))
+"""
 
 
-def test_the_page_is_made_anew_from_its_json(place: Path, made: Results) -> None:
-    first = (place / "a.html").read_text()
-    (place / "a.html").unlink()
-    assert command.main(["--page", str(place / "a.json")]) == 0
-    assert (place / "a.html").read_text() == first
-
-
-def test_a_run_beside_itself_moved_nowhere(
-    place: Path, made: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["--compare", str(place / "a.json"), str(place / "a.json")]) == 0
-    assert capsys.readouterr().out.startswith("0 of ")
-
-
-def test_a_run_that_is_told_to_end_ends_its_server(place: Path, made: Results) -> None:
-    words = ["-m", "hearth.commands.main", "bench", "--servers", "hearth", "--rounds", "1"]
-    words += ["--model", str(fixture_dir("qwen3", tiny=True)), "--json", str(place / "ended.json")]
-    running = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None and "linear, round 1 of 1" in running.stderr.readline()
-    started = psutil.Process(running.pid).children(recursive=True)
-    assert started
-    running.terminate()
-    assert "The same command goes on where it was." in running.communicate(timeout=90)[1]
-    assert running.returncode == command.INTERRUPTED
-    assert psutil.wait_procs(started, timeout=10)[1] == []
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gpt_oss"])
+def test_forwards_that_are_made_by_hand_are_counted(name: str, tmp_path: Path) -> None:
+    model = fixture_dir(name, tiny=True)
+    environment = {
+        **{each: os.environ[each] for each in ("PATH", "LD_PRELOAD", "HOME") if each in os.environ},
+        "PYTHONPATH": str(METER_DIR),
+        "METER_DIR": str(tmp_path),
+    }
+    subprocess.run(
+        [sys.executable, "-c", BY_HAND, str(model)], env=environment, check=True, timeout=120
+    )
+    counts = read_counts(tmp_path)
+    layers = attention_layers(model)
+    assert layers == {"qwen3": 2, "qwen3_5": 1, "gpt_oss": 2}[name]
+    for known in (layers, None):
+        meter = meter_of(counts, layers_of_prompt({}, counts, 100, known))
+        assert meter is not None and (meter.read_tokens, meter.forwards) == (100, 8)
