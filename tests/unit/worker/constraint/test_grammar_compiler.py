@@ -12,10 +12,10 @@ from tokenizers import AddedToken
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.grammar_compiler import GRAMMAR_BYTES, HELD_BYTES_MAX, GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import GRAMMAR_BYTES, HELD_BYTES_MAX
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
-from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
+from scripts.harness.constrained_answers import Walk, constrainer_for, tool, walk
 from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
 from tests.helpers.worker.output_formats import reader
 
@@ -153,20 +153,6 @@ def test_a_free_answer_has_no_guide(name: str) -> None:
 # ---------------------------------------------------------------- the budget
 
 
-def test_a_budget_closes_the_block_where_the_grammar_lets_it() -> None:
-    started = begun(
-        "qwen3_5", Constraints(is_json=True, schema=CITY, thinking_budget=2), "<think>\n"
-    )
-    tokenizer = family("qwen3_5").tokenizer
-    started.tokens += tokenizer.encode(" the the", add_special_tokens=False)
-    forced = []
-    while len(allowed := started.allowed()) == 1:
-        started.tokens.append(allowed.pop())
-        forced.append(started.tokens[-1])
-    assert tokenizer.decode(forced).startswith("\n</think>\n\n")
-    assert not started.guide.failure
-
-
 # ---------------------------------------------------------------- what is refused
 
 
@@ -208,25 +194,6 @@ def test_a_schema_that_only_refers_to_itself_is_refused() -> None:
     assert "of the answer at /: no value is allowed: it holds itself without an end" in text
 
 
-def test_what_cannot_be_held_of_a_tools_schema_is_left_out_of_its_grammar() -> None:
-    found = constrainer_for(family("llama3"))
-    lenient = tool("g", {"type": "object", "properties": {"a": {"format": "colour", "not": {}}}})
-    assert found.token_mask(CALL, [lenient], "", 0) is not None
-    assert found.report()["left_out"] == 0
-    properties = {
-        "lost": {"$ref": "#/$defs/Lost"},
-        "mail": {"type": "string", "pattern": "(?=a)b", "maxLength": 3},
-    }
-    broken = {"type": "object", "properties": properties, "required": [*properties]}
-    call = '{"name": "g", "parameters": {"lost": [1], "mail": "%s"}}'
-    for mail, is_taken in ("ccc", True), ("cccc", False):
-        started = walk(found, CALL, [*TOOLS, tool("g", broken)])
-        tokens = family("llama3").tokenizer.encode(call % mail, add_special_tokens=False)
-        assert started.takes(tokens) is is_taken
-    assert found.report()["left_out"] == 1
-    assert properties["mail"]["pattern"] == "(?=a)b", "the prompt shows it as it was sent"
-
-
 def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
     large = {"enum": ["x" * 100] * 11_000}
     assert "of the answer is 1,144,0" in refused(Constraints(is_json=True, schema=large))
@@ -247,22 +214,6 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
 def test_a_tool_that_is_not_there_cannot_be_asked_for() -> None:
     assert "'g'" in refused(Constraints("required", tool_names=["g"]), TOOLS)
     assert "any tool" in refused(CALL, [])
-
-
-def test_a_tokenizer_that_llguidance_cannot_read_is_a_refusal() -> None:
-    base = family("llama3")
-
-    class Slow:
-        """mlx-lm's wrapper of a tokenizer that has no fast form."""
-
-        backend_tokenizer = None
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(base.tokenizer, name)
-
-    found = GrammarCompiler(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
-    with pytest.raises(RequestError, match="its tokenizer cannot be read"):
-        found.token_mask(JSON, [], "", 0)
 
 
 # ---------------------------------------------------------------- guides
@@ -293,14 +244,6 @@ def test_the_remembered_grammars_of_one_key_take_nothing_from_another(
     assert made.report()["remembered"] == (40 << 20) // GRAMMAR_BYTES
     monkeypatch.setattr(f"{module}.GrammarBuild", None)
     assert made.token_mask(mine, [], "", 0, "b") is not None
-
-
-def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
-    tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
-    started = begun("llama3", JSON)
-    started.tokens = tokens[:4]
-    assert started.allowed() == started.allowed()
-    assert tokens[4] in started.allowed()
 
 
 def test_logits_without_a_token_are_never_chosen_and_the_width_is_the_models() -> None:

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from scripts.harness.socketless_worker import machine
@@ -28,7 +28,6 @@ def counts(worker_drafts: AnswerDrafts) -> dict[str, int]:
     return told | {"tokens": report["tokens"], "forwards": report["forwards"]}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, TOKENS - 1), st.integers(1, TOKENS), st.booleans())
 def test_accepted_are_those_that_an_answer_got_wherever_a_stop_or_its_limit_ends_it(
     end: int, limit: int, lies: bool
@@ -43,15 +42,6 @@ def test_accepted_are_those_that_an_answer_got_wherever_a_stop_or_its_limit_ends
     assert told["accepted"] == usage.accepted_prediction_tokens
     assert told["drafted"] - told["accepted"] == usage.rejected_prediction_tokens
     assert told["forwards"] == usage.decode_forwards
+    assert told["accepted"] + told["forwards"] == told["tokens"], "none lies behind the end"
     speedup = drafts.report()["speedup_estimate"]
     assert speedup is None or speedup <= usage.completion_tokens / usage.decode_forwards + 1e-3
-
-
-def test_what_was_right_behind_an_end_is_counted_as_rejected() -> None:
-    drafts = AnswerDrafts(DraftPolicy("lookup", "all", "all", curve=FLAT))
-    (end,) = {plain().index(token) for token in plain()[10:11]}
-    worker = machine("qwen3", tiny=True, drafts=drafts, end_ids=frozenset({plain()[end]}))
-    usage = worker.ask(PROMPT, TOKENS, prediction=plain()).usage
-    assert usage is not None and usage.completion_tokens == end + 1
-    assert usage.rejected_prediction_tokens > 0, "none of the draft lies behind the end"
-    assert counts(drafts)["accepted"] == usage.accepted_prediction_tokens > 0

@@ -71,7 +71,13 @@ def test_a_random_head_changes_no_answer_beside_others_or_alone() -> None:
     assert warm.drafts.report()["by_source"]["model"]["drafted"] > 0
 
 
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.night) if at else name
+        for at, name in enumerate(DRAFT_TARGETS)
+    ],
+)
 def test_a_conversation_says_what_it_says_cold_whatever_a_draft_model_of_any_kind_drafts(
     name: str,
 ) -> None:

@@ -87,31 +87,6 @@ def test_answers_wait_for_one_forward_and_a_prompt_at_most_twice_as_long(step_s:
     assert took <= 2 * first_token(alone, "long", quiet) + step_s
 
 
-def test_answers_get_as_much_time_as_the_prompt_takes() -> None:
-    made, engine, clock = timed(step_s=0.25)
-    made.submit(request("long", prompt=PROMPT))
-    first_token(made, "long", clock)
-    steps = engine.decoder.log.index("add long")
-    log = engine.decoder.log[:steps]
-    assert [line for line in log if line != "step"] == [f"chunk {CHUNK}"] * 8
-    assert log[:6] == [f"chunk {CHUNK}", *["step"] * 4, f"chunk {CHUNK}"], "1 s each"
-
-
-def test_a_step_that_took_longer_than_it_was_owed_is_made_up_for() -> None:
-    """Chunks of 1 s, steps of 0.7 s: now two of them, now one."""
-    made, engine, clock = timed(step_s=0.7)
-    made.submit(request("long", prompt=PROMPT))
-    first_token(made, "long", clock)
-    read = written = 0.0
-    for line in engine.decoder.log:
-        if line.startswith("chunk"):
-            owed = ANSWERS_SHARE * read
-            assert owed - 0.2 <= written <= owed + 0.7 + 0.2, "0.2 s were left over before"
-            read += 1.0
-        written += 0.7 if line == "step" else 0.0
-    assert read == 8
-
-
 def test_who_comes_goes_or_ends_does_so_amid_the_answers_turn() -> None:
     made, _engine, _clock = timed(step_s=0.01)
     made.submit(request("long", prompt=PROMPT))
@@ -151,28 +126,6 @@ def test_nobody_waits_where_nothing_decodes_any_more() -> None:
     for _ in range(5):
         list(made.step())
     assert log == [f"chunk {CHUNK}"] * 5
-
-
-def test_two_prompts_keep_their_turns_beside_answers() -> None:
-    made, engine, _clock = timed(step_s=0.1)
-    made.submit(request("long", prompt=PROMPT))
-    made.submit(request("other", prompt=4 * CHUNK + 1))
-    progress: list[str] = []
-    while len(progress) < 8:
-        progress += [e.request_id for e in made.step() if isinstance(e, Progress)]
-    assert sorted(progress[:6]) == ["long"] * 3 + ["other"] * 3
-    assert chunks_in_a_row(engine.decoder.log) == 1
-
-
-def test_short_prompts_are_read_one_after_the_other_with_a_step_between_their_forwards() -> None:
-    """Sub-agents that begin together: the answers are written when all of them are read."""
-    made, engine, _clock = timed(step_s=0.1, short_tokens=2 * CHUNK)
-    for name in ("x", "y"):
-        made.submit(request(name, prompt=2 * CHUNK + 1, tokens_max=1))
-    while made._prefilling or made._waiting:
-        list(made.step())
-    steps = [line for line in engine.decoder.log if line == "step" or line.startswith("chunk")]
-    assert steps == [f"chunk {CHUNK}", "step"] * 4
 
 
 def test_answers_get_few_steps_while_short_prompts_are_read() -> None:

@@ -11,15 +11,14 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
+from hearth.shared.wire_messages import Finished
 from hearth.worker.cache.block_hash import PrefixHash, key_root, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.schedule.request_state import BEHIND_TOKENS, Request
-from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.suspects import Suspects
 from tests.helpers.worker.scripted_scheduler import (
     CHUNK,
     ROOT,
-    ScriptedEngine,
     request,
     scheduler,
 )
@@ -34,40 +33,38 @@ class Died(Exception):
 
 
 class Machine:
-    """Workers with one store, which die where a prompt's or an answer's poison is computed."""
+    """A worker that dies where a prompt's or an answer's poison is computed, and starts again."""
 
-    def __init__(self, directory: Path, count: int = 1) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.store = SuspectStore(directory / "suspects")
+        self.socket_path = directory / "worker-0.sock"
         self.deaths = 0
         self.told: Counter[str] = Counter()  # "p 503", "p served", "p 400"
         self.named: list[dict[str, Suspect]] = []  # at each forward
-        self.workers = [self.start(number) for number in range(count)]
+        self.start()
 
-    def socket_path(self, number: int) -> Path:
-        return self.directory / f"worker-{number}.sock"
-
-    def start(self, number: int) -> "tuple[Scheduler, ScriptedEngine, Suspects]":
-        self.store = SuspectStore(self.directory / "suspects")
-        suspects = Suspects(self.store, self.socket_path(number))
-        made, engine = scheduler(parts={"suspects": suspects}, **{})
-        engine.decoder.scripts = Scripts()
+    def start(self) -> None:
+        self.suspects = Suspects(self.store, self.socket_path)
+        self.worker, engine = scheduler(parts={"suspects": self.suspects})
+        self.scripts = engine.decoder.scripts = Scripts()
         prefill, step = engine.prefill, engine.decoder.step
 
         def prefill_or_die(cache: Any, ids: list[int], *more: Any) -> None:
-            self.note(number)
+            self.note()
             if POISON in ids:
                 raise Died
             prefill(cache, ids, *more)
 
         def step_or_die() -> Any:
-            self.note(number)
+            self.note()
             for key in engine.decoder.sequences:
-                if key.startswith("writes") and len(engine.decoder.scripts.get(key, LONG)) < 30:
+                if key.startswith("writes") and len(self.scripts.get(key, LONG)) < 30:
                     raise Died
             return step()
 
         def lethal(what: str) -> Any:
-            call = getattr(made._kv_manager, what)
+            call = getattr(self.worker._kv_manager, what)
 
             def call_or_die(query: PrefixQuery, *more: Any) -> Any:
                 if FATAL[what] in query.tokens:
@@ -77,54 +74,52 @@ class Machine:
             return call_or_die
 
         for what in FATAL:
-            setattr(made._kv_manager, what, lethal(what))
+            setattr(self.worker._kv_manager, what, lethal(what))
         engine.prefill = prefill_or_die  # type: ignore[method-assign]
         engine.decoder.step = step_or_die  # type: ignore[method-assign]
-        return made, engine, suspects
 
-    def note(self, number: int) -> None:
-        told = running_path(self.socket_path(number)).read_bytes().partition(b"\n")[0]
+    def note(self) -> None:
+        told = running_path(self.socket_path).read_bytes().partition(b"\n")[0]
         self.named.append({key: Suspect(**row) for key, row in orjson.loads(told).items()})
 
-    def send(self, made: Request, number: int = 0, root: PrefixHash = ROOT) -> bool:
+    def send(self, made: Request, root: PrefixHash = ROOT) -> bool:
         """Submit a request; say whether it was not refused."""
         tokens = made.query.tokens
         (made.prompt_name,) = prefix_hashes(root, tokens, [len(tokens)])
-        worker, _, suspects = self.workers[number]
         try:
-            made.suspects = suspects.among(root, tokens)
+            made.suspects = self.suspects.among(root, tokens)
+            self.worker.submit(made)
         except RequestError as error:
             assert error.code == "prompt_refused"
             self.told[f"{made.request_id} 400"] += 1
             return False
-        try:
-            worker.submit(made)
         except Died:
-            self.die(number)
+            self.die()
         return True
 
-    def step(self, number: int = 0) -> None:
+    def step(self) -> None:
         """Do a step of a worker; have it followed by another where it died of it."""
-        worker = self.workers[number][0]
         try:
-            for event in worker.step():
-                if type(event).__name__ == "Finished":
-                    self.told[f"{event.request_id} served"] += 1
+            for event in self.worker.step():
+                self.told[f"{event.request_id} served"] += isinstance(event, Finished)
         except Died:
-            self.die(number)
+            self.die()
 
-    def die(self, number: int = 0, how: str = "SIGSEGV") -> None:
+    def die(self, how: str = "SIGSEGV") -> None:
         self.deaths += 1
-        rows = self.store.note_death(take_running(self.socket_path(number)), how)
+        rows = self.store.note_death(take_running(self.socket_path), how)
         for request_id, row in rows.items():
             self.told[f"{request_id} {row.error().status}"] += 1
-        self.workers[number] = self.start(number)
+        self.start()
 
-    def run(self, number: int = 0) -> None:
+    def run(self, *requests: Request) -> None:
+        """Send these, one behind the other, and compute until all is answered."""
+        for each in requests:
+            self.send(each)
         for _ in range(1000):
-            if self.workers[number][0].is_idle:
+            if self.worker.is_idle:
                 return
-            self.step(number)
+            self.step()
         raise AssertionError("it does not come to an end")
 
 
@@ -160,39 +155,17 @@ def test_a_poison_prompt_sent_10_times_beside_innocents_ends_two_workers(
         machine.step()
         made = request(name, prompt=35) if name == "writes" else poison(name)
         machine.send(made)
-        machine.send(request(f"beside{number}", prompt=25, text="beside"))
-        machine.run()
-        machine.send(request("innocent", prompt=25, text="before"))
-        machine.run()
+        machine.run(request(f"beside{number}", prompt=25, text="beside"))
+        machine.run(request("innocent", prompt=25, text="before"))
     assert machine.deaths == 2
     assert machine.told[f"{name} 400"] == 9 and machine.told[f"{name} 503"] == 1
     assert machine.told["innocent served"] == 10
     assert {key for key in machine.told if key.endswith("400")} == {f"{name} 400"}
 
 
-def test_an_innocent_that_two_workers_died_beside_is_served(tmp_path: Path) -> None:
-    """The same prompts went to both at once."""
-    machine = Machine(tmp_path, count=2)
-    for number in (0, 1):
-        machine.send(request("twin", prompt=25), number)
-        machine.step(number)
-        machine.send(poison(), number)
-    for number in (0, 1):
-        machine.run(number)
-    assert machine.deaths == 2 and machine.told["twin 503"] == 2
-    assert machine.send(poison(), 0)
-    machine.run()
-    for number in (0, 1):
-        assert not machine.send(poison(), number) and machine.deaths == 3
-        assert machine.send(request("twin", prompt=25), number)
-        machine.run(number)
-    assert machine.told["twin served"] == 2 and not machine.told["twin 400"]
-
-
 def test_a_refusal_is_of_every_longer_prompt_and_of_no_other(machine: Machine) -> None:
     for _ in range(2):
-        machine.send(poison())
-        machine.run()
+        machine.run(poison())
     assert not machine.send(poison("p", prompt=60)), "its beginning is the same up to the cut"
     other = poison("p", prompt=60)
     other.query.tokens[16] += 1
@@ -201,12 +174,9 @@ def test_a_refusal_is_of_every_longer_prompt_and_of_no_other(machine: Machine) -
 
 def test_an_answer_is_refused_for_the_same_prompt_alone(machine: Machine) -> None:
     """The agent's next turn reads other tokens there; served, it clears nothing of that."""
-    machine.send(request("writes", prompt=35))
-    machine.run()
-    machine.send(request("next", prompt=60, text="writes"))
-    machine.run()
-    machine.send(request("writes", prompt=35))
-    machine.run()
+    machine.run(request("writes", prompt=35))
+    machine.run(request("next", prompt=60, text="writes"))
+    machine.run(request("writes", prompt=35))
     assert machine.deaths == 2 and not machine.send(request("writes", prompt=35))
     assert machine.send(request("next", prompt=60, text="writes"))
     assert machine.told["next served"] == 1
@@ -217,8 +187,7 @@ def test_a_shared_beginning_is_not_refused_for_what_came_behind_it(machine: Mach
     machine.send(poison(at=25))
     machine.step()
     machine.die(how="SIGKILL")  # at the first cut; the second death is amid the third
-    machine.send(poison(at=25))
-    machine.run()
+    machine.run(poison(at=25))
     assert not machine.send(poison(at=25))
     assert machine.send(request("other", prompt=20, text="p"))
 
@@ -239,8 +208,7 @@ def test_another_keys_same_prompt_is_none(machine: Machine) -> None:
 
 def test_another_rule_of_forwards_is_tried_again(machine: Machine) -> None:
     for _ in range(2):
-        machine.send(poison())
-        machine.run()
+        machine.run(poison())
     other = Suspects(machine.store, cut_label="PREFILL_CHUNK=256")
     assert other.among(ROOT, poison().query.tokens) == ()
 
@@ -256,10 +224,9 @@ def test_a_suspect_runs_alone_until_it_is_past_the_place(machine: Machine) -> No
     machine.send(request("old", prompt=25))
     machine.step()
     one = request("one", prompt=35, tokens_max=300)
-    machine.workers[0][1].decoder.scripts["one"] = [1] * 300
+    machine.scripts["one"] = [1] * 300
     machine.send(one)
-    machine.send(request("new", prompt=25))
-    machine.run()
+    machine.run(request("new", prompt=25))
     order = [[*rows] for rows in machine.named]
     begins = order.index(["one"])
     joined = order.index(["new", "one"])
@@ -283,14 +250,12 @@ def test_one_that_is_served_is_cleared_and_one_that_leaves_is_not(machine: Machi
     left.lease.is_cancelled = True
     machine.run()
     assert len(machine.store.all()) == 2
-    machine.send(request("two", prompt=45))
-    machine.run()
+    machine.run(request("two", prompt=45))
     assert len(machine.store.all()) == 1
 
 
 def test_an_idle_worker_names_nobody_and_what_ends_it_suspects_nobody(machine: Machine) -> None:
-    machine.send(request("x", prompt=25))
-    machine.run()
+    machine.run(request("x", prompt=25))
     assert all([*rows] == ["x"] and not rows["x"].is_alone for rows in machine.named)
     first = machine.named[0]["x"]
     assert (first.length, first.kind) == (CHUNK, "read")
@@ -303,16 +268,15 @@ def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(
     machine: Machine,
 ) -> None:
     query = request("p", prompt=25).query
-    suspects = machine.workers[0][2]
-    assert not suspects.spoils(query)
+    assert not machine.suspects.spoils(query)
     for _ in range(3):
-        machine.workers[0][2].note_idle(query, 1)
+        machine.suspects.note_idle(query, 1)
         machine.die()
-    assert machine.workers[0][2].spoils(query)
-    assert not machine.workers[0][2].spoils(request("other", prompt=25).query)
-    assert machine.send(request("p", prompt=25))
-    machine.run()
-    assert machine.workers[0][2].spoils(query), "also when a request was served"
+    assert machine.suspects.spoils(query)
+    assert not machine.suspects.spoils(request("other", prompt=25).query)
+    machine.run(request("p", prompt=25))
+    assert machine.told["p served"] == 1
+    assert machine.suspects.spoils(query), "also when a request was served"
 
 
 def test_each_key_is_told_its_own_and_clears_its_own(machine: Machine) -> None:
@@ -323,9 +287,9 @@ def test_each_key_is_told_its_own_and_clears_its_own(machine: Machine) -> None:
     machine.step()
     machine.step()
     machine.die()
-    suspects = machine.workers[0][2]
-    names = b"".join(path.read_bytes() for path in (tmp_files(machine)))
-    assert b'"A"' not in names
+    suspects = machine.suspects
+    files = (machine.directory / "suspects").glob("*.suspect")
+    assert b'"A"' not in b"".join(path.read_bytes() for path in files)
     assert len(suspects.report()["rows"]) == 2
     report = suspects.report("A")
     assert (report["suspects"], report["refused"]) == (2, 0), "sums are over all keys"
@@ -334,10 +298,6 @@ def test_each_key_is_told_its_own_and_clears_its_own(machine: Machine) -> None:
     assert len(suspects.report()["rows"]) == 1 == len(suspects.report("A")["rows"])
     suspects.clear()
     assert suspects.report()["rows"] == []
-
-
-def tmp_files(machine: Machine) -> list[Path]:
-    return [*(machine.directory / "suspects").glob("*.suspect")]
 
 
 def test_what_runs_is_written_to_a_private_file_of_this_workers_own(tmp_path: Path) -> None:
@@ -353,9 +313,3 @@ def test_what_runs_is_written_to_a_private_file_of_this_workers_own(tmp_path: Pa
     suspects.note([request("x", prompt=25)])
     assert other.read_text() == "mine" and not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_without_a_store_nobody_is_suspected() -> None:
-    suspects = Suspects()
-    assert suspects.among(ROOT, pack(range(50))) == () and suspects.report()["suspects"] == 0
-    suspects.clear()

@@ -6,7 +6,6 @@ import pytest
 
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine import engine as engine_module
-from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from scripts.harness.socketless_worker import Machine, marks, vocabulary
 from tests.helpers.models.counted_model import counted
@@ -48,12 +47,6 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def drafting(model: Any, reach: Reach, reach_max: Reach = "all") -> Machine:
     drafts = AnswerDrafts(DraftPolicy("lookup", reach, reach_max))
     return Machine(model, marks(NAME), vocabulary(NAME), drafts=drafts, running_max=1)
-
-
-def test_a_start_feeds_the_model_nothing() -> None:
-    model = counted(NAME)
-    Engine(model)
-    assert model.model.forwards == []
 
 
 @pytest.mark.parametrize("reach_max", ["none", "all"])
@@ -101,13 +94,3 @@ def test_a_model_that_cannot_verify_is_tried_once_and_says_what_it_says_without_
     asked = worker.ask([60, *PROMPT], TOKENS, sampling=Sampling(speculate=True))
     assert asked.tokens == expected[0] and asked.request.drafter is None
     assert refusals == [False]
-
-
-def test_what_answers_said_before_the_trial_is_forgotten_where_it_fails(
-    refusals: list[bool],
-) -> None:
-    worker = drafting(counted(NAME), "all")
-    worker.ask(PROMPT, 5 * TOKENS, sampling=Sampling(speculate=False))
-    assert worker.drafts.report()["bytes"] > 0 and refusals == []
-    worker.ask(PROMPT, TOKENS)
-    assert refusals == [False] and worker.drafts.report()["bytes"] == 0
