@@ -1,6 +1,5 @@
 """Checks which tokens of a call are forced in an answer that no grammar is enforced on."""
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -13,8 +12,6 @@ from hearth.worker.constraint.call_drafts import (
     ForcedTexts,
 )
 from hearth.worker.constraint.call_text.text_shape import (
-    PLACES_MAX,
-    Choice,
     JsonString,
     Literal,
     Order,
@@ -69,7 +66,6 @@ WRITTEN = {
     ),
 }
 QWEN = WRITTEN["qwen3"][0]
-UNKNOWN = QWEN.replace("city", "town")
 
 
 def tokens_of(text: str, name: str = "qwen3") -> list[int]:
@@ -112,32 +108,6 @@ def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     assert forced_count(drafts, [*call, *text, *call, *text]) == 2 * alone
     assert not drafts.is_following
     assert drafts.forced(9) == []
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_call_whose_arguments_come_in_another_order_is_forced_on(name: str) -> None:
-    order = {"city": "unit", "unit": "city", "Ulm": "celsius", "celsius": "Ulm"}
-    text = re.sub("|".join(order), lambda found: order[found[0]], WRITTEN[name][0])
-    compiler = compiler_for(name)
-    drafts, answer = drafts_of(compiler), tokens_of(text, name)
-    place = text.index("city")
-    count = 0
-    for at, token in enumerate(answer):
-        forced = drafts.forced(99)
-        if len(family(name).tokenizer.decode(answer[:at])) > place:
-            count += forced[:1] == [token]
-        drafts.take([token])
-    assert count >= 1, "in the schema's order alone it is 0"
-
-
-def test_a_call_with_an_unknown_argument_is_silent_until_the_next_call_opens() -> None:
-    compiler = compiler_for()
-    drafts, call = drafts_of(compiler), tokens_of(QWEN)
-    for token in tokens_of(UNKNOWN):
-        drafts.forced(99)
-        drafts.take([token])
-    assert not drafts.is_following
-    assert forced_count(drafts, call) == forced_count(drafts_of(compiler), call)
 
 
 def test_only_free_answers_with_tools_and_a_known_format_are_drafted() -> None:
@@ -212,21 +182,6 @@ def test_the_last_token_that_is_forced_is_told_where_none_is_longer() -> None:
 def _forced(followed: Followed) -> list[int]:
     followed.drafts.take(MARK)
     return followed.drafts.forced(9)
-
-
-def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
-    followed = Followed()
-    followed.drafts.take((MARK + b"!") * 9)
-    assert not followed.drafts.is_following
-    followed.drafts.take(MARK)
-    assert bytes(followed.drafts.forced(9)) == b"{"
-
-
-def test_a_call_that_may_be_in_too_many_places_is_left() -> None:
-    many = [Literal(b"<call>%d." % number) for number in range(PLACES_MAX + 1)]
-    followed = Followed(Choice(many))
-    followed.drafts.take(MARK)
-    assert not followed.drafts.is_following and not followed.counts
 
 
 def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,34 +125,6 @@ def test_names_that_are_spelt_alike_are_not_tried_in_all_orders() -> None:
     assert not drafts.is_following and not compiler.counts
 
 
-def test_items_that_fit_two_schemas_stay_in_two_places() -> None:
-    """As of pydantic's `list[str | date]`."""
-    items = {"anyOf": [{"type": "string"}, {"type": "string", "format": "date"}]}
-    schema = an_object({"x": {"type": "array", "items": items}})
-    text = BEGIN + '"x": [' + ", ".join(['"ab"'] * 30) + "]"
-    drafts, compiler = followed("qwen3", schema, text)
-    assert not compiler.counts
-    assert family("qwen3").tokenizer.decode(drafts.forced(99)) == "}}\n</tool_call>"
-
-
-def test_a_call_in_too_many_orders_leaves_the_next_ones_in_their_order() -> None:
-    """Their arguments would else come in any order, so that none is told."""
-    count = PLACES_MAX + 1
-    tools = [
-        tool("f", an_object({f"p{n}": {"type": "string"} for n in range(count)})),
-        tool("g", an_object({"a": {"type": "string"}, "b": {"type": "string"}}, required=["a"])),
-    ]
-    drafts = constrainer_for(family("qwen3_5")).call_drafts(Constraints(), tools)
-    assert drafts is not None
-    argument = "<parameter=p{}>\nv\n</parameter>\n"
-    wrong = "<tool_call>\n<function=f>\n" + argument.format(count) + argument.format(0)
-    encode = family("qwen3_5").tokenizer.encode
-    drafts.take(encode(wrong, add_special_tokens=False))
-    assert not drafts.is_following
-    drafts.take(encode("<tool_call>\n<function=g>\n", add_special_tokens=False))
-    assert family("qwen3_5").tokenizer.decode(drafts.forced(99)).startswith("<parameter=a")
-
-
 @pytest.mark.parametrize("value", ['"' + "\\n" * 30_000 + '"', "[" + "[1]," * 15_000 + "1]"])
 def test_a_long_call_is_read_again_in_few_steps(value: str) -> None:
     assert len(value) < CALL_BYTES_MAX

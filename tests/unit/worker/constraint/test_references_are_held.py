@@ -78,9 +78,8 @@ def test_a_keyword_that_cannot_be_held_refuses_no_forced_call_and_the_rest_holds
 
 
 def test_gemmas_parts_of_an_all_of_hide_no_required_property() -> None:
-    objects = [
-        {"type": "object", "properties": {name: INTEGER}, "required": [name]} for name in "ab"
-    ]
+    integer = {"type": "integer"}
+    objects = [{"type": "object", "properties": {n: integer}, "required": [n]} for n in "ab"]
     schema = {"type": "object", "properties": {"p": {"allOf": objects}}, "required": ["p"]}
     base = family("gemma3")
 
@@ -112,7 +111,7 @@ def test_nothing_more_of_a_tools_schema_is_tried_once_its_time_is_over(
 
     monkeypatch.setattr(grammar_build, "is_plain", lambda _: True)
     monkeypatch.setattr(grammar_build, "matcher_of", compiled)
-    schema = {"type": "object", "properties": {f"p{n}": INTEGER for n in range(500)}}
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(500)}}
     with pytest.raises(RequestError):
         compiler_of("llama3").token_mask(REQUIRED, [tool("f", schema)], "", 0)
     assert len(asked) < 20

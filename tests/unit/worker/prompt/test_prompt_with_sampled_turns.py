@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.prompt.turn_beginnings import Beginning
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.model_families import FAMILIES, family, tools_for
 from tests.helpers.worker.chat_templates import SPECIALS, tokenizer_with
@@ -24,6 +22,7 @@ from tests.helpers.worker.prompt_builders import (
     SPOKEN,
     SYSTEM,
     builder,
+    builder_for,
     encoded,
     message_of,
     parts_of,
@@ -215,8 +214,7 @@ def test_a_turn_that_became_part_of_another_is_in_doubt_and_the_others_stand() -
 def test_a_turn_behind_a_header_of_plain_text_stands_where_its_own_prompt_ends(behind: str) -> None:
     SPECIALS[PLAIN_HEADERS] = ["</s>"]
     tokenizer = tokenizer_with(PLAIN_HEADERS)
-    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
-    build = make_builder(tokenizer, marks, ends, 1_000, load_settings({}, None)).build
+    build = builder_for(tokenizer).build
     asked, said = {**ASKED, "content": f"one{behind}"}, {"role": "assistant", "content": "Well."}
     first = build(PromptContent([asked], []))
     odd = tokenizer.encode("Well. ", add_special_tokens=False)  # which the template trims
@@ -224,7 +222,11 @@ def test_a_turn_behind_a_header_of_plain_text_stands_where_its_own_prompt_ends(b
     messages = [asked, said, NEXT]
     prompt = build(PromptContent(messages, [], {}, [None, turn, None]))
     assert (prompt.kept, prompt.doubtful) == (frozenset({1}), 0)
-    assert prompt.ids[: len(first.ids) + len(odd) + 1] == [*first.ids, *odd, *ends]
+    assert prompt.ids[: len(first.ids) + len(odd) + 1] == [
+        *first.ids,
+        *odd,
+        *tokenizer.eos_token_ids,
+    ]
     seen = {"role": "user", "content": [{"type": "image", "image": "one"}]}
     picture = {"one": PromptImage(b"1" * 16, (7, 7, 7), (), dict)}
     prompt = build(PromptContent([asked, said, seen], [], {}, [None, turn, None], picture))
@@ -310,9 +312,7 @@ def test_a_turn_swallows_no_result_behind_it_and_no_message_put_in_front_of_it()
     tokenizer = tokenizer_with(RESULTS_INSIDE)
     vocab = tokenizer.get_vocab()
     ends = end_of_turn_ids(tokenizer, {"eos_token_id": [vocab["<|a_end|>"], vocab["<|ran|>"]]})
-    build = make_builder(
-        tokenizer, turn_marks(tokenizer), ends, 1_000, load_settings({}, None)
-    ).build
+    build = builder_for(tokenizer, ends=ends).build
     call = message_of(parts_of("qwen3", CALLED))
     first = build(PromptContent([ASKED], []))
     whole = build(PromptContent([ASKED, call], []), adds_header=False).ids

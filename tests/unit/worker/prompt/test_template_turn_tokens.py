@@ -3,15 +3,13 @@
 from typing import Any
 
 import pytest
-from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
+from mlx_lm.tokenizer_utils import load as load_from_disk
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.families.family_cases import written_family
@@ -27,6 +25,7 @@ from tests.helpers.worker.chat_templates import (
     SPECIALS,
     tokenizer_with,
 )
+from tests.helpers.worker.prompt_builders import builder_for
 
 PROMPT = Prompt([{"role": "user", "content": "hello"}])
 
@@ -85,11 +84,6 @@ def text_of(renderer: Renderer, prompt: Prompt) -> str:
     return renderer.rendered(prompt.messages, prompt.tools, prompt.template_kwargs).text
 
 
-def builder(tokenizer: TokenizerWrapper, context_tokens: int) -> PromptBuilder:
-    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
-    return make_builder(tokenizer, marks, ends, context_tokens, load_settings({}, None))
-
-
 def ids_of(built: PromptBuilder, prompt: Prompt) -> list[int]:
     return built.build(PromptContent(prompt.messages, prompt.tools, prompt.template_kwargs)).ids
 
@@ -129,7 +123,7 @@ def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
     bare_tokenizer(tokenizer).encode = lambda text, add_special_tokens=True: (
         [1] * add_special_tokens + plain(text, add_special_tokens=False)
     )
-    assert ids_of(builder(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]
+    assert ids_of(builder_for(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]
 
 
 def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
@@ -144,14 +138,14 @@ def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
 
 
 def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
-    built = builder(tokenizer_with(CHATML), 64)
+    built = builder_for(tokenizer_with(CHATML), 64)
     with pytest.raises(PromptTooLong, match=r"The prompt is 138 tokens .* accepts 63") as caught:
         ids_of(built, Prompt([{"role": "user", "content": "x" * 100}]))
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
-    built = builder(tokenizer_with(CHATML), 4096)
+    built = builder_for(tokenizer_with(CHATML), 4096)
     with pytest.raises(RequestError, match=r"10,000,0\d\d bytes"):
         ids_of(built, Prompt([{"role": "user", "content": "x" * 10_000_000}]))
 

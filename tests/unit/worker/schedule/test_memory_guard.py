@@ -1,13 +1,8 @@
 """The memory guard: kept KV makes way, then others wait, then what cannot fit is refused."""
 
-from pathlib import Path
-
-import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from hearth.shared.errors import StartError
 from hearth.shared.wire_messages import Failed, Finished
-from hearth.worker.engine.mlx_memory import refuse_heavy, weight_bytes
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import machine
 from scripts.harness.vision_worker import LookingMachine, shown
@@ -80,17 +75,6 @@ def test_whatever_is_asked_is_answered_once_and_no_more_is_held_than_allowed(
     assert watched.peak <= watched.limit, "what an end took too much is given back"
     assert sorted(ends) == sorted(answer.request.request_id for answer in answers)
     watched.machine.check()
-
-
-def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(3 << 30)  # sparse: takes no disk
-    nbytes = weight_bytes(tmp_path)
-    with pytest.raises(StartError, match=r"3\.0 GB.*1\.9 GB.*MEMORY_LIMIT_MB"):
-        refuse_heavy(nbytes, "owner/name", 2 << 30)
-    refuse_heavy(nbytes, "owner/name", 4 << 30)
-    with pytest.raises(StartError, match=r"2\.4 GB on this machine beside the 1\.5 GB of other"):
-        refuse_heavy(nbytes, "owner/name", 4 << 30, others=3 << 29)
 
 
 def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:

@@ -12,7 +12,7 @@ from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
 from scripts.harness.socketless_worker import Machine, loaded, machine
-from tests.helpers.worker.kv_prompts import follow, prompt
+from tests.helpers.worker.kv_prompts import prompt
 
 CHUNK = 64
 BESIDE = {"beside_goal_s": 1e-9, "beside_tokens_min": 16}  # as short as may be
@@ -37,13 +37,6 @@ def beside_streams(warm: Machine, ids: list[int], quiet_from: int = 1 << 30) -> 
 def slot_of(warm: Machine, ids: list[int]) -> LiveSlot:
     (slot,) = [s for s in warm.keeper.slots if s.tokens[: len(ids)].tolist() == ids]
     return slot
-
-
-def kv_of(slot: LiveSlot, count: int) -> list[np.ndarray]:
-    """Return keys and values of the first `count` tokens of each layer that has rows."""
-    rows = [layer for layer in slot.cache if getattr(layer, "keys", None) is not None]
-    assert rows, "the fixture has layers with rows"
-    return [np.array(a[..., :count, :]) for layer in rows for a in (layer.keys, layer.values)]
 
 
 def canonical_ends(warm: Machine, ids: list[int]) -> dict[int, bool]:
@@ -71,28 +64,6 @@ def test_what_was_read_in_shorter_forwards_and_what_follows_it_is_told_fast(
     ends = canonical_ends(busy, ids)
     assert ends and not any(ends.values()), ends
     assert asked.request.is_cut_beside and not slot_of(busy, ids).canonical_cuts
-
-
-@pytest.mark.parametrize("is_exact", [False, True])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_whole_chunks_beside_answers_are_a_quiet_prefills_bits(name: str, is_exact: bool) -> None:
-    """Warm and cold: exact reuse has no other, nor has a CPU."""
-    ids = prompt(name, *LENGTHS)
-    quiet, busy, cold = (
-        machine(name, tiny=True, chunk=CHUNK, is_exact=is_exact, keeps=keeps)
-        for keeps in (True, True, False)
-    )
-    first = quiet.ask(ids, tokens_max=4)
-    asked = beside_streams(busy, ids)
-    assert all(canonical_ends(busy, ids).values()) and not asked.request.is_cut_beside
-    limit = asked.request.query.limit
-    mine, theirs = (kv_of(slot_of(each, ids), limit) for each in (busy, quiet))
-    assert all(map(np.array_equal, mine, theirs))
-    more = follow(name, ids, first.tokens, 40)
-    warm = beside_streams(busy, more)
-    assert warm.cached >= limit
-    if is_exact:
-        assert (warm.logits[0] == cold.ask(more, tokens_max=4).logits[0]).all()
 
 
 def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.shared.wire_messages import Delta, Finished, Progress, Up
+from hearth.shared.wire_messages import Delta, Finished, Progress
 from hearth.worker.schedule.prefill_forwards import ANSWERS_SHARE, OWED_S_MAX, TimeShares
 from hearth.worker.schedule.scheduler import Scheduler
-from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, run, scheduler
+from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, scheduler
 
 PROMPT = 8 * CHUNK + 1
 STREAMS = ("a", "b", "c")
@@ -128,16 +128,6 @@ def test_nobody_waits_where_nothing_decodes_any_more() -> None:
     assert log == [f"chunk {CHUNK}"] * 5
 
 
-def test_answers_get_few_steps_while_short_prompts_are_read() -> None:
-    made, engine, _clock = timed(step_s=0.45, short_tokens=2 * CHUNK)
-    for name in ("x", "y", "z"):
-        made.submit(request(name, prompt=2 * CHUNK + 1, tokens_max=1))
-    while made._prefilling or made._waiting:
-        list(made.step())
-    text = "".join("s" if line == "step" else "c" for line in engine.decoder.log if line in LINES)
-    assert text.startswith("cccscccs"), "0.15 s are theirs for each forward"
-
-
 def test_a_long_prompt_waits_for_what_it_owes_itself_and_not_for_short_ones() -> None:
     made, engine, _clock = timed(step_s=0.1, short_tokens=2 * CHUNK)
     made.submit(request("long", prompt=PROMPT))
@@ -229,17 +219,6 @@ def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
     first_token(made, "long", clock)
     assert lengths(engine.decoder.log) == expected
     assert asked.is_cut_beside == (len(expected) > 2)
-
-
-def test_once_nobody_decodes_chunks_are_whole_again() -> None:
-    made, engine, _clock = timed(0.05, streams=1, beside_goal_s=0.3, beside_tokens_min=2)
-    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
-    made.submit(request("long", prompt=4 * CHUNK + 1))
-    list(made.step())
-    made._decoding["a"].lease.is_cancelled = True
-    events: list[Up] = run(made)
-    assert lengths(engine.decoder.log) == [3, 7, 10, 10, 10]
-    assert sum(isinstance(e, Finished) for e in events) == 2
 
 
 # ---------------------------------------------------------------- the numbers alone

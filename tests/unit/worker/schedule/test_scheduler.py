@@ -180,20 +180,6 @@ def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
     assert ends == load.queue
 
 
-def test_the_estimated_wait_follows_from_what_runs_and_waits() -> None:
-    made, _ = scheduler(slots=2)
-    assert made.load(arriving=0).wait_s == 0
-    assert made.load(arriving=2).wait_s > 0, "two that are being rendered will take both"
-    waits = []
-    for number in range(5):
-        made.submit(request(f"r{number}", prompt=1_000))
-        waits.append(made.load(arriving=0).wait_s)
-    assert waits[0] == 0 < waits[1]
-    assert waits[1:] == sorted(set(waits[1:]))
-    run(made)
-    assert made.load(arriving=0).wait_s == 0
-
-
 def test_the_wait_behind_a_shared_prompt_counts_that_prompt_once() -> None:
     """Nothing was measured, so that a prompt of 10,000 takes 40 s and an answer 10 s."""
     made, apart = scheduler(slots=4)[0], scheduler(slots=4)[0]

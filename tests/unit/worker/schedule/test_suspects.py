@@ -13,11 +13,9 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
 from hearth.shared.wire_messages import Finished
 from hearth.worker.cache.block_hash import PrefixHash, key_root, pack, prefix_hashes
-from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.schedule.request_state import BEHIND_TOKENS, Request
 from hearth.worker.schedule.suspects import Suspects
 from tests.helpers.worker.scripted_scheduler import (
-    CHUNK,
     ROOT,
     request,
     scheduler,
@@ -25,7 +23,6 @@ from tests.helpers.worker.scripted_scheduler import (
 
 LONG = [1] * 40
 POISON = 99_999  # a token: who reads it ends the worker
-FATAL = {"plan": 99_998, "open": 99_997}  # who is looked up with it, or given a slot
 
 
 class Died(Exception):
@@ -63,18 +60,6 @@ class Machine:
                     raise Died
             return step()
 
-        def lethal(what: str) -> Any:
-            call = getattr(self.worker._kv_manager, what)
-
-            def call_or_die(query: PrefixQuery, *more: Any) -> Any:
-                if FATAL[what] in query.tokens:
-                    raise Died
-                return call(query, *more)
-
-            return call_or_die
-
-        for what in FATAL:
-            setattr(self.worker._kv_manager, what, lethal(what))
         engine.prefill = prefill_or_die  # type: ignore[method-assign]
         engine.decoder.step = step_or_die  # type: ignore[method-assign]
 
@@ -133,7 +118,7 @@ class Scripts(dict[str, list[int]]):
 def poison(name: str = "p", prompt: int = 35, at: int = 15) -> Request:
     """Return a request whose token `at` ends its worker."""
     made = request(name, prompt=prompt)
-    made.ids[at] = FATAL.get(name, POISON)
+    made.ids[at] = POISON
     tokens = pack(made.ids)
     names = prefix_hashes(ROOT, tokens, made.query.cuts)
     made.query = dataclasses.replace(made.query, tokens=tokens, names=names)
@@ -145,7 +130,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["p", "writes", "plan", "open"])
+@pytest.mark.parametrize("name", ["p", "writes"])
 def test_a_poison_prompt_sent_10_times_beside_innocents_ends_two_workers(
     machine: Machine, name: str
 ) -> None:
@@ -206,13 +191,6 @@ def test_another_keys_same_prompt_is_none(machine: Machine) -> None:
     assert machine.send(poison(), root=PrefixHash(b"of another model, or MLX"))
 
 
-def test_another_rule_of_forwards_is_tried_again(machine: Machine) -> None:
-    for _ in range(2):
-        machine.run(poison())
-    other = Suspects(machine.store, cut_label="PREFILL_CHUNK=256")
-    assert other.among(ROOT, poison().query.tokens) == ()
-
-
 def test_a_suspect_runs_alone_until_it_is_past_the_place(machine: Machine) -> None:
     machine.send(request("one", prompt=35))
     for _ in range(20):
@@ -252,16 +230,6 @@ def test_one_that_is_served_is_cleared_and_one_that_leaves_is_not(machine: Machi
     assert len(machine.store.all()) == 2
     machine.run(request("two", prompt=45))
     assert len(machine.store.all()) == 1
-
-
-def test_an_idle_worker_names_nobody_and_what_ends_it_suspects_nobody(machine: Machine) -> None:
-    machine.run(request("x", prompt=25))
-    assert all([*rows] == ["x"] and not rows["x"].is_alone for rows in machine.named)
-    first = machine.named[0]["x"]
-    assert (first.length, first.kind) == (CHUNK, "read")
-    assert machine.named[-1]["x"].kind == "answer"
-    machine.die()
-    assert not machine.store.all()
 
 
 def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(

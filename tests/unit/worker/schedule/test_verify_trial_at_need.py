@@ -12,7 +12,6 @@ from tests.helpers.models.counted_model import counted
 
 NAME = "qwen3"
 PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(40)]
-PROBE = 3  # tokens that tell what the layers keep
 TRIAL = 24
 TOKENS = 12
 
@@ -47,15 +46,6 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def drafting(model: Any, reach: Reach, reach_max: Reach = "all") -> Machine:
     drafts = AnswerDrafts(DraftPolicy("lookup", reach, reach_max))
     return Machine(model, marks(NAME), vocabulary(NAME), drafts=drafts, running_max=1)
-
-
-@pytest.mark.parametrize("reach_max", ["none", "all"])
-def test_with_drafts_off_the_model_is_fed_the_prompt_and_the_answer_alone(reach_max: Reach) -> None:
-    model = counted(NAME)
-    worker = drafting(model, "none", reach_max)
-    worker.ask(PROMPT, TOKENS)
-    assert model.model.tokens == PROBE + len(PROMPT) + TOKENS - 1
-    assert "verifies_drafts" not in vars(worker.engine)
 
 
 def test_the_first_answer_that_is_drafted_for_has_the_model_tried_and_no_other(

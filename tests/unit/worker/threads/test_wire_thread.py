@@ -11,7 +11,6 @@ from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,
     Count,
-    Counted,
     Failed,
     Finished,
     Heartbeat,
@@ -234,13 +233,6 @@ def test_a_lease_is_not_over_because_the_machine_has_slept(
     assert not lease.is_gone
     now += 0.2
     assert lease.is_gone, "but nobody does once it is awake"
-
-
-def test_counting_is_answered_like_everything_else() -> None:
-    desk = Desk()
-    desk.hear(Count("n", PROMPT))
-    desk.wire.send(Counted("n", 12))
-    assert desk.said() == [Counted("n", 12)]
 
 
 def test_a_message_with_images_goes_to_the_image_thread_where_there_is_one() -> None:
