@@ -121,45 +121,41 @@ def test_a_worker_that_broke_leaves_its_requests_to_their_end_with_the_process()
     desk.hear(submit("a"))
     desk.wire.end_requests(tells=False)
     assert desk.said() == [], "no other worker is to get what may have broken this one"
-    desk.hear(submit("b"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and refusal.request_id == "b"
+    assert refusal(desk, submit("b")).request_id == "b"
+
+
+def refusal(desk: Desk, message: Message, peer: bytes = b"p") -> Failed:
+    desk.hear(message, peer=peer)
+    (failed,) = desk.said()
+    assert isinstance(failed, Failed)
+    return failed
 
 
 def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> None:
+    """Who is there is told, and how long one more would wait."""
     desk = Desk(open_max=2)
-    desk.hear(submit("a"), submit("b"), submit("c"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and (refusal.request_id, refusal.status) == ("c", 503)
-    assert "2 requests" in refusal.text and "QUEUE_MAX" in refusal.text
+    desk.hear(submit("a"), submit("b"))
+    failed = refusal(desk, submit("c"))
+    assert (failed.request_id, failed.status, failed.code) == ("c", 503, "overloaded")
+    assert failed.retry_after_s == 59
+    for part in ("2 requests", "1 run, 2 wait", "about 59 s", "QUEUE_MAX"):
+        assert part in failed.text
     desk.wire.send(finished("a"))
     desk.said()
     desk.hear(submit("c"))
     assert desk.said() == []
 
 
-def test_a_refusal_tells_who_is_there_and_how_long_one_more_would_wait() -> None:
-    desk = Desk(open_max=1)
-    desk.hear(submit("a"), submit("b"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert (refusal.code, refusal.retry_after_s) == ("overloaded", 30)
-    assert "1 run, 1 wait" in refusal.text and "about 30 s" in refusal.text
-
-
 def test_nobody_is_told_to_stay_away_longer_than_clients_heed() -> None:
     desk = Desk(open_max=50)
-    desk.hear(*(submit(f"r{number}") for number in range(51)))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert refusal.retry_after_s == 60 and "about 1,475 s" in refusal.text
+    desk.hear(*(submit(f"r{number}") for number in range(50)))
+    failed = refusal(desk, submit("r50"))
+    assert failed.retry_after_s == 60 and "about 1,475 s" in failed.text
     for number in range(50):
         desk.wire.send(Progress(f"r{number}", 0, 9))
     desk.said()
-    desk.hear(submit("soon"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert refusal.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
+    failed = refusal(desk, submit("soon"))
+    assert failed.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
 
 
 def test_a_request_is_told_as_waiting_while_it_is_rendered() -> None:
@@ -187,9 +183,7 @@ def test_a_loading_model_refuses_with_503() -> None:
 def test_an_id_in_use_is_refused_without_harm_to_its_owner() -> None:
     desk = Desk()
     desk.hear(submit("a"))
-    desk.hear(submit("a"), peer=b"other")
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and refusal.code == "duplicate_request"
+    assert refusal(desk, submit("a"), peer=b"other").code == "duplicate_request"
     desk.wire.send(finished("a"))
     assert desk.port.posted == [(b"p", finished("a"))]
 
