@@ -17,6 +17,7 @@ from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Walk, constrainer_for, tool, walk
 from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
+from tests.helpers.cases import cases
 from tests.helpers.worker.output_formats import reader
 
 CITY = {
@@ -29,7 +30,6 @@ ANSWER = '{"city": "Ulm"}'
 JSON = Constraints(is_json=True, schema=CITY)
 CALL = Constraints(tool_choice="required")
 TOOLS = [tool("f", CITY)]
-CALLED = '<tool_call>\n{"name": "f", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
 def begun(
@@ -38,86 +38,19 @@ def begun(
     return walk(constrainer_for(family(name)), constraints, tools or [], opening)
 
 
-def takes(
-    name: str, text: str, constraints: Constraints = JSON, opening: str = "", tools: Any = None
-) -> bool:
-    started = begun(name, constraints, opening, tools)
-    return started.takes(family(name).tokenizer.encode(text, add_special_tokens=False))
-
-
 # ---------------------------------------------------------------- thinking, then the answer
 
 
-@pytest.mark.parametrize(
-    ("name", "opening", "text"),
-    [
-        ("qwen3", "", ANSWER),
-        ("qwen3", "", f"<think>\nHm, \U0001f600.\n</think>\n\n{ANSWER}"),
-        ("qwen3", "", f"<think></think>{ANSWER}"),
-        ("qwen3", "<think>\n\n</think>\n\n", ANSWER),
-        ("qwen3_5", "<think>\n", f"Hm.\n</think>\n\n{ANSWER}"),
-        ("glm4", "", f"\n<think>Hm.</think>\n{ANSWER}"),
-        ("harmony", "<|start|>assistant", f"<|channel|>final<|message|>{ANSWER}"),
-        (
-            "harmony",
-            "<|start|>assistant",
-            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final "
-            f"<|constrain|>json<|message|>{ANSWER}",
-        ),
-        (
-            "harmony",
-            "<|start|>assistant<|channel|>analysis<|message|>",
-            f"Hm.<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}",
-        ),
-        ("llama3", "", ANSWER),
-        ("mistral", "", '{"city":"Ulm"}'),
-    ],
-)
-def test_an_answer_in_json_may_be_thought_about_first(name: str, opening: str, text: str) -> None:
-    assert takes(name, text, opening=opening)
-
-
-@pytest.mark.parametrize(
-    ("name", "opening", "text"),
-    [
-        ("qwen3", "", f"Here it is: {ANSWER}"),
-        ("qwen3", "", f"{ANSWER} "),
-        ("qwen3", "", f"```json\n{ANSWER}\n```"),
-        ("qwen3", "", '{"city": 5}'),
-        ("qwen3", "", '{"city":  "Ulm"}'),
-        ("qwen3", "", '{\n"city": "Ulm"}'),
-        ("qwen3", "", "<think>\nHm."),
-        ("qwen3", "", f"<think>Hm.</think>\n\n<think>Hm.</think>\n\n{ANSWER}"),
-        ("qwen3", "<think>\n\n</think>\n\n", f"<think>Hm.</think>\n\n{ANSWER}"),
-        ("qwen3_5", "<think>\n", ANSWER),
-        ("qwen3_5", "<think>\n", f"Hm. <tool_call>\n</think>\n\n{ANSWER}"),
-        ("qwen3_5", "<think>\n", f"Hm.\n</think>\nSo.\n</think>\n\n{ANSWER}"),
-        ("harmony", "<|start|>assistant", ANSWER),
-        ("harmony", "<|start|>assistant", f"<|channel|>commentary<|message|>{ANSWER}"),
-        ("llama3", "", f"\n{ANSWER}"),
-    ],
-)
-def test_an_answer_in_json_is_nothing_else(name: str, opening: str, text: str) -> None:
-    assert not takes(name, text, opening=opening)
-
-
-def test_without_a_schema_the_answer_is_an_object() -> None:
-    anything = Constraints(is_json=True)
-    assert takes("llama3", '{"a": [1, {"b": null}]}', anything)
-    for text in ("[]", "5", '"a"', "{", ""):
-        assert not takes("llama3", text, anything)
-
-
-def test_a_model_with_tools_may_call_instead_of_answering_in_json() -> None:
-    assert takes("qwen3", CALLED, JSON, tools=TOOLS)
-    assert takes("qwen3", ANSWER, JSON, tools=TOOLS)
-    assert not takes("qwen3", CALLED, Constraints("none", is_json=True, schema=CITY), tools=TOOLS)
-
-
-def test_a_call_may_be_thought_about_first() -> None:
-    assert takes("qwen3", f"<think>\nHm.\n</think>\n\n{CALLED}", CALL, tools=TOOLS)
-    assert not takes("qwen3", f"I call.\n{CALLED}", CALL, tools=TOOLS)
-    assert not takes("qwen3", ANSWER, CALL, tools=TOOLS)
+@pytest.mark.parametrize("case", cases("constraint/whole_answers.yaml"))
+def test_an_answer_is_what_was_asked_for_and_nothing_else(case: dict[str, Any]) -> None:
+    name, opening = case["family"], case.get("opening", "")
+    tools = TOOLS if "tools" in case else []
+    tokens_of = family(name).tokenizer.encode
+    for verdict in ("taken", "refused"):
+        for text in case[verdict]:
+            started = begun(name, Constraints(**case["asked"]), opening, tools)
+            is_taken = started.takes(tokens_of(text, add_special_tokens=False))
+            assert is_taken == (verdict == "taken"), text
 
 
 # ---------------------------------------------------------------- no calls
@@ -129,16 +62,6 @@ def test_where_no_call_is_wanted_its_mark_alone_is_banned(name: str) -> None:
     allowed = begun(name, Constraints(tool_choice="none"), tools=TOOLS).allowed()
     everything = set(range(checkpoint_files.VOCAB_SIZE))
     assert everything - allowed == {tokenizer.convert_tokens_to_ids(tokenizer.tool_call_start)}
-
-
-def test_where_no_call_is_wanted_harmony_has_no_recipients() -> None:
-    none = Constraints(tool_choice="none")
-    opening = "<|start|>assistant"
-    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-    text = "<|channel|>final<|message|>No call."
-    assert takes("harmony", thought + text, none, opening)
-    assert not takes("harmony", "<|channel|>commentary to=functions.f<|message|>{}", none, opening)
-    assert not takes("harmony", " to=functions.f<|channel|>commentary<|message|>{}", none, opening)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
