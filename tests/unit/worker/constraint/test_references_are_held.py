@@ -7,13 +7,10 @@ import json
 from typing import Any, Final
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_build
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.grammar_trial import GrammarEnded, GrammarError
 from hearth.worker.constraint.lark_builder import GRAMMAR_CHARS_MAX, Lark
 from scripts.harness.constrained_answers import constrainer_for, tool, walk
 from scripts.harness.model_families import family
@@ -95,26 +92,6 @@ def test_gemmas_parts_of_an_all_of_hide_no_required_property() -> None:
 
 
 # ---------------------------------------------------------------- bombs
-
-
-def test_nothing_more_of_a_tools_schema_is_tried_once_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each part is written with all definitions: 20,000 of 1.2 MB took minutes."""
-    asked = []
-
-    def compiled(_: LLTokenizer, source: str) -> LLMatcher:
-        asked.append(len(source))
-        if len(asked) < 3:
-            raise GrammarError("look-around is not supported")
-        raise GrammarEnded("it takes too long")
-
-    monkeypatch.setattr(grammar_build, "is_plain", lambda _: True)
-    monkeypatch.setattr(grammar_build, "matcher_of", compiled)
-    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(500)}}
-    with pytest.raises(RequestError):
-        compiler_of("llama3").token_mask(REQUIRED, [tool("f", schema)], "", 0)
-    assert len(asked) < 20
 
 
 def test_a_grammar_above_its_limit_is_not_written_to_its_end(

@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,32 +89,6 @@ def test_what_one_owner_has_shown_makes_no_image_of_another_faster() -> None:
     assert reader.counts == {"decoded": 3, "known": 1}
     assert [picture.owner for picture in pictures_read] == ["", "mine", "other", "mine"]
     assert len({picture.identity for picture in pictures_read}) == 1
-
-
-def test_arrays_that_are_there_wait_for_no_image_that_is_being_decoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reader = reader_of("gemma3")
-    kept = reader.read("kept", saved(noise(20, 20), "PNG"))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(data: bytes, pixels_max: int) -> Image.Image:
-        begun.set()
-        assert go_on.wait(60)
-        return noise(20, 20, seed=1)
-
-    monkeypatch.setattr(image_processor, "decoded", slow)
-    reading = threading.Thread(target=reader.read, args=("slow", b""))
-    reading.start()
-    assert begun.wait(60)
-    arrived: list[Any] = []
-    asking = threading.Thread(target=lambda: arrived.append(kept.inputs()))
-    asking.start()
-    asking.join(60)
-    assert len(arrived) == 1, "it did not wait"
-    go_on.set()
-    reading.join(60)
-    assert reader.counts["decoded"] == 2
 
 
 def test_two_threads_at_once_decode_one_image_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,19 +138,6 @@ def test_a_known_turn_stands_as_it_was_sampled_between_its_question_and_what_fol
     assert prompt.ids != rendered, "other tokens than the template's text gives"
 
 
-@pytest.mark.parametrize("name", THINKERS)
-def test_only_turns_that_are_known_are_replaced(name: str) -> None:
-    parts = parts_of(name)
-    messages = [SYSTEM, ASKED, message_of(parts), NEXT, message_of(parts), NEXT]
-    turn = sampled(name, messages[:4], parts)
-    prompt = built(name, messages, [None, None, None, None, turn])
-    rendered = built(name, messages).ids
-    start = len(built(name, messages[:4]).ids) - (len(prompt.ids) - prompt.header)
-    assert prompt.kept == {4} and prompt.ids[:start] == rendered[:start]
-    tail = encoded(name, TAILS[name, SPOKEN])
-    assert prompt.ids == [*rendered[:start], *turn.ids.tolist(), *tail]
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mistral"])
 def test_the_header_is_where_the_generation_prompt_begins(name: str) -> None:
     prompt = built(name, [ASKED])

@@ -115,6 +115,16 @@ def test_the_clock_of_an_answer_does_not_run_while_its_prompt_is_read() -> None:
     assert not [e for e in events if isinstance(e, Finished)]
 
 
+def test_a_prompt_that_gets_no_further_ends_too() -> None:
+    made, _ = scheduler(watchdog=GenerationWatchdog(0, 60), x=[8])
+    asked = request("x", prompt=95)
+    made.submit(asked)
+    list(made.step())
+    assert asked.times is not None and not asked.is_prefilled
+    asked.times.progressed_at -= 61
+    assert finish_of(steps(made), "x").reason == "length"
+
+
 @pytest.mark.parametrize("field", ["prefilled_at", "progressed_at"])
 def test_without_limits_nothing_expires(field: str) -> None:
     made, asked = started("free")
