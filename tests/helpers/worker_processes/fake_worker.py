@@ -303,22 +303,10 @@ class FakeWorker:
         self._running[name] = (peer, steps, due)
 
     def _note(self, message: Message) -> None:
-        row: dict[str, Any] = {"event": type(message).__name__}
-        if isinstance(message, Submit | Cancel | Count | Status):
-            row["request_id"] = message.request_id
-        if isinstance(message, Status):
-            row |= {"what": message.what, "about": message.about}
-        if isinstance(message, Renew):
-            row["request_ids"] = message.request_ids
-        if isinstance(message, Submit | Count):
-            images = message.prompt.images
-            row["prompt"] = dataclasses.asdict(dataclasses.replace(message.prompt, images={}))
-            row["images"] = {name: sha256(data).hexdigest() for name, data in images.items()}
-        if isinstance(message, Submit):
-            row["sampling"] = dataclasses.asdict(message.sampling)
-            row["constraints"] = dataclasses.asdict(message.constraints)
-            names = ("use_kv_cache", "prefill_only", "pin", "prediction")
-            row |= {name: getattr(message, name) for name in names}
+        row = {"event": type(message).__name__} | dataclasses.asdict(message)
+        if prompt := row.get("prompt"):
+            files, prompt["images"] = prompt["images"], {}
+            row["images"] = {name: sha256(data).hexdigest() for name, data in files.items()}
         self._note_row(row)
 
     def _note_row(self, row: dict[str, Any]) -> None:

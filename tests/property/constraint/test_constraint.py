@@ -17,6 +17,7 @@ from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Schemas, closers, constrainer_for, tool, walk
 from scripts.harness.model_families import family
 
+BY_DAY = ("qwen3", "qwen3_5", "harmony")  # JSON, tags, messages
 FAMILIES = ("qwen3", "qwen3_5", "glm4", "harmony", "llama3", "mistral")
 KEYWORDS = (
     *("type", "properties", "required", "items", "enum", "const", "anyOf", "allOf", "oneOf"),
@@ -70,7 +71,10 @@ def test_any_schema_gives_a_guide_or_a_refusal(schema: dict[str, Any]) -> None:
     step(constrainer("llama3"), Constraints(is_json=True, schema=schema), [])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night) for name in FAMILIES],
+)
 @given(schema=ANY_SCHEMA, words=st.text(max_size=5))
 def test_any_tool_gives_a_guide_or_a_refusal(name: str, schema: Any, words: str) -> None:
     step(constrainer(name), Constraints(tool_choice="required"), [tool(f"f{words}", schema)])

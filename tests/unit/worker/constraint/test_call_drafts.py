@@ -134,17 +134,6 @@ def test_what_may_come_is_told_up_to_where_something_must_come() -> None:
     assert family("qwen3").tokenizer.decode(tokens_of("}}\n")[:count] + then) == "}}\n</tool_call>"
 
 
-def test_anything_may_come_outside_calls_and_nothing_but_another_call_behind_them() -> None:
-    drafts = drafts_of(compiler_for())
-    anything = tokens_of("what comes")
-    assert drafts.fitting([], anything) == (len(anything), [])
-    drafts.take(tokens_of('<tool_call>\n{"name": "stop", "arguments": {'))
-    end = tokens_of("}}\n</tool_call>")
-    assert drafts.forced(99) == end
-    assert drafts.fitting(end, anything) == (0, [])
-    assert drafts.fitting(end, tokens_of("\n"))[0] == 1
-
-
 def test_tools_of_no_shape_are_not_drafted_and_counted() -> None:
     compiler = compiler_for()
     wrong = tool("f", {"type": "object", "properties": {"a": {"enum": [float]}}})
@@ -182,6 +171,13 @@ def test_the_last_token_that_is_forced_is_told_where_none_is_longer() -> None:
 def _forced(followed: Followed) -> list[int]:
     followed.drafts.take(MARK)
     return followed.drafts.forced(9)
+
+
+def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
+    followed = Followed()
+    followed.drafts.take((MARK + b"!") * 9)
+    assert not followed.drafts.is_following
+    assert bytes(_forced(followed)) == b"{"
 
 
 def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,21 +196,6 @@ def test_a_schema_of_many_parts_that_are_not_plain_starts_few_processes(
     assert 0 < len(tried) <= TRIALS_MAX
 
 
-def test_what_is_noted_beside_a_reference_starts_no_process(
-    compiler: GrammarCompiler, apart: list[Any]
-) -> None:
-    schema = {
-        "properties": {
-            "a": {"$ref": "#/$defs/d0", "description": "one"},
-            "b": {"allOf": [{"$ref": "#/$defs/d0"}], "default": None, "title": "B"},
-            "c": {"anyOf": [{"$ref": "#/$defs/d0"}, {"type": "null"}], "default": None},
-        },
-        "$defs": doubling(2),
-    }
-    compiler.token_mask(Constraints(is_json=True, schema=schema), [], "", 0)
-    assert not apart
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
 def test_a_schema_that_takes_much_memory_is_a_400(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,6 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.schedule import admission_and_disk_recall
 from hearth.worker.schedule.admission_and_disk_recall import Admission
 from hearth.worker.setup.kv_setup import live_slots_max, running_max
 from scripts.harness.socketless_worker import Machine
@@ -53,19 +52,6 @@ def test_one_more_than_may_compute_waits_and_an_idle_cache_takes_nobodys_place()
     answers = [made.submit(ids(30, seed), 6) for seed in range(10, 15)]
     assert run(made) == 2
     assert all(answer.reason == "length" for answer in answers)
-
-
-def test_where_memory_is_short_fewer_run_and_no_answer_ends_early_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission_and_disk_recall, "SPARE_ROWS", 16)
-    made = machine_of(limit_tokens=2_000)
-    answers = [made.submit(ids(100, seed), 160) for seed in range(7)]
-    most = run(made)
-    assert 1 < most < 5
-    assert [answer.usage.completion_tokens for answer in answers if answer.usage] == [160] * 7
-    assert not made.scheduler.counts["memory_ends"]
-    made.check()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gpt_oss"])

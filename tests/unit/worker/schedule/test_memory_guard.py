@@ -145,9 +145,9 @@ def test_padding_leaves_room_for_the_forward_of_a_prompt(spare: int) -> None:
 
 def test_who_shares_a_trunk_is_let_in_where_its_own_tokens_fit_and_ends_within_the_limit() -> None:
     """Each was asked for the trunk twice; and each took it along into its slot at its end."""
-    worker = Watched(limit=16_000 * ROW, slots_max=8, chunk=512)
+    worker = Watched(limit=24_000 * ROW, slots_max=8, chunk=512)
     keeper = worker.machine.keeper
-    keeper.idle_bytes_max = 6_000 * ROW
+    keeper.idle_bytes_max = 12_000 * ROW
     close = keeper.close
 
     def watched(*given: Any, **more: Any) -> None:
@@ -155,7 +155,7 @@ def test_who_shares_a_trunk_is_let_in_where_its_own_tokens_fit_and_ends_within_t
         worker.peak = max(worker.peak, worker.held())
 
     keeper.close = watched
-    common = ids(2_000, 1)
+    common = ids(6_000, 1)
     answers = [worker.machine.submit([*common, *ids(20, 5 + n)], tokens_max=100) for n in range(8)]
     worker.machine.run(until=lambda: len(worker.machine.engine.decoder.trunks) == 8)
     assert not any(answer.usage for answer in answers), "all are written at once"

@@ -179,6 +179,8 @@ def test_answers_do_not_wait_for_ever_for_short_prompts() -> None:
             shares.note_prefill(1.0, is_short=True)
         shares.note_decode(0.0)
     assert shares.owed_s <= OWED_S_MAX + 1.0
+    shares.note_decode(OWED_S_MAX)
+    assert not shares.is_answers_turn(True), "it is paid"
 
 
 # ---------------------------------------------------------------- shorter forwards

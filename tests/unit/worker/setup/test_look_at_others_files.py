@@ -27,17 +27,19 @@ def kept_by(disk_thread: DiskThread | None) -> KVManager:
     return kept
 
 
-def test_a_prompt_waits_for_a_look_where_others_write_or_have_written(
+def test_workers_of_one_server_look(disk_thread: DiskThread) -> None:
+    seen = look_of(kept_by(disk_thread), workers=2)()
+    assert seen is not None and seen.wait(60)
+
+
+def test_a_worker_that_is_alone_on_its_server_looks_once_others_have_written(
     disk_thread: DiskThread, tmp_path: Path
 ) -> None:
-    kv_manager = kept_by(disk_thread)
-    alone, beside_another = (look_of(kv_manager, workers=count) for count in (1, 2))
-    assert alone() is None
-    seen = beside_another()
-    assert seen is not None and seen.wait(60)
+    look = look_of(kept_by(disk_thread), workers=1)
+    assert look() is None
     assert FileStore(tmp_path, ROOT, 100 << 20, 0).put(record())
     disk_thread.file_store.refresh()
-    seen = alone()
+    seen = look()
     assert seen is not None and seen.wait(60)
 
 

@@ -100,6 +100,7 @@ def test_an_idle_loop_waits_and_does_not_step() -> None:
     loop = Loop(is_idle=True)
     assert loop.run(3)[1:] == [IDLE_WAIT_S] * 2
     assert loop.scheduler.stepped_with == []
+    assert loop.run(1, "a") == [0.0], "once something has come, nothing more is waited for"
 
 
 def test_memory_is_released_once_behind_all_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
