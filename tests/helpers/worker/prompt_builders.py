@@ -29,8 +29,9 @@ def builder(name: str, preserve: str = "true", context_tokens: int = 100_000) ->
 def builder_of(
     each: Family, preserve: str = "true", context_tokens: int = 100_000, thinking: str = "true"
 ) -> PromptBuilder:
-    how = {"PRESERVE_THINKING": preserve, "DEFAULT_THINKING": thinking}
-    return builder_for(each.tokenizer, context_tokens, **how)
+    return builder_for(
+        each.tokenizer, context_tokens, PRESERVE_THINKING=preserve, DEFAULT_THINKING=thinking
+    )
 
 
 def builder_for(

@@ -30,7 +30,7 @@ class Watched:
         self.limit, self.peak = limit, 0
         guard = MemoryGuard(lambda: self.limit, self.held, forward)
         self.machine: Machine = machine(name, tiny=True, memory=guard, **more)
-        decoder = self.machine.engine.decoder
+        decoder: Any = self.machine.engine.decoder
         decoder.cost = ReadCost(1e9, row_bytes=slot_bytes(2_560) // 2_560)  # padding weighs little
         step = decoder.step
 

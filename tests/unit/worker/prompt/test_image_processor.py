@@ -94,8 +94,8 @@ def test_what_one_owner_has_shown_makes_no_image_of_another_faster() -> None:
 
 
 def test_two_threads_at_once_decode_one_image_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of("gemma3")
     monkeypatch.setattr(image_processor, "ARRAYS_BYTES_MAX", 1)
+    reader = reader_of("gemma3")
     read = [reader.read(str(n), saved(noise(99, 99, seed=n), "PNG")) for n in range(4)]
     expected = [picture.inputs()["pixel_values"] for picture in read]
     real, both, met = image_processor.decoded, threading.Barrier(2), list[int]()
