@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder
@@ -28,10 +29,23 @@ def builder(name: str, preserve: str = "true", context_tokens: int = 100_000) ->
 def builder_of(
     each: Family, preserve: str = "true", context_tokens: int = 100_000, thinking: str = "true"
 ) -> PromptBuilder:
-    tokenizer = each.tokenizer
-    ends = end_ids(tokenizer)
-    settings = load_settings({"PRESERVE_THINKING": preserve, "DEFAULT_THINKING": thinking}, None)
-    return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
+    return builder_for(
+        each.tokenizer, context_tokens, PRESERVE_THINKING=preserve, DEFAULT_THINKING=thinking
+    )
+
+
+def builder_for(
+    tokenizer: Any,
+    context_tokens: int = 10_000,
+    form: ImageForm | None = None,
+    context_by: str = "setting",
+    ends: frozenset[int] | None = None,
+    **environ: str,
+) -> PromptBuilder:
+    """Return the builder of a worker with this tokenizer and these settings."""
+    ends, marks = end_ids(tokenizer) if ends is None else ends, turn_marks(tokenizer)
+    settings = load_settings(environ, None)
+    return make_builder(tokenizer, marks, ends, context_tokens, settings, form, context_by)
 
 
 def encoded(name: str, text: str) -> list[int]:

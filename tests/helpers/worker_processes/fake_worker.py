@@ -186,9 +186,7 @@ class FakeWorker:
         self._running: dict[str, tuple[bytes, Iterator[Step], float]] = {}
         self._lease: dict[str, float] = {}
         self._log_path = os.environ.get("FAKE_WORKER_LOG")
-        self._ready_at = time.monotonic() + float(os.environ.get("FAKE_WORKER_LOAD_S", "0"))
         self._beat_at = 0.0
-        self._mute = False
         self._steps = 0
         self._hangs = False
         self._is_busy = False  # and says that it computes
@@ -211,19 +209,16 @@ class FakeWorker:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        is_ready = now >= self._ready_at
-        if self._mute or now < self._beat_at:
+        if now < self._beat_at:
             return
-        self._beat_at = now + (0.1 if not is_ready else 0.5)
+        self._beat_at = now + 0.5
         for peer in self._peers:
-            state = "ready" if is_ready else "loading"
             queue = list(self._running)[1:]  # one at a time, as it tells
             running = len(self._running) - len(queue)
-            facts = FACTS if is_ready else None
             wait_s = 1.5 * len(queue)
-            told = (running, len(queue), self._steps, 0, facts, wait_s, queue)
+            told = (running, len(queue), self._steps, 0, FACTS, wait_s, queue)
             cpu_s = now if self._is_busy else 0.0
-            beat = Heartbeat(state, *told, requests_max=REQUESTS_MAX, cpu_s=cpu_s)
+            beat = Heartbeat("ready", *told, requests_max=REQUESTS_MAX, cpu_s=cpu_s)
             self._port.post(peer, beat)
 
     def _take(self, peer: bytes, message: Message) -> None:
@@ -234,8 +229,6 @@ class FakeWorker:
             welcome = Welcome(PROTOCOL_VERSION, self._worker_id, self._boot_id, os.getpid())
             self._port.post(peer, welcome)
         elif isinstance(message, Submit):
-            if "mute" in script_of(message):
-                self._mute = True
             self._hangs |= "hang" in script_of(message)
             self._is_busy |= "busy" in script_of(message)
             tokens = prompt_tokens(message.prompt)
@@ -310,22 +303,10 @@ class FakeWorker:
         self._running[name] = (peer, steps, due)
 
     def _note(self, message: Message) -> None:
-        row: dict[str, Any] = {"event": type(message).__name__}
-        if isinstance(message, Submit | Cancel | Count | Status):
-            row["request_id"] = message.request_id
-        if isinstance(message, Status):
-            row |= {"what": message.what, "about": message.about}
-        if isinstance(message, Renew):
-            row["request_ids"] = message.request_ids
-        if isinstance(message, Submit | Count):
-            images = message.prompt.images
-            row["prompt"] = dataclasses.asdict(dataclasses.replace(message.prompt, images={}))
-            row["images"] = {name: sha256(data).hexdigest() for name, data in images.items()}
-        if isinstance(message, Submit):
-            row["sampling"] = dataclasses.asdict(message.sampling)
-            row["constraints"] = dataclasses.asdict(message.constraints)
-            names = ("use_kv_cache", "prefill_only", "pin", "prediction")
-            row |= {name: getattr(message, name) for name in names}
+        row = {"event": type(message).__name__} | dataclasses.asdict(message)
+        if prompt := row.get("prompt"):
+            files, prompt["images"] = prompt["images"], {}
+            row["images"] = {name: sha256(data).hexdigest() for name, data in files.items()}
         self._note_row(row)
 
     def _note_row(self, row: dict[str, Any]) -> None:

@@ -1,10 +1,9 @@
 """Whatever an answer says: its call drafts never raise, and depend on what was said alone."""
 
 import itertools
-import os
 from functools import cache
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import CallDrafts
@@ -12,7 +11,6 @@ from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
 
-EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "60"))
 PROPERTIES = {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}}
 TOOLS = [tool("look", {"type": "object", "properties": PROPERTIES, "required": ["city"]})]
 OTHERS = [tool("stop", None), tool("get", {"properties": {"n": {"type": "integer"}}})]
@@ -43,7 +41,6 @@ def drafts() -> CallDrafts:
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 60), max_size=4))
-@settings(max_examples=EXAMPLES)
 def test_forced_tokens_depend_on_what_was_said_and_not_on_when_they_are_asked_for(
     text: str, cuts: list[int]
 ) -> None:

@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import os
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.worker.constraint.call_text.call_shape import CallShape
 from hearth.worker.constraint.call_text.text_shape import (
@@ -23,7 +22,6 @@ from hearth.worker.constraint.call_text.text_shape import (
     forced,
 )
 
-EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "60"))
 VALUES: dict[str, Any] = {
     "path": "a\\b",
     "days": -7.5,
@@ -86,7 +84,6 @@ def followed(shape: Shape, text: bytes, cuts: list[int]) -> Places:
     cuts=CUTS,
     is_in_order=st.booleans(),
 )
-@settings(max_examples=4 * EXAMPLES)
 def test_an_object_holds_each_member_once_and_lacks_no_required_one(
     required: list[str], names: list[str], cuts: list[int], is_in_order: bool
 ) -> None:
@@ -97,7 +94,6 @@ def test_an_object_holds_each_member_once_and_lacks_no_required_one(
 
 
 @given(order=st.permutations(list(SCHEMAS)), outer=st.permutations(["one", "many"]), cuts=CUTS)
-@settings(max_examples=EXAMPLES)
 def test_objects_within_objects_and_arrays_hold_their_members_in_any_order_too(
     order: list[str], outer: list[str], cuts: list[int]
 ) -> None:
@@ -114,7 +110,6 @@ def test_objects_within_objects_and_arrays_hold_their_members_in_any_order_too(
 
 
 @given(value=JSON, is_ascii=st.booleans(), cuts=CUTS)
-@settings(max_examples=4 * EXAMPLES)
 def test_any_value_of_json_ends_where_it_ends(value: Any, is_ascii: bool, cuts: list[int]) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode(errors="replace")
     shape = Row((JsonValue(), Literal(b"}!")))
@@ -123,7 +118,6 @@ def test_any_value_of_json_ends_where_it_ends(value: Any, is_ascii: bool, cuts: 
 
 
 @given(value=st.text() | st.text('a"\\\n'), cuts=CUTS)
-@settings(max_examples=EXAMPLES)
 def test_a_string_of_json_ends_at_the_quote_that_nothing_escapes(
     value: str, cuts: list[int]
 ) -> None:
@@ -133,7 +127,6 @@ def test_a_string_of_json_ends_at_the_quote_that_nothing_escapes(
 
 
 @given(text=st.text("ab<"), end=st.text("ab<", min_size=1, max_size=4), cuts=CUTS)
-@settings(max_examples=4 * EXAMPLES)
 def test_free_text_ends_behind_the_first_of_its_marks(text: str, end: str, cuts: list[int]) -> None:
     shape = Row((TextUntil(end.encode()), Literal(b".")))
     whole = text[: text.find(end) + len(end)] if end in text else text

@@ -11,15 +11,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.answer_parts import ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
+from tests.helpers.worker.prompt_builders import builder_for
 
 TOOLS = tools_for([ToolCall("read", {"path": "/a"})])
 MOVES = ("mistral",)  # system and tools stand at the last question
@@ -82,20 +80,11 @@ def renderer(name: str) -> Renderer:
 
 @cache
 def builder(name: str) -> PromptBuilder:
-    tokenizer = family(name).tokenizer
-    ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-    return make_builder(
-        tokenizer,
-        turn_marks(tokenizer),
-        ends,
-        200_000,
-        load_settings({"DEFAULT_THINKING": "true"}, None),
-    )
+    return builder_for(family(name).tokenizer, 200_000, DEFAULT_THINKING="true")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(said=CONVERSATIONS, tools=st.sampled_from([[], TOOLS]))
-@settings(max_examples=60)
 def test_any_conversation_is_rendered_whole_and_in_order(
     name: str, said: list[Said], tools: list[Any]
 ) -> None:
@@ -131,7 +120,6 @@ def is_left_out(name: str, messages: list[dict[str, Any]], at: int) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MOVES])
 @given(said=CONVERSATIONS, tools=st.sampled_from([[], TOOLS]))
-@settings(max_examples=60)
 def test_a_conversation_that_grows_only_appends(
     name: str, said: list[Said], tools: list[Any]
 ) -> None:
@@ -150,7 +138,6 @@ def test_a_conversation_that_grows_only_appends(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(said=CONVERSATIONS, data=st.data())
-@settings(max_examples=30)
 def test_content_yields_no_control_tokens_in_any_conversation(
     name: str, said: list[Said], data: st.DataObject
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.proxy.api import chat_completions
 from hearth.worker.prompt.adapt_messages import adapted
@@ -21,7 +21,6 @@ BLANKS = st.text(" \n", max_size=2)
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=30)
 def test_a_control_token_that_is_cut_into_text_parts_stays_text(name: str, data: Any) -> None:
     tokeniser = builder(name).tokeniser
     control = data.draw(st.sampled_from(sorted(tokeniser.controls)))

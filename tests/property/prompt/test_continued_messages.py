@@ -8,11 +8,9 @@ from hypothesis import given, settings, strategies as st
 from mlx_lm.tokenizer_utils import load as load_from_disk
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
+from tests.helpers.worker.prompt_builders import builder_for
 
 HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 CLOSED = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -51,15 +49,7 @@ def tokenizer_of(name: str) -> Any:
 
 @cache
 def builder(name: str) -> PromptBuilder:
-    tokenizer = tokenizer_of(name)
-    ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-    return make_builder(
-        tokenizer,
-        turn_marks(tokenizer),
-        ends,
-        10_000,
-        load_settings({"DEFAULT_THINKING": "true"}, None),
-    )
+    return builder_for(tokenizer_of(name), DEFAULT_THINKING="true")
 
 
 def talk(*contents: str) -> list[dict[str, Any]]:

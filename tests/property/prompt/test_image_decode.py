@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from hearth.shared.errors import RequestError
@@ -38,7 +38,6 @@ def outcome(data: bytes) -> str:
     kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF"]),
     seed=st.integers(0, 1_000),
 )
-@settings(max_examples=100)
 def test_an_opaque_image_of_any_mode_has_the_pixels_that_pillow_shows(
     size: tuple[int, int], mode: str, kind: str, seed: int
 ) -> None:
@@ -56,7 +55,6 @@ def test_an_opaque_image_of_any_mode_has_the_pixels_that_pillow_shows(
 
 
 @given(size=sizes, kind=st.sampled_from(["PNG", "WEBP"]), seed=st.integers(0, 1_000))
-@settings(max_examples=50)
 def test_transparency_is_laid_on_white(size: tuple[int, int], kind: str, seed: int) -> None:
     image = noise(*size, channels=4, seed=seed)
     stored = np.asarray(image).astype(float)
@@ -80,7 +78,6 @@ def test_a_file_cut_off_anywhere_is_a_picture_or_a_refusal(name: str) -> None:
     name=st.sampled_from(sorted(SAMPLES)),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12),
 )
-@settings(max_examples=150)
 def test_a_file_with_changed_bytes_is_a_picture_or_a_refusal(
     name: str, changes: list[tuple[float, int]]
 ) -> None:
@@ -96,13 +93,11 @@ def test_a_file_with_changed_bytes_is_a_picture_or_a_refusal(
     ),
     rest=st.binary(max_size=200),
 )
-@settings(max_examples=150)
 def test_random_bytes_are_refused(magic: bytes, rest: bytes) -> None:
     assert outcome(magic + rest) != "RGB"
 
 
 @given(width=st.integers(1, 65_535), height=st.integers(1, 65_535))
-@settings(max_examples=100)
 def test_what_a_header_claims_is_held_to_the_limit(width: int, height: int) -> None:
     refused = {"image_too_many_pixels"} if width * height > PIXELS_MAX else {"image_broken", "RGB"}
     assert outcome(png(width, height, b"")) in refused

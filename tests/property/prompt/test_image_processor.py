@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from hearth.worker.prompt.images import image_processor
@@ -77,7 +77,6 @@ class Expected:
     bytes_max=st.integers(1, sum(BYTES.values())),
     facts_max=st.integers(1, len(FILES)),
 )
-@settings(max_examples=40)
 def test_any_order_of_reading_gives_what_a_fresh_reader_gives(
     steps: list[tuple[str, bool]], bytes_max: int, facts_max: int
 ) -> None:
@@ -105,7 +104,6 @@ def test_any_order_of_reading_gives_what_a_fresh_reader_gives(
     channel=st.integers(0, 2),
     change=st.integers(1, 255),
 )
-@settings(max_examples=50)
 def test_one_changed_value_of_one_pixel_is_another_image(
     at: tuple[int, int], channel: int, change: int
 ) -> None:

@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
-from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
-from scripts.harness.constrained_answers import end_ids
 from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.families.family_cases import written_family
 from tests.helpers.worker.chat_templates import CHATML, tokenizer_with
+from tests.helpers.worker.prompt_builders import builder_for
 
 # Whose templates have a switch, levels, both, or a line of the system message.
 FAMILIES = ("command_a", "exaone4", "hy4", "k2-horizon", "longcat", "mimo_v2", "nemotron-super-49b")
@@ -37,8 +34,7 @@ def loaded(name: str) -> tuple[Any, PromptBuilder]:
     tokenizer = written_family(name).tokenizer if name else tokenizer_with(CHATML)
     if not name:
         tokenizer.chat_template = bare_tokenizer(tokenizer).chat_template = EMPTY_TURN
-    marks, ends = turn_marks(tokenizer), end_ids(tokenizer)
-    return tokenizer, make_builder(tokenizer, marks, ends, 10_000, load_settings({}, None))
+    return tokenizer, builder_for(tokenizer)
 
 
 def messages(turns: int, has_system: bool) -> list[dict[str, Any]]:

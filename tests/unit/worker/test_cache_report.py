@@ -1,6 +1,5 @@
 """Checks the report of the cache against counts by hand: sizes, images, batches, bits, answers."""
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -28,30 +27,15 @@ def report_of(made: Machine) -> dict[str, Any]:
     return cache_report(made.keeper, 0, "", facts, made.scheduler.decoder.batch_bytes)
 
 
-def test_an_entry_in_a_live_slot_has_the_size_of_its_rows_there() -> None:
+def test_an_entry_has_the_size_of_its_rows_in_its_slot_and_what_two_share_counts_once() -> None:
     made = machine("qwen3", tiny=True)
-    made.ask(PROMPT, 5)
+    made.ask([*PROMPT, 7], 5)
     (entry,) = report_of(made)["entries"]
-    assert 104 <= entry["tokens"] <= 105, "the answer's last token may not be fed"
+    assert 105 <= entry["tokens"] <= 106, "the answer's last token may not be fed"
     assert entry["slot_bytes"] == entry["bytes"] == entry["tokens"] * row_bytes("qwen3")
     facts = loaded("qwen3", tiny=True).facts
     assert entry["model"] == facts.name and entry["images"] == 0
     assert entry["context_share"] == entry["tokens"] / facts.context_tokens
-
-
-def test_an_entry_whose_slot_was_given_up_has_the_size_of_its_copy() -> None:
-    made = machine("qwen3", tiny=True, slots_max=1)
-    made.ask(PROMPT, 5)
-    made.ask([*range(200, 260)], 5)
-    report = report_of(made)
-    live, kept = report["entries"]
-    assert kept["bytes"] == kept["tokens"] * row_bytes("qwen3") == report["bytes"]
-    assert kept["slot_bytes"] == 0 and live["slot_bytes"] == live["bytes"] > 0
-
-
-def test_what_two_conversations_share_counts_once() -> None:
-    made = machine("qwen3", tiny=True)
-    made.ask([*PROMPT, 7], 2)
     made.ask([*PROMPT[:70], *range(200, 240)], 2)
     report = report_of(made)
     kept = sum(entry["bytes"] - entry["slot_bytes"] for entry in report["entries"])
@@ -115,27 +99,6 @@ def test_the_answers_that_are_written_are_told_to_their_key_alone() -> None:
     assert made.scheduler.report()["answers"] == []
 
 
-def test_a_young_answer_has_no_speed() -> None:
-    made = machine("qwen3", tiny=True)
-    answer = made.submit(PROMPT, 60)
-    made.run(until=lambda: answer.request.completion_tokens == 16)
-    assert made.scheduler.report()["answers"][0]["tokens_per_s"] is None
-    assert made.scheduler.report()["answers_tokens_per_s"] == 0
-    made.run(until=lambda: answer.request.completion_tokens == 17)
-    assert made.scheduler.report()["answers"][0]["tokens_per_s"] > 0
-
-
-def test_the_encoders_time_is_its_requests() -> None:
-    name = "qwen3_vl"
-    made = LookingMachine(name)
-    prompt = [*range(70), *shown(name, 0), *range(70)]
-    first, again = made.ask(prompt, 2), made.ask([*prompt, *range(200, 280)], 2)
-    plain = made.ask([*range(300, 380)], 2)
-    usages = [answer.usage for answer in (first, again, plain)]
-    told = [usage.image_ms for usage in usages if usage is not None]
-    assert told == [round(made.engine.encoder_s * 1000), 0, 0] and told[0] > 0
-
-
 def test_the_bits_of_kv_are_those_in_use_and_what_is_ignored_says_why() -> None:
     live, stored = QuantFormat(8, 32), QuantFormat(4, 64)
     made = machine(
@@ -155,34 +118,27 @@ def test_the_bits_of_kv_are_those_in_use_and_what_is_ignored_says_why() -> None:
     assert quantisation_report(NullKVManager(list)) is None
 
 
-def finished(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Return the three counters of the last request's line in the log."""
-    line = [row.getMessage() for row in caplog.records if "finished request=" in row.message][-1]
-    words = dict(word.split("=", 1) for word in line.split()[1:])
-    return {name: int(words[name]) for name in CORRECTNESS}
+def correctness(made: Machine) -> dict[str, int]:
+    """Return which of the three counters have counted, and how much."""
+    return {name: made.keeper.counts[name] for name in CORRECTNESS if made.keeper.counts[name]}
 
 
-def test_a_request_that_goes_back_behind_an_image_says_so_in_its_line(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_goes_back_behind_an_image_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.INFO)
     name = "qwen3_vl"
     made = LookingMachine(name, slots_max=1)
     prompt = [*range(70), *shown(name, 0), *range(70)]
     made.ask([*range(300, 380)], 2)
-    assert finished(caplog) == dict.fromkeys(CORRECTNESS, 0)
+    assert correctness(made) == {}
     amid = replace(ResumePlan.cold(), position=71, matched=71, kind="prefix")
     monkeypatch.setattr(made.keeper, "plan", lambda query: amid)
     answer = made.ask(prompt, 2)
     assert answer.cached == 0 and answer.usage is not None and answer.usage.match == "miss"
-    assert finished(caplog) == dict.fromkeys(CORRECTNESS, 0) | {"vlm_retreat": 1}
-    assert made.keeper.counts["vlm_retreat"] == 1
+    assert correctness(made) == {"vlm_retreat": 1}
 
 
-def test_a_request_that_a_lost_state_sent_back_says_so_in_its_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_request_that_a_lost_state_sent_back_is_counted() -> None:
     made = machine("qwen3_5", tiny=True, slots_max=1)
     prompt = [*range(300)]
     made.ask(prompt, 2)
@@ -192,5 +148,4 @@ def test_a_request_that_a_lost_state_sent_back_says_so_in_its_line(
     for joint in ours:
         made.keeper.store.set_snapshot(joint, None)
     made.ask([*prompt, *range(500, 530)], 2)
-    assert finished(caplog) == dict.fromkeys(CORRECTNESS, 0) | {"hybrid_trim_miss": 1}
-    assert made.keeper.counts["hybrid_trim_miss"] == 1
+    assert correctness(made) == {"hybrid_trim_miss": 1}

@@ -1,6 +1,5 @@
 """Checks which tokens of a call are forced in an answer that no grammar is enforced on."""
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -9,14 +8,10 @@ import pytest
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
 from hearth.worker.constraint.call_drafts import (
-    TAIL_BYTES,
     CallDrafts,
     ForcedTexts,
 )
-from hearth.worker.constraint.call_text.call_shape import MEMBERS_MAX, VALUES_MAX
 from hearth.worker.constraint.call_text.text_shape import (
-    PLACES_MAX,
-    Choice,
     JsonString,
     Literal,
     Order,
@@ -71,7 +66,6 @@ WRITTEN = {
     ),
 }
 QWEN = WRITTEN["qwen3"][0]
-UNKNOWN = QWEN.replace("city", "town")
 
 
 def tokens_of(text: str, name: str = "qwen3") -> list[int]:
@@ -116,38 +110,6 @@ def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     assert drafts.forced(9) == []
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_call_whose_arguments_come_in_another_order_is_forced_on(name: str) -> None:
-    order = {"city": "unit", "unit": "city", "Ulm": "celsius", "celsius": "Ulm"}
-    text = re.sub("|".join(order), lambda found: order[found[0]], WRITTEN[name][0])
-    compiler = compiler_for(name)
-    drafts, answer = drafts_of(compiler), tokens_of(text, name)
-    place = text.index("city")
-    count = 0
-    for at, token in enumerate(answer):
-        forced = drafts.forced(99)
-        if len(family(name).tokenizer.decode(answer[:at])) > place:
-            count += forced[:1] == [token]
-        drafts.take([token])
-    assert count >= 1, "in the schema's order alone it is 0"
-
-
-def test_a_call_with_an_unknown_argument_is_silent_until_the_next_call_opens() -> None:
-    compiler = compiler_for()
-    drafts, call = drafts_of(compiler), tokens_of(QWEN)
-    for token in tokens_of(UNKNOWN):
-        drafts.forced(99)
-        drafts.take([token])
-    assert not drafts.is_following
-    assert forced_count(drafts, call) == forced_count(drafts_of(compiler), call)
-
-
-def test_a_call_that_is_never_asked_about_is_followed_all_the_same() -> None:
-    drafts = drafts_of(compiler_for())
-    drafts.take(tokens_of(UNKNOWN + QWEN.removesuffix('elsius"}}\n</tool_call>')))
-    assert family("qwen3").tokenizer.decode(drafts.forced(99)).endswith("\n</tool_call>")
-
-
 def test_only_free_answers_with_tools_and_a_known_format_are_drafted() -> None:
     compiler = compiler_for()
     assert compiler.call_drafts(Constraints(), []) is None
@@ -172,35 +134,11 @@ def test_what_may_come_is_told_up_to_where_something_must_come() -> None:
     assert family("qwen3").tokenizer.decode(tokens_of("}}\n")[:count] + then) == "}}\n</tool_call>"
 
 
-def test_anything_may_come_outside_calls_and_nothing_but_another_call_behind_them() -> None:
-    drafts = drafts_of(compiler_for())
-    anything = tokens_of("what comes")
-    assert drafts.fitting([], anything) == (len(anything), [])
-    drafts.take(tokens_of('<tool_call>\n{"name": "stop", "arguments": {'))
-    end = tokens_of("}}\n</tool_call>")
-    assert drafts.forced(99) == end
-    assert drafts.fitting(end, anything) == (0, [])
-    assert drafts.fitting(end, tokens_of("\n"))[0] == 1
-
-
 def test_tools_of_no_shape_are_not_drafted_and_counted() -> None:
     compiler = compiler_for()
     wrong = tool("f", {"type": "object", "properties": {"a": {"enum": [float]}}})
     assert compiler.call_drafts(Constraints(), [wrong]) is None
     assert compiler.report()["call_drafts_ended"] == 1
-
-
-@pytest.mark.parametrize("count", [MEMBERS_MAX, MEMBERS_MAX + 1])
-def test_a_schema_that_refers_to_itself_at_each_place_costs_little(count: int) -> None:
-    """Each level has as many members as the one above: all of them would be 256 ** 6."""
-    node = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/n"} for n in range(count)}}
-    compiler = compiler_for()
-    drafts = drafts_of(compiler, [tool("f", node | {"$defs": {"n": node}})])
-    drafts.take(tokens_of('<tool_call>\n{"name": "f", "arguments": {"p0": {"p'))
-    drafts.take(tokens_of('1": {}}}}\n</tool_call>'))
-    drafts.take(tokens_of("And so on."))
-    assert not drafts.is_following and not compiler.counts
-    assert count**2 > VALUES_MAX
 
 
 # ---------------------------------------------------------------- with a shape that is made here
@@ -235,31 +173,11 @@ def _forced(followed: Followed) -> list[int]:
     return followed.drafts.forced(9)
 
 
-def test_a_call_that_ends_lets_the_next_one_begin() -> None:
-    followed = Followed()
-    followed.drafts.take(MARK + b'{"x"} and ' + MARK)
-    assert bytes(followed.drafts.forced(9)) == b"{"
-
-
 def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
     followed = Followed()
     followed.drafts.take((MARK + b"!") * 9)
     assert not followed.drafts.is_following
-    followed.drafts.take(MARK)
-    assert bytes(followed.drafts.forced(9)) == b"{"
-
-
-def test_a_call_within_a_call_is_followed_where_the_outer_one_is_left() -> None:
-    followed = Followed(Row((Literal(b"<call>{-"), Choice((Literal(b"a"), Literal(b"b"))))))
-    followed.drafts.take(MARK + b"{-" + MARK)
-    assert bytes(followed.drafts.forced(9)) == b"{"
-
-
-def test_a_call_that_may_be_in_too_many_places_is_left() -> None:
-    many = [Literal(b"<call>%d." % number) for number in range(PLACES_MAX + 1)]
-    followed = Followed(Choice(many))
-    followed.drafts.take(MARK)
-    assert not followed.drafts.is_following and not followed.counts
+    assert bytes(_forced(followed)) == b"{"
 
 
 def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,11 +202,6 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
         drafts = CallDrafts("<call>", SHAPE, Order(), texts, Counter())
         drafts.take(tokens)
         assert drafts.is_following
-
-
-def test_a_mark_is_shorter_than_what_is_kept_of_the_answer() -> None:
-    with pytest.raises(AssertionError):
-        CallDrafts("x" * TAIL_BYTES, SHAPE, Order(), ForcedTexts(list, bytes, ()), Counter())
 
 
 def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:

@@ -3,7 +3,6 @@
 import itertools
 import random
 import sys
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,14 +16,7 @@ from hearth.worker.constraint.call_text.text_shape import (
     PLACES_MAX,
     REST_BYTES_MAX,
     STEPS_MAX,
-    WHOLE,
-    Branch,
-    Choice,
     Literal,
-    Place,
-    Repeated,
-    TextUntil,
-    TooWide,
     begin,
     behind,
     forced,
@@ -67,12 +59,6 @@ def at_4_000_places(node: dict[str, Any]) -> dict[str, Any]:
     return an_object({f"a{n}": each for n in range(250)}, **{"$defs": {"n": node}})
 
 
-def at_1_000_parameters(node: dict[str, Any]) -> dict[str, Any]:
-    return an_object(
-        {f"a{n}": {"$ref": "#/$defs/n"} for n in range(1_000)}, **{"$defs": {"n": node}}
-    )
-
-
 def choices_of_choices(count: int) -> dict[str, Any]:
     names = "ABCD"
     defs: dict[str, Any] = {
@@ -104,20 +90,6 @@ def test_tools_that_are_a_bomb_cost_the_prompt_thread_little(name: str, bomb: st
         compiler.call_drafts(Constraints(), tools)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-@pytest.mark.parametrize("words", [["w" * 100_000], [f"{n:99}" for n in range(256)]])
-def test_words_that_stand_at_many_places_take_little_memory(name: str, words: list[str]) -> None:
-    """They took 400 and 100 MB."""
-    node = {"type": "string", "enum": words}
-    schema = at_4_000_places(node) if name == "qwen3" else at_1_000_parameters(node)
-    compiler = constrainer_for(family(name))
-    tracemalloc.start()
-    compiler.call_drafts(Constraints(), [tool("f", schema)])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 20 << 20
-
-
 def followed(name: str, schema: dict[str, Any], text: str) -> tuple[CallDrafts, GrammarCompiler]:
     """Return what has followed a call; no token of it takes long."""
     compiler = constrainer_for(family(name))
@@ -145,71 +117,12 @@ def test_a_name_of_many_thousand_characters_is_told_by_pieces() -> None:
     assert max(map(len, texts._tokens)) <= 2 * REST_BYTES_MAX
 
 
-def test_a_long_name_without_ascii_is_told_too() -> None:
-    """A piece of it may end amid a character."""
-    name = "日本語" * 100
-    schema = an_object({name: {"type": "string"}}, required=[name])
-    drafts, _ = followed("qwen3", schema, BEGIN)
-    tokens = family("qwen3").tokenizer.encode('"' + name, add_special_tokens=False)
-    told = 0
-    for token in tokens:
-        now = drafts.forced(1)
-        told += now == [token]
-        drafts.take([token])
-    assert told > 0.3 * len(tokens), "at each character, if not within"
-
-
-def test_a_choice_of_ever_more_is_looked_at_as_far_as_it_can_be_followed() -> None:
-    """One of 100,000 words took 0.6 s at each step."""
-
-    class Endless(Branch):
-        def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
-            yield from (Place(Literal(b"%d" % n), 0, behind) for n in itertools.count())
-
-    with pytest.raises(TooWide):
-        begin(Endless())
-
-
 def test_names_that_are_spelt_alike_are_not_tried_in_all_orders() -> None:
     """Each of them is "?" in UTF-8: in any order there are 11! ways, and all end at the mark."""
     schema = an_object({chr(0xD800 + n): {"type": "integer"} for n in range(11)})
     text = BEGIN + ", ".join(['"?": 1'] * 9) + "!!"
     drafts, compiler = followed("qwen3", schema, text)
     assert not drafts.is_following and not compiler.counts
-
-
-def test_a_text_that_fits_nowhere_in_the_end_is_left_before_all_ways_are_tried() -> None:
-    shape = Repeated(Choice((Literal(b"a"), Literal(b"aa"))))
-    with pytest.raises(TooWide):
-        behind(begin(shape), b"a" * 200 + b"b")
-
-
-def test_items_that_fit_two_schemas_stay_in_two_places() -> None:
-    """As of pydantic's `list[str | date]`."""
-    items = {"anyOf": [{"type": "string"}, {"type": "string", "format": "date"}]}
-    schema = an_object({"x": {"type": "array", "items": items}})
-    text = BEGIN + '"x": [' + ", ".join(['"ab"'] * 30) + "]"
-    drafts, compiler = followed("qwen3", schema, text)
-    assert not compiler.counts
-    assert family("qwen3").tokenizer.decode(drafts.forced(99)) == "}}\n</tool_call>"
-
-
-def test_a_call_in_too_many_orders_leaves_the_next_ones_in_their_order() -> None:
-    """Their arguments would else come in any order, so that none is told."""
-    count = PLACES_MAX + 1
-    tools = [
-        tool("f", an_object({f"p{n}": {"type": "string"} for n in range(count)})),
-        tool("g", an_object({"a": {"type": "string"}, "b": {"type": "string"}}, required=["a"])),
-    ]
-    drafts = constrainer_for(family("qwen3_5")).call_drafts(Constraints(), tools)
-    assert drafts is not None
-    argument = "<parameter=p{}>\nv\n</parameter>\n"
-    wrong = "<tool_call>\n<function=f>\n" + argument.format(count) + argument.format(0)
-    encode = family("qwen3_5").tokenizer.encode
-    drafts.take(encode(wrong, add_special_tokens=False))
-    assert not drafts.is_following
-    drafts.take(encode("<tool_call>\n<function=g>\n", add_special_tokens=False))
-    assert family("qwen3_5").tokenizer.decode(drafts.forced(99)).startswith("<parameter=a")
 
 
 @pytest.mark.parametrize("value", ['"' + "\\n" * 30_000 + '"', "[" + "[1]," * 15_000 + "1]"])
@@ -225,20 +138,6 @@ def test_a_long_call_is_read_again_in_few_steps(value: str) -> None:
     with within(STEP_CALLS_MAX):
         drafts.take(tokens)
     assert drafts.is_following
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_an_end_mark_is_found_wherever_the_text_is_cut(seed: int) -> None:
-    rng = random.Random(seed)
-    mark, text = (bytes(rng.choices(b"ab<", k=count)) for count in (rng.randint(1, 5), 40))
-    shape, state, place, found = TextUntil(mark), 0, 0, -1
-    while place < len(text) and state != WHOLE:
-        piece = text[place : place + rng.randint(1, 9)]
-        end, state = shape.read(state, b"." + piece, 1)
-        found = place + end - 1 if state == WHOLE else -1
-        place += len(piece)
-    at = text.find(mark)
-    assert found == (at + len(mark) if at >= 0 else -1)
 
 
 def test_text_that_must_come_is_told_up_to_a_bound() -> None:

@@ -78,13 +78,6 @@ def test_forced_tokens_are_those_of_the_schema_up_to_the_first_choice(
     assert text_of(mask.forced(99)) == "me", "more may follow it"
 
 
-def test_an_answer_that_is_complete_has_no_forced_tokens(compiler: GrammarCompiler) -> None:
-    mask = mask_of(compiler, PLACE)
-    mask.take(tokens_of('{"place": "Rome"}'))
-    assert mask.forced(99) == []
-    assert mask.failure == ""
-
-
 def test_forced_tokens_end_a_think_block_whose_budget_is_spent(compiler: GrammarCompiler) -> None:
     closing = Constraints(is_json=True, schema=FIXED, thinking_budget=1)
     mask = mask_of(compiler, closing, "<think>\n")
@@ -94,62 +87,8 @@ def test_forced_tokens_end_a_think_block_whose_budget_is_spent(compiler: Grammar
     assert mask.forced(1) == mask.forced(99)[:1]
 
 
-def test_a_draft_fits_up_to_the_first_token_that_may_not_come(compiler: GrammarCompiler) -> None:
-    mask = mask_of(compiler, PLACE)
-    right = tokens_of('{"place": "Rome"}')
-    assert mask.fitting(right) == len(right)
-    assert mask.fitting([]) == 0
-    assert mask.fitting([right[0], right[0], *right[1:]]) == 1
-    end = min(compiler.end_ids)
-    assert mask.fitting([*right, end, end]) == len(right) + 2, "the turn's end follows its end"
-    assert mask.fitting([*right, right[0]]) == len(right)
-
-
 def test_a_token_beyond_the_vocabulary_never_fits(compiler: GrammarCompiler) -> None:
     assert mask_of(compiler, PLACE).fitting([1 << 30]) == 0
-
-
-def test_a_drafts_rows_are_masked_each_behind_what_stands_in_front(
-    compiler: GrammarCompiler,
-) -> None:
-    mask, said = mask_of(compiler, PLACE), tokens_of('{"place": "')
-    mask.take(said)
-    draft = [*tokens_of("Ro"), 0, 0]
-    rows = np.array(mask.process_rows(draft, zeros(5)))
-    for n in range(2):
-        allowed = may_come(mask_of(compiler, PLACE), [*said, *draft[:n]])
-        assert {int(token) for token in np.flatnonzero(rows[n] == 0)} == allowed
-    fits = mask.fitting(draft)
-    assert fits == len(tokens_of("Ro"))
-    assert not np.any(rows[fits + 1 :]), "behind a token that does not fit nothing is masked"
-    assert may_come(mask, said) == may_come(mask_of(compiler, PLACE), said), "nothing was taken"
-
-
-def test_tokens_that_were_taken_are_not_read_again(compiler: GrammarCompiler) -> None:
-    mask, said = mask_of(compiler, PLACE), tokens_of('{"place": "')
-    mask.take(said[:2])
-    mask.take(said[2:])
-    more = [*said, *tokens_of("Oslo")]
-    assert may_come(mask, more) == may_come(mask_of(compiler, PLACE), more)
-
-
-def test_a_draft_has_no_token_that_the_budget_forbids(compiler: GrammarCompiler) -> None:
-    thinking = mask_of(compiler, Constraints(thinking_budget=2), "<think>\n")
-    closing = [*tokens_of("a"), *tokens_of("b")]
-    assert thinking.fitting([*closing, *closing]) == 2
-    thinking.take(closing)
-    assert thinking.fitting(thinking.forced(99)) == len(thinking.forced(99))
-    rows = np.array(thinking.process_rows(thinking.forced(1), zeros(2)))
-    assert np.count_nonzero(rows[0] == 0) == 1
-
-
-def test_a_banned_token_does_not_fit(compiler: GrammarCompiler) -> None:
-    mask = mask_of(compiler, Constraints(tool_choice="none"))
-    (call,) = tokens_of("<tool_call>")
-    assert mask.fitting([7, call, 7]) == 1
-    rows = np.array(mask.process_rows([7], zeros(2)))
-    assert np.all(rows[:, call] == -np.inf)
-    assert np.count_nonzero(rows) == 2
 
 
 def test_drafts_that_are_never_said_run_out_of_time_and_take_none_from_the_answer(

@@ -91,14 +91,6 @@ def test_an_image_is_turned_as_its_orientation_says(kind: str, orientation: int)
     assert np.array_equal(pixels(data), upright)
 
 
-def test_a_jpeg_is_turned_too() -> None:
-    image = Image.new("RGB", (32, 16), "white")
-    image.paste((255, 0, 0), (0, 0, 16, 16))
-    turned_right = pixels(saved(image, "JPEG", exif=turned(6), quality=95))
-    assert turned_right.shape == (32, 16, 3)
-    assert turned_right[4, 8, 1] < 40 and turned_right[28, 8, 1] > 215, "its left is above now"
-
-
 def test_an_orientation_that_is_none_leaves_the_image_as_it_is() -> None:
     image = noise(5, 3)
     assert np.array_equal(pixels(saved(image, "PNG", exif=turned(99))), np.asarray(image))
@@ -125,8 +117,8 @@ def test_what_is_transparent_is_white() -> None:
     assert pixels(saved(rgba, "WEBP", lossless=True, exact=True)).tolist() == expected
     assert pixels(saved(rgba.convert("LA"), "PNG"))[0, 0].tolist() == [255] * 3
     palette = Image.new("P", (2, 1))
+    palette.putdata([0, 1])
     palette.putpalette([0, 0, 0, 10, 20, 30])
-    palette.putpixel((1, 0), 1)
     for kind in ("PNG", "GIF"):
         assert pixels(saved(palette, kind, transparency=0)).tolist() == expected
     half = saved(palette, "PNG", transparency=bytes([128, 255]))
@@ -144,12 +136,6 @@ def test_sixteen_bits_are_scaled_and_not_cut_off() -> None:
     assert pixels(png(1, 1, b"\0" + colours, depth=16)).tolist() == [[[255, 128, 1]]]
 
 
-def test_a_cmyk_jpeg_has_its_colours() -> None:
-    data = saved(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
-    red, green, blue = pixels(data)[8, 8]
-    assert red > 245 and green < 10 and blue < 10
-
-
 def test_the_size_is_measured_before_anything_is_decoded() -> None:
     data = saved(noise(20, 10), "PNG")
     assert decoded(data, 200).size == (20, 10)
@@ -158,29 +144,6 @@ def test_the_size_is_measured_before_anything_is_decoded() -> None:
     assert str(error) == (
         "The image has 20 x 10 = 200 pixels and this server accepts 199. Send a smaller one."
     )
-
-
-HUGE = {
-    "png": (png(100_000, 100_000, b""), "100,000 x 100,000 = 10,000,000,000 pixels"),
-    "png of the largest numbers": (png(2**31 - 1, 2**31 - 1, b""), "2,147,483,647 x "),
-    "gif screen": (gif(65_535, 65_535, 1, 1), "65,535 x 65,535"),
-    "gif frame": (gif(1, 1, 65_535, 65_535, disposal=2), "over 178,956,970 pixels"),
-    "webp": (webp_that_claims(1 << 24, 1 << 24), "over 178,956,970 pixels"),
-    "jpeg": (
-        saved(noise(16, 16), "JPEG").replace(
-            b"\0\x11\x08\0\x10\0\x10", b"\0\x11\x08\xff\xff\xff\xff"
-        ),
-        "65,535 x 65,535",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", sorted(HUGE))
-def test_a_header_that_claims_a_huge_size_is_refused_by_it(name: str) -> None:
-    data, measured = HUGE[name]
-    error = refusal(data)
-    assert error.code == "image_too_many_pixels"
-    assert measured in str(error) and "accepts 40,000,000" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -198,14 +161,6 @@ def test_a_file_that_was_cut_off_says_so() -> None:
     assert error.code == "image_broken"
     assert f"a PNG file of {len(data):,} bytes, cannot be read: " in str(error)
     assert "truncated" in str(error) and "send it again" in str(error)
-
-
-def test_damage_amid_the_pixels_is_told() -> None:
-    data = saved(noise(250, 250), "PNG")
-    amid = data.rindex(b"IDAT")
-    assert amid > 60_000, "a chunk that is met while decoding"
-    error = refusal(data[:amid] + b"\0\0\0\0" + data[amid + 4 :])
-    assert error.code == "image_broken" and "broken PNG file" in str(error)
 
 
 def test_a_jpeg_of_a_thousand_scans_is_not_decoded() -> None:
@@ -233,8 +188,8 @@ print(json.dumps([codes, grown]))
 """
 
 
-def in_a_process_of_its_own(tmp_path: Path, *files: bytes) -> tuple[list[str], int, str]:
-    """Return each file's mode or code, the bytes that memory grew by, and what was on stderr."""
+def in_a_process_of_its_own(tmp_path: Path, *files: bytes) -> tuple[list[str], int]:
+    """Return each file's mode or code, and the bytes that memory grew by."""
     paths = []
     for number, data in enumerate(files):
         path = tmp_path / str(number)
@@ -247,14 +202,15 @@ def in_a_process_of_its_own(tmp_path: Path, *files: bytes) -> tuple[list[str], i
         text=True,
         check=True,
     )
+    assert done.stderr == "", "what Pillow warns of is not printed"
     codes, grown = json.loads(done.stdout)
-    return codes, grown, done.stderr
+    return codes, grown
 
 
 @pytest.mark.process
 def test_a_bomb_of_text_or_rows_does_not_fill_the_memory(tmp_path: Path) -> None:
     bomb = zlib.compress(bytes(300_000_000), 9)
-    codes, grown, _ = in_a_process_of_its_own(
+    codes, grown = in_a_process_of_its_own(
         tmp_path,
         png(1, 1, BLACK_ROW, chunk(b"zTXt", b"key\0\0" + bomb)),
         png(1, 1, BLACK_ROW, chunk(b"iTXt", b"key\0\1\0\0\0" + bomb)),
@@ -262,22 +218,11 @@ def test_a_bomb_of_text_or_rows_does_not_fill_the_memory(tmp_path: Path) -> None
         png(1, 1, BLACK_ROW + bytes(300_000_000)),
         png(100_000, 100_000, b""),
         webp_that_claims(13_000, 13_000),
-    )
-    assert codes[:3] == ["image_broken"] * 3
-    assert codes[3] == "RGB", "what stands behind the last row is never unpacked"
-    assert codes[4:] == ["image_too_many_pixels", "image_broken"]
-    assert grown < 100_000_000
-
-
-@pytest.mark.process
-def test_what_pillow_warns_of_is_not_printed(tmp_path: Path) -> None:
-    frames = chunk(b"acTL", bytes(8))
-    cut_off = b"MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03\0\0\0\x01\0\x01"
-    codes, _, stderr = in_a_process_of_its_own(
-        tmp_path,
-        png(1, 1, BLACK_ROW, frames),
-        png(1, 1, BLACK_ROW, chunk(b"eXIf", cut_off)),
+        png(1, 1, BLACK_ROW, chunk(b"acTL", bytes(8))),
         gif(1, 1, 9_600, 9_600),
     )
-    assert codes == ["RGB", "RGB", "image_too_many_pixels"]
-    assert stderr == ""
+    assert codes[6:] == ["RGB", "image_too_many_pixels"]
+    assert codes[:3] == ["image_broken"] * 3
+    assert codes[3] == "RGB", "what stands behind the last row is never unpacked"
+    assert codes[4:6] == ["image_too_many_pixels", "image_broken"]
+    assert grown < 100_000_000

@@ -71,8 +71,3 @@ def test_the_words_that_a_tokenizer_remembers_can_be_forgotten(kind: str) -> Non
     before = tokenizer_of(kind).encode(text)
     tokenise.stop_words(tokenizer_of(kind))
     assert [tokenizer_of(kind).encode(text) for _ in range(2)] == [before, before]
-
-
-def test_a_tokenizer_that_remembers_no_words_is_left_as_it_is() -> None:
-    tokenise.stop_words(tokenizer_of("slow"))
-    assert tokenizer_of("slow").encode("a", add_special_tokens=False)

@@ -3,27 +3,22 @@
 from functools import cache
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.model_families import FAMILIES, family
+from tests.helpers.worker.prompt_builders import builder_for
 
 
 @cache
 def builder(name: str, context_tokens: int = 1_000) -> PromptBuilder:
-    tokenizer = family(name).tokenizer
-    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
-    return make_builder(tokenizer, marks, ends, context_tokens, load_settings({}, None))
+    return builder_for(family(name).tokenizer, context_tokens)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=30)
 def test_a_text_is_tokenised_as_the_tokenizer_does_it(name: str, data: st.DataObject) -> None:
     each = family(name)
     pieces = st.one_of(st.sampled_from((*each.controls, *each.marks)), st.text(max_size=9))
@@ -47,8 +42,7 @@ def test_the_beginning_of_text_is_added_once() -> None:
                 ("<|eot_id|>", tokenizer.convert_tokens_to_ids("<|eot_id|>")),
             ],
         )
-        marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
-        adding = make_builder(tokenizer, marks, ends, 1_000, load_settings({}, None))
+        adding = builder_for(tokenizer)
     finally:
         backend.post_processor = known
     assert adding.raw("a", []).ids == [start, *plain], "and nothing of what ends a text"

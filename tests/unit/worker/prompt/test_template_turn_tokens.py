@@ -3,16 +3,13 @@
 from typing import Any
 
 import pytest
-from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
+from mlx_lm.tokenizer_utils import load as load_from_disk
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.families.family_cases import written_family
@@ -28,6 +25,7 @@ from tests.helpers.worker.chat_templates import (
     SPECIALS,
     tokenizer_with,
 )
+from tests.helpers.worker.prompt_builders import builder_for
 
 PROMPT = Prompt([{"role": "user", "content": "hello"}])
 
@@ -37,51 +35,43 @@ def names(tokenizer: Any, ids: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("template", "headers", "ends"),
+    ("template", "headers", "ends", "opening"),
     [
-        (CHATML, {"<|im_start|>"}, {"<|endoftext|>", "<|im_end|>"}),
-        (LLAMA, {"<|start_header_id|>"}, {"<|end_of_text|>", "<|eot_id|>"}),
+        (CHATML, "<|im_start|>", "<|endoftext|> <|im_end|>", "<|im_start|>assistant\n"),
+        (
+            LLAMA,
+            "<|start_header_id|>",
+            "<|end_of_text|> <|eot_id|>",
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
         (
             GLM,
-            {"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"},
-            {"<|endoftext|>"},
+            "<|system|> <|user|> <|assistant|> <|observation|>",
+            "<|endoftext|>",
+            "<|assistant|>\n",
         ),
-        (GEMMA, {"<start_of_turn>"}, {"<eos>", "<end_of_turn>"}),
-        (HARMONY, {"<|start|>"}, {"<|return|>"}),
+        (GEMMA, "<start_of_turn>", "<eos> <end_of_turn>", "<start_of_turn>model\n"),
+        (HARMONY, "<|start|>", "<|return|>", "<|start|>assistant"),
         (
-            PHI,
-            {"<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"},
-            {"<|endoftext|>", "<|end|>"},
+            PHI,  # it closes a conversation that asks for no answer
+            "<|system|> <|user|> <|assistant|> <|tool|>",
+            "<|endoftext|> <|end|>",
+            "<|assistant|>\n",
         ),
-        (MISTRAL, {"[/INST]"}, {"</s>"}),
-        (PLAIN, set(), {"</s>"}),
+        (MISTRAL, "[/INST]", "</s>", "[/INST]"),  # a question ends itself
+        (PLAIN, "", "</s>", None),
     ],
     ids=["chatml", "llama3", "glm", "gemma", "harmony", "phi", "mistral", "plain"],
 )
 def test_a_template_shows_its_headers_and_ends(
-    template: str, headers: set[str], ends: set[str]
+    template: str, headers: str, ends: str, opening: str | None
 ) -> None:
     tokenizer = tokenizer_with(template)
-    assert names(tokenizer, turn_marks(tokenizer).header_ids) == headers
-    assert names(tokenizer, end_of_turn_ids(tokenizer, {})) == ends
-
-
-def test_one_header_stands_for_all_turns_of_the_model_whether_it_thinks_or_not() -> None:
-    tokenizer = tokenizer_with(CHATML)
-    texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).assistant_headers]
-    assert texts == ["<|im_start|>assistant\n"]
-
-
-def test_a_template_that_closes_a_conversation_still_shows_its_generation_prompt() -> None:
-    tokenizer = tokenizer_with(PHI)
-    (prompt,) = turn_marks(tokenizer).assistant_headers
-    assert tokenizer.decode(list(prompt)) == "<|assistant|>\n"
-
-
-def test_a_question_that_ends_itself_is_the_generation_prompt() -> None:
-    tokenizer = tokenizer_with(MISTRAL)
-    (prompt,) = turn_marks(tokenizer).assistant_headers
-    assert tokenizer.decode(list(prompt)) == "[/INST]"
+    marks = turn_marks(tokenizer)
+    assert names(tokenizer, marks.header_ids) == {*headers.split()}
+    assert names(tokenizer, end_of_turn_ids(tokenizer, {})) == {*ends.split()}
+    openings = [tokenizer.decode(list(each)) for each in marks.assistant_headers]
+    assert openings == ([] if opening is None else [opening]), "one, whether it thinks or not"
 
 
 def test_the_generation_config_adds_its_end_tokens() -> None:
@@ -92,11 +82,6 @@ def test_the_generation_config_adds_its_end_tokens() -> None:
 
 def text_of(renderer: Renderer, prompt: Prompt) -> str:
     return renderer.rendered(prompt.messages, prompt.tools, prompt.template_kwargs).text
-
-
-def builder(tokenizer: TokenizerWrapper, context_tokens: int) -> PromptBuilder:
-    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
-    return make_builder(tokenizer, marks, ends, context_tokens, load_settings({}, None))
 
 
 def ids_of(built: PromptBuilder, prompt: Prompt) -> list[int]:
@@ -132,26 +117,13 @@ def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
     assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
 
 
-def test_a_checkpoint_on_disk_is_cut_at_its_messages() -> None:
-    tokenizer = load_from_disk(fixture_dir("qwen3"))
-    system = {"role": "system", "content": "rule " * 60}
-    turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
-    ids = ids_of(builder(tokenizer, 4096), Prompt([system, *turns]))
-    header = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    starts = [at for at, token in enumerate(ids) if token == header]
-    cuts = CutRule(256, turn_marks(tokenizer)).cuts(ids)
-    assert starts[1] in cuts, "the end of system"
-    assert starts[2] in cuts, "before an old turn of the model"
-    assert cuts[-1] == starts[4], "before its generation prompt"
-
-
 def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
     tokenizer = tokenizer_with(None)
     plain = bare_tokenizer(tokenizer).encode
     bare_tokenizer(tokenizer).encode = lambda text, add_special_tokens=True: (
         [1] * add_special_tokens + plain(text, add_special_tokens=False)
     )
-    assert ids_of(builder(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]
+    assert ids_of(builder_for(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]
 
 
 def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
@@ -166,14 +138,14 @@ def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
 
 
 def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
-    built = builder(tokenizer_with(CHATML), 64)
+    built = builder_for(tokenizer_with(CHATML), 64)
     with pytest.raises(PromptTooLong, match=r"The prompt is 138 tokens .* accepts 63") as caught:
         ids_of(built, Prompt([{"role": "user", "content": "x" * 100}]))
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
-    built = builder(tokenizer_with(CHATML), 4096)
+    built = builder_for(tokenizer_with(CHATML), 4096)
     with pytest.raises(RequestError, match=r"10,000,0\d\d bytes"):
         ids_of(built, Prompt([{"role": "user", "content": "x" * 10_000_000}]))
 

@@ -76,10 +76,6 @@ def test_a_level_alone_neither_switches_thinking_on_nor_is_said_to_be_used(endin
     assert switches(GPT_OSS).variables(alone) == {"reasoning_effort": "low"}
 
 
-def test_whatever_a_wish_says_can_be_told_as_what_changed() -> None:
-    assert ThinkingWish(True, "low", 9).options.keys() >= {"thinking_budget", "reasoning_effort"}
-
-
 def test_what_has_no_effect_is_told_unless_the_client_used_the_templates_words() -> None:
     plain, never, least = switches(""), switches("", thinks=False), switches(GPT_OSS)
     (off,), (on,) = plain.warnings(OFF, {}), never.warnings(ON, {})

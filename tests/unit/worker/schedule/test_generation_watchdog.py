@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.suspending_clock import SuspendingClock
 from hearth.shared.wire_messages import Finished, Prompt, Up
-from hearth.worker.schedule import generation_watchdog, request_state, scheduler as scheduler_module
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import AnswerParts
@@ -117,30 +115,21 @@ def test_the_clock_of_an_answer_does_not_run_while_its_prompt_is_read() -> None:
     assert not [e for e in events if isinstance(e, Finished)]
 
 
+def test_a_prompt_that_gets_no_further_ends_too() -> None:
+    made, _ = scheduler(watchdog=GenerationWatchdog(0, 60), x=[8])
+    asked = request("x", prompt=95)
+    made.submit(asked)
+    list(made.step())
+    assert asked.times is not None and not asked.is_prefilled
+    asked.times.progressed_at -= 61
+    assert finish_of(steps(made), "x").reason == "length"
+
+
 @pytest.mark.parametrize("field", ["prefilled_at", "progressed_at"])
 def test_without_limits_nothing_expires(field: str) -> None:
     made, asked = started("free")
     setattr(asked.times, field, -1e9)
     assert not [e for e in steps(made) if isinstance(e, Finished)]
-
-
-def test_an_answer_goes_on_behind_a_sleep_of_the_machine_and_has_the_rest_of_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [100.0]
-    clock = SuspendingClock(lambda: now[0])
-    for module in (request_state, generation_watchdog, scheduler_module):
-        monkeypatch.setattr(module, "awake_s", clock.now)
-    made, asked = started("night", generation_s=600, stall_s=60)
-    now[0] += 8 * 3600
-    assert not [e for e in steps(made) if isinstance(e, Finished)]
-    assert made.load(0).wait_s < 600, "what the night took tells nothing of the machine's speed"
-    for _ in range(601):
-        now[0] += 1
-        clock.now()
-        asked.lease.renew()
-        asked.times.progressed_at = clock.now()  # type: ignore[union-attr]
-    assert finish_of(steps(made), "night").reason == "length"
 
 
 def test_a_request_that_waits_has_no_clock() -> None:

@@ -12,7 +12,7 @@ from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
 from scripts.harness.socketless_worker import Machine, loaded, machine
-from tests.helpers.worker.kv_prompts import follow, prompt
+from tests.helpers.worker.kv_prompts import prompt
 
 CHUNK = 64
 BESIDE = {"beside_goal_s": 1e-9, "beside_tokens_min": 16}  # as short as may be
@@ -39,18 +39,6 @@ def slot_of(warm: Machine, ids: list[int]) -> LiveSlot:
     return slot
 
 
-def kv_of(slot: LiveSlot, count: int) -> list[np.ndarray]:
-    """Return keys and values of the first `count` tokens of each layer that has rows."""
-    rows = [layer for layer in slot.cache if getattr(layer, "keys", None) is not None]
-    assert rows, "the fixture has layers with rows"
-    return [np.array(a[..., :count, :]) for layer in rows for a in (layer.keys, layer.values)]
-
-
-def is_equal(one: LiveSlot, other: LiveSlot, count: int) -> bool:
-    pairs = zip(kv_of(one, count), kv_of(other, count), strict=True)
-    return all((mine == theirs).all() for mine, theirs in pairs)
-
-
 def canonical_ends(warm: Machine, ids: list[int]) -> dict[int, bool]:
     """Return the ends of the prompt's kept extents, and which of them are canonical."""
     found = {}
@@ -65,46 +53,17 @@ def canonical_ends(warm: Machine, ids: list[int]) -> dict[int, bool]:
     return found
 
 
+@pytest.mark.parametrize("quiet_from", [1 << 30, 100])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_what_was_read_in_shorter_forwards_is_told_fast(name: str) -> None:
+def test_what_was_read_in_shorter_forwards_and_what_follows_it_is_told_fast(
+    name: str, quiet_from: int
+) -> None:
     ids = prompt(name, *LENGTHS)
-    quiet, busy = (machine(name, tiny=True, chunk=CHUNK, **BESIDE) for _ in range(2))
-    quiet.ask(ids, tokens_max=4)
-    assert all(canonical_ends(quiet, ids).values())
-    asked = beside_streams(busy, ids)
+    busy = machine(name, tiny=True, chunk=CHUNK, **BESIDE)
+    asked = beside_streams(busy, ids, quiet_from)
     ends = canonical_ends(busy, ids)
     assert ends and not any(ends.values()), ends
     assert asked.request.is_cut_beside and not slot_of(busy, ids).canonical_cuts
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_what_follows_shorter_forwards_in_whole_ones_is_fast_too(name: str) -> None:
-    ids = prompt(name, *LENGTHS)
-    busy = machine(name, tiny=True, chunk=CHUNK, **BESIDE)
-    asked = beside_streams(busy, ids, quiet_from=100)
-    assert asked.usage.prefilled_tokens > 200
-    assert not any(canonical_ends(busy, ids).values())
-
-
-@pytest.mark.parametrize("is_exact", [False, True])
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_whole_chunks_beside_answers_are_a_quiet_prefills_bits(name: str, is_exact: bool) -> None:
-    """Warm and cold: exact reuse has no other, nor has a CPU."""
-    ids = prompt(name, *LENGTHS)
-    quiet, busy, cold = (
-        machine(name, tiny=True, chunk=CHUNK, is_exact=is_exact, keeps=keeps)
-        for keeps in (True, True, False)
-    )
-    first = quiet.ask(ids, tokens_max=4)
-    asked = beside_streams(busy, ids)
-    assert all(canonical_ends(busy, ids).values()) and not asked.request.is_cut_beside
-    limit = asked.request.query.limit
-    assert is_equal(slot_of(busy, ids), slot_of(quiet, ids), limit)
-    more = follow(name, ids, first.tokens, 40)
-    warm = beside_streams(busy, more)
-    assert warm.cached >= limit
-    if is_exact:
-        assert (warm.logits[0] == cold.ask(more, tokens_max=4).logits[0]).all()
 
 
 def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,23 +71,6 @@ def test_at_critical_live_caches_go_too_and_prompts_wait() -> None:
     assert relief.holds_back()
 
 
-def test_a_prompt_waits_while_it_is_critical_and_is_answered_as_ever_afterwards() -> None:
-    levels, clock = [Pressure.NORMAL], Clock()
-    relief = PressureRelief(level=lambda: levels[-1], clock=clock)
-    waits = machine("qwen3", tiny=True, relief=relief)
-    expected = machine("qwen3", tiny=True).ask([7, 8, 9] * 30).tokens
-    levels.append(Pressure.CRITICAL)
-    relief.step()
-    answer = waits.submit([7, 8, 9] * 30)
-    for _ in range(3):
-        assert not waits.step() and waits.scheduler.is_blocked
-    levels.append(Pressure.NORMAL)
-    clock.now = 1.0
-    relief.step()
-    waits.run()
-    assert waits.settled(answer).tokens == expected
-
-
 def test_a_prompt_that_waited_in_vain_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

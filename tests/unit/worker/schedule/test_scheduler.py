@@ -83,15 +83,6 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     assert leaving.slot is None
 
 
-def test_a_lease_that_ran_out_ends_the_request() -> None:
-    made, _ = scheduler(x=[1] * 1000)
-    forgotten = request("x")
-    made.submit(forgotten)
-    list(made.step())
-    forgotten.lease.lease_until = 0
-    assert finish_of(list(made.step()), "x").reason == "cancelled"
-
-
 def test_the_limit_ends_with_length_and_shows_what_was_held_back() -> None:
     made, _ = scheduler(x=[1, 2, 3, 4])
     made.submit(request("x", tokens_max=3, stop="cd"))
@@ -143,19 +134,6 @@ def test_every_request_ends_in_exactly_one_finished(
         assert done == sorted(set(done))
 
 
-def test_what_another_is_prefilling_is_waited_for_without_a_slot() -> None:
-    made, _ = scheduler(slots=3)
-    made.submit(request("leader", prompt=51, text="same"))
-    made.submit(request("follower", prompt=31, text="same"))
-    made.submit(request("other", prompt=11))
-    list(made.step())
-    assert (made.running, made.waiting) == (2, 1)
-    while made.waiting:
-        list(made.step())
-    events = run(made)
-    assert finish_of(events, "follower").reason == "stop"
-
-
 def test_a_follower_takes_over_when_its_leader_is_cancelled() -> None:
     made, _ = scheduler(slots=3)
     leader = request("leader", prompt=200, text="same")
@@ -192,17 +170,6 @@ def test_a_sessions_one_request_does_not_wait_for_anothers_whole_queue() -> None
     assert floods == [f"flood{number}" for number in range(60)], "its own keep their order"
 
 
-def test_newcomers_without_end_do_not_starve_who_waits() -> None:
-    made, _ = scheduler(slots=1)
-    for number in range(5):
-        made.submit(request(f"flood{number}", asker="flood"))
-    ends = []
-    for number in range(40):
-        made.submit(request(f"new{number}", asker=f"new{number}"))
-        ends += [e.request_id for e in made.step() if isinstance(e, Finished)]
-    assert sum(name.startswith("flood") for name in ends) >= 4
-
-
 def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
     made, _ = scheduler(slots=1)
     for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
@@ -211,20 +178,6 @@ def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
     assert (load.running, load.queue) == (0, ["a1", "b1", "c1", "a2", "b2", "a3"])
     ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
     assert ends == load.queue
-
-
-def test_the_estimated_wait_follows_from_what_runs_and_waits() -> None:
-    made, _ = scheduler(slots=2)
-    assert made.load(arriving=0).wait_s == 0
-    assert made.load(arriving=2).wait_s > 0, "two that are being rendered will take both"
-    waits = []
-    for number in range(5):
-        made.submit(request(f"r{number}", prompt=1_000))
-        waits.append(made.load(arriving=0).wait_s)
-    assert waits[0] == 0 < waits[1]
-    assert waits[1:] == sorted(set(waits[1:]))
-    run(made)
-    assert made.load(arriving=0).wait_s == 0
 
 
 def test_the_wait_behind_a_shared_prompt_counts_that_prompt_once() -> None:

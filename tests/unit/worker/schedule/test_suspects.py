@@ -1,8 +1,10 @@
-"""Prompts that end their workers end two at most, and others are served: with a scripted engine."""
+"""Prompts that end their workers: what they are known by, whose they are, and how they run again.
 
-import dataclasses
+That a worker names what it computes before it does is held end to end (e2e/faults/test_poison.py).
+"""
+
 import os
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,334 +12,190 @@ import orjson
 import pytest
 
 from hearth.shared.errors import RequestError
-from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
-from hearth.worker.cache.block_hash import PrefixHash, key_root, pack, prefix_hashes
-from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.shared.suspects import SuspectStore, running_path, take_running
+from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
 from hearth.worker.schedule.request_state import BEHIND_TOKENS, Request
-from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.suspects import Suspects
-from tests.helpers.worker.scripted_scheduler import (
-    CHUNK,
-    ROOT,
-    ScriptedEngine,
-    request,
-    scheduler,
-)
-
-LONG = [1] * 40
-POISON = 99_999  # a token: who reads it ends the worker
-FATAL = {"plan": 99_998, "open": 99_997}  # who is looked up with it, or given a slot
+from tests.helpers.worker.scripted_scheduler import ROOT, request, run, scheduler
 
 
-class Died(Exception):
-    pass
+class Workers:
+    """One worker after another with one store of suspects."""
 
+    def __init__(self, directory: Path) -> None:
+        self.store = SuspectStore(directory / "suspects")
+        self.socket_path = directory / "worker-0.sock"
+        self.start()
 
-class Machine:
-    """Workers with one store, which die where a prompt's or an answer's poison is computed."""
+    def start(self) -> None:
+        self.suspects = Suspects(self.store, self.socket_path)
 
-    def __init__(self, directory: Path, count: int = 1) -> None:
-        self.directory = directory
-        self.deaths = 0
-        self.told: Counter[str] = Counter()  # "p 503", "p served", "p 400"
-        self.named: list[dict[str, Suspect]] = []  # at each forward
-        self.workers = [self.start(number) for number in range(count)]
-
-    def socket_path(self, number: int) -> Path:
-        return self.directory / f"worker-{number}.sock"
-
-    def start(self, number: int) -> "tuple[Scheduler, ScriptedEngine, Suspects]":
-        self.store = SuspectStore(self.directory / "suspects")
-        suspects = Suspects(self.store, self.socket_path(number))
-        made, engine = scheduler(parts={"suspects": suspects}, **{})
-        engine.decoder.scripts = Scripts()
-        prefill, step = engine.prefill, engine.decoder.step
-
-        def prefill_or_die(cache: Any, ids: list[int], *more: Any) -> None:
-            self.note(number)
-            if POISON in ids:
-                raise Died
-            prefill(cache, ids, *more)
-
-        def step_or_die() -> Any:
-            self.note(number)
-            for key in engine.decoder.sequences:
-                if key.startswith("writes") and len(engine.decoder.scripts.get(key, LONG)) < 30:
-                    raise Died
-            return step()
-
-        def lethal(what: str) -> Any:
-            call = getattr(made._kv_manager, what)
-
-            def call_or_die(query: PrefixQuery, *more: Any) -> Any:
-                if FATAL[what] in query.tokens:
-                    raise Died
-                return call(query, *more)
-
-            return call_or_die
-
-        for what in FATAL:
-            setattr(made._kv_manager, what, lethal(what))
-        engine.prefill = prefill_or_die  # type: ignore[method-assign]
-        engine.decoder.step = step_or_die  # type: ignore[method-assign]
-        return made, engine, suspects
-
-    def note(self, number: int) -> None:
-        told = running_path(self.socket_path(number)).read_bytes().partition(b"\n")[0]
-        self.named.append({key: Suspect(**row) for key, row in orjson.loads(told).items()})
-
-    def send(self, made: Request, number: int = 0, root: PrefixHash = ROOT) -> bool:
-        """Submit a request; say whether it was not refused."""
-        tokens = made.query.tokens
-        (made.prompt_name,) = prefix_hashes(root, tokens, [len(tokens)])
-        worker, _, suspects = self.workers[number]
+    def come(self, made: Request, root: PrefixHash = ROOT) -> bool:
+        """Let a request come; say whether it was not refused."""
+        query = made.query
+        (made.prompt_name,) = prefix_hashes(root, query.tokens, [len(query.tokens)])
+        names = prefix_hashes(root, query.tokens, query.cuts)
+        made.query = replace(query, names=names)
         try:
-            made.suspects = suspects.among(root, tokens)
+            made.suspects = self.suspects.among(root, query.tokens)
         except RequestError as error:
             assert error.code == "prompt_refused"
-            self.told[f"{made.request_id} 400"] += 1
             return False
-        try:
-            worker.submit(made)
-        except Died:
-            self.die(number)
         return True
 
-    def step(self, number: int = 0) -> None:
-        """Do a step of a worker; have it followed by another where it died of it."""
-        worker = self.workers[number][0]
-        try:
-            for event in worker.step():
-                if type(event).__name__ == "Finished":
-                    self.told[f"{event.request_id} served"] += 1
-        except Died:
-            self.die(number)
-
-    def die(self, number: int = 0, how: str = "SIGSEGV") -> None:
-        self.deaths += 1
-        rows = self.store.note_death(take_running(self.socket_path(number)), how)
-        for request_id, row in rows.items():
-            self.told[f"{request_id} {row.error().status}"] += 1
-        self.workers[number] = self.start(number)
-
-    def run(self, number: int = 0) -> None:
-        for _ in range(1000):
-            if self.workers[number][0].is_idle:
-                return
-            self.step(number)
-        raise AssertionError("it does not come to an end")
-
-
-class Scripts(dict[str, list[int]]):
-    """Every answer is a LONG one."""
-
-    def setdefault(self, key: str, default: Any = None) -> list[int]:
-        return super().setdefault(key, [*LONG])
-
-
-def poison(name: str = "p", prompt: int = 35, at: int = 15) -> Request:
-    """Return a request whose token `at` ends its worker."""
-    made = request(name, prompt=prompt)
-    made.ids[at] = FATAL.get(name, POISON)
-    tokens = pack(made.ids)
-    names = prefix_hashes(ROOT, tokens, made.query.cuts)
-    made.query = dataclasses.replace(made.query, tokens=tokens, names=names)
-    return made
+    def die(self, made: Request, *beside: Request, at: int) -> None:
+        """Let a worker end by a request that is so far: behind its prompt it is answered."""
+        made.position = min(at, made.query.limit)
+        made.completion_tokens = at - made.position
+        self.suspects.note([made, *beside])
+        self.store.note_death(take_running(self.socket_path), "SIGSEGV")
+        self.start()
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def workers(tmp_path: Path) -> Workers:
+    return Workers(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["p", "writes", "plan", "open"])
-def test_a_poison_prompt_sent_10_times_beside_innocents_ends_two_workers(
-    machine: Machine, name: str
+@pytest.mark.parametrize("at", [15, 60])
+def test_who_ends_two_workers_is_refused_and_who_ran_beside_it_is_not(
+    workers: Workers, at: int
 ) -> None:
-    """Each time innocents run and come, of which none is refused."""
-    for number in range(10):
-        machine.send(request(f"before{number}", prompt=25, text="before"))
-        machine.step()
-        made = request(name, prompt=35) if name == "writes" else poison(name)
-        machine.send(made)
-        machine.send(request(f"beside{number}", prompt=25, text="beside"))
-        machine.run()
-        machine.send(request("innocent", prompt=25, text="before"))
-        machine.run()
-    assert machine.deaths == 2
-    assert machine.told[f"{name} 400"] == 9 and machine.told[f"{name} 503"] == 1
-    assert machine.told["innocent served"] == 10
-    assert {key for key in machine.told if key.endswith("400")} == {f"{name} 400"}
-
-
-def test_an_innocent_that_two_workers_died_beside_is_served(tmp_path: Path) -> None:
-    """The same prompts went to both at once."""
-    machine = Machine(tmp_path, count=2)
-    for number in (0, 1):
-        machine.send(request("twin", prompt=25), number)
-        machine.step(number)
-        machine.send(poison(), number)
-    for number in (0, 1):
-        machine.run(number)
-    assert machine.deaths == 2 and machine.told["twin 503"] == 2
-    assert machine.send(poison(), 0)
-    machine.run()
-    for number in (0, 1):
-        assert not machine.send(poison(), number) and machine.deaths == 3
-        assert machine.send(request("twin", prompt=25), number)
-        machine.run(number)
-    assert machine.told["twin served"] == 2 and not machine.told["twin 400"]
-
-
-def test_a_refusal_is_of_every_longer_prompt_and_of_no_other(machine: Machine) -> None:
+    innocent = request("innocent", prompt=35)
     for _ in range(2):
-        machine.send(poison())
-        machine.run()
-    assert not machine.send(poison("p", prompt=60)), "its beginning is the same up to the cut"
-    other = poison("p", prompt=60)
+        made = request("p", prompt=35)
+        assert workers.come(made) and workers.come(innocent)
+        workers.die(made, *[innocent] * (not made.suspects), at=at)
+    assert not workers.come(request("p", prompt=35))
+    assert workers.come(innocent) and innocent.suspects
+    assert workers.suspects.report()["refusals"] == 1
+
+
+def test_a_refusal_is_of_every_prompt_that_begins_so_far_alike_and_of_no_other(
+    workers: Workers,
+) -> None:
+    """The first death is amid the first cut, the second behind it: only that is refused."""
+    for at in (5, 15):
+        made = request("p", prompt=35)
+        assert workers.come(made)
+        workers.die(made, at=at)
+    assert not workers.come(request("longer", prompt=60, text="p"))
+    assert workers.come(request("shorter", prompt=19, text="p"))
+    other = request("other", prompt=60, text="p")
     other.query.tokens[16] += 1
-    assert machine.send(other)
+    assert workers.come(other)
 
 
-def test_an_answer_is_refused_for_the_same_prompt_alone(machine: Machine) -> None:
-    """The agent's next turn reads other tokens there; served, it clears nothing of that."""
-    machine.send(request("writes", prompt=35))
-    machine.run()
-    machine.send(request("next", prompt=60, text="writes"))
-    machine.run()
-    machine.send(request("writes", prompt=35))
-    machine.run()
-    assert machine.deaths == 2 and not machine.send(request("writes", prompt=35))
-    assert machine.send(request("next", prompt=60, text="writes"))
-    assert machine.told["next served"] == 1
+def test_an_answer_is_refused_for_the_same_prompt_alone(workers: Workers) -> None:
+    """The agent's next turn reads other tokens there."""
+    for _ in range(2):
+        made = request("writes", prompt=35)
+        assert workers.come(made)
+        workers.die(made, at=60)
+    assert not workers.come(request("writes", prompt=35))
+    assert workers.come(request("next", prompt=60, text="writes"))
 
 
-def test_a_shared_beginning_is_not_refused_for_what_came_behind_it(machine: Machine) -> None:
-    """A suspect of its beginning that dies behind it alone: no other prompt begins with that."""
-    machine.send(poison(at=25))
-    machine.step()
-    machine.die(how="SIGKILL")  # at the first cut; the second death is amid the third
-    machine.send(poison(at=25))
-    machine.run()
-    assert not machine.send(poison(at=25))
-    assert machine.send(request("other", prompt=20, text="p"))
-
-
-def test_another_keys_same_prompt_is_none(machine: Machine) -> None:
+def test_another_keys_same_prompt_is_none(workers: Workers) -> None:
     """Else a refusal would tell B what A has sent."""
     for _ in range(2):
-        made = poison()
-        query = made.query
-        names = prefix_hashes(key_root(ROOT, "A"), query.tokens, query.cuts)
-        made.query = dataclasses.replace(query, names=names)
-        machine.send(made, root=key_root(ROOT, "A"))
-        machine.run()
-    assert not machine.send(poison(), root=key_root(ROOT, "A"))
-    assert machine.send(poison(), root=key_root(ROOT, "B"))
-    assert machine.send(poison(), root=PrefixHash(b"of another model, or MLX"))
+        made = request("p", prompt=35)
+        assert workers.come(made, key_root(ROOT, "A"))
+        workers.die(made, at=15)
+    again = request("p", prompt=35)
+    assert not workers.come(again, key_root(ROOT, "A"))
+    assert workers.come(again, key_root(ROOT, "B"))
+    assert workers.come(again, PrefixHash(b"of another model, or MLX"))
+    workers.suspects = Suspects(workers.store, cut_label="PREFILL_CHUNK=256")
+    assert workers.come(again, key_root(ROOT, "A")), "other forwards are tried again"
 
 
-def test_another_rule_of_forwards_is_tried_again(machine: Machine) -> None:
-    for _ in range(2):
-        machine.send(poison())
-        machine.run()
-    other = Suspects(machine.store, cut_label="PREFILL_CHUNK=256")
-    assert other.among(ROOT, poison().query.tokens) == ()
-
-
-def test_a_suspect_runs_alone_until_it_is_past_the_place(machine: Machine) -> None:
-    machine.send(request("one", prompt=35))
-    for _ in range(20):
-        machine.step()
-    machine.die()
-    (row,) = machine.store.all().values()
+def test_a_suspect_runs_alone_until_it_is_past_the_place(workers: Workers) -> None:
+    made = request("one", prompt=35)
+    workers.come(made)
+    workers.die(made, at=54)
+    (row,) = workers.store.all().values()
     assert (row.kind, row.length) == ("answer", 35)
-    machine.named.clear()
-    machine.send(request("old", prompt=25))
-    machine.step()
+    scripts = {"old": [1] * 40, "one": [1] * 300, "new": [1] * 40}
+    worker, engine = scheduler(parts={"suspects": workers.suspects}, **scripts)
+    named: list[dict[str, Any]] = []  # at each forward
+
+    def noting(call: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            told = running_path(workers.socket_path).read_bytes().partition(b"\n")[0]
+            named.append(orjson.loads(told))
+            return call(*given)
+
+        return noted
+
+    decoder: Any = engine.decoder
+    decoder.step = noting(decoder.step)
+    engine.prefill = noting(engine.prefill)  # type: ignore[method-assign]
+    worker.submit(request("old", prompt=25))
+    list(worker.step())
     one = request("one", prompt=35, tokens_max=300)
-    machine.workers[0][1].decoder.scripts["one"] = [1] * 300
-    machine.send(one)
-    machine.send(request("new", prompt=25))
-    machine.run()
-    order = [[*rows] for rows in machine.named]
-    begins = order.index(["one"])
-    joined = order.index(["new", "one"])
+    workers.come(one)
+    worker.submit(one)
+    worker.submit(request("new", prompt=25))
+    run(worker)
+    order = [[*rows] for rows in named]
+    begins, joined = order.index(["one"]), order.index(["new", "one"])
     assert ["old"] in order[:begins] and all(rows == ["one"] for rows in order[begins:joined])
     assert BEHIND_TOKENS <= joined - begins <= BEHIND_TOKENS + 60
-    for rows in machine.named[begins:]:
-        assert "one" not in rows or rows["one"].is_alone == (len(rows) == 1)
-    assert machine.told["one served"] == 1 and not machine.store.all()
+    for rows in named[begins:]:
+        assert "one" not in rows or rows["one"]["is_alone"] == (len(rows) == 1)
+    assert not workers.store.all(), "served"
+    workers.store.note_death(take_running(workers.socket_path), "SIGSEGV")
+    assert not workers.store.all(), "an idle worker names nobody"
 
 
-def test_one_that_is_served_is_cleared_and_one_that_leaves_is_not(machine: Machine) -> None:
-    machine.send(request("one", prompt=45))
-    machine.send(request("two", prompt=45))
-    machine.step()
-    machine.step()
-    machine.die()
-    assert len(machine.store.all()) == 2
-    left = request("one", prompt=45)
-    machine.send(left)
-    machine.step()
-    left.lease.is_cancelled = True
-    machine.run()
-    assert len(machine.store.all()) == 2
-    machine.send(request("two", prompt=45))
-    machine.run()
-    assert len(machine.store.all()) == 1
-
-
-def test_an_idle_worker_names_nobody_and_what_ends_it_suspects_nobody(machine: Machine) -> None:
-    machine.send(request("x", prompt=25))
-    machine.run()
-    assert all([*rows] == ["x"] and not rows["x"].is_alone for rows in machine.named)
-    first = machine.named[0]["x"]
-    assert (first.length, first.kind) == (CHUNK, "read")
-    assert machine.named[-1]["x"].kind == "answer"
-    machine.die()
-    assert not machine.store.all()
+def test_one_that_is_served_is_cleared_and_one_that_leaves_is_not(workers: Workers) -> None:
+    died = [request("one", prompt=45), request("two", prompt=45)]
+    assert all(map(workers.come, died))
+    workers.die(*died, at=15)
+    assert len(workers.store.all()) == 2
+    for name, left in (("one", 2), ("two", 1)):
+        worker, _ = scheduler(parts={"suspects": workers.suspects})
+        made = request(name, prompt=45)
+        workers.come(made)
+        worker.submit(made)
+        list(worker.step())
+        made.lease.is_cancelled = name == "one"
+        run(worker)
+        assert len(workers.store.all()) == left
 
 
 def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(
-    machine: Machine,
+    workers: Workers,
 ) -> None:
-    query = request("p", prompt=25).query
-    suspects = machine.workers[0][2]
-    assert not suspects.spoils(query)
+    made = request("p", prompt=25)
+    assert not workers.suspects.spoils(made.query)
     for _ in range(3):
-        machine.workers[0][2].note_idle(query, 1)
-        machine.die()
-    assert machine.workers[0][2].spoils(query)
-    assert not machine.workers[0][2].spoils(request("other", prompt=25).query)
-    assert machine.send(request("p", prompt=25))
-    machine.run()
-    assert machine.workers[0][2].spoils(query), "also when a request was served"
+        workers.suspects.note_idle(made.query, 1)
+        workers.store.note_death(take_running(workers.socket_path), "SIGSEGV")
+    assert workers.suspects.spoils(made.query)
+    assert not workers.suspects.spoils(request("other", prompt=25).query)
+    assert workers.come(made)
+    workers.suspects.served(made)
+    assert workers.suspects.spoils(made.query), "also when a request was served"
 
 
-def test_each_key_is_told_its_own_and_clears_its_own(machine: Machine) -> None:
-    for key in "AB":
-        made = request(key, prompt=25)
-        made.key = key
-        machine.send(made)
-    machine.step()
-    machine.step()
-    machine.die()
-    suspects = machine.workers[0][2]
-    names = b"".join(path.read_bytes() for path in (tmp_files(machine)))
-    assert b'"A"' not in names
-    assert len(suspects.report()["rows"]) == 2
+def test_each_key_is_told_its_own_and_clears_its_own(workers: Workers, tmp_path: Path) -> None:
+    died = [request(key, prompt=25) for key in "AB"]
+    for made in died:
+        made.key = made.request_id
+        workers.come(made)
+    workers.die(*died, at=15)
+    suspects = workers.suspects
+    files = (tmp_path / "suspects").glob("*.suspect")
+    assert b'"A"' not in b"".join(path.read_bytes() for path in files)
     report = suspects.report("A")
     assert (report["suspects"], report["refused"]) == (2, 0), "sums are over all keys"
-    assert len(report["rows"]) == 1
+    assert (len(suspects.report()["rows"]), len(report["rows"])) == (2, 1)
     suspects.clear("B")
     assert len(suspects.report()["rows"]) == 1 == len(suspects.report("A")["rows"])
     suspects.clear()
     assert suspects.report()["rows"] == []
-
-
-def tmp_files(machine: Machine) -> list[Path]:
-    return [*(machine.directory / "suspects").glob("*.suspect")]
 
 
 def test_what_runs_is_written_to_a_private_file_of_this_workers_own(tmp_path: Path) -> None:
@@ -347,15 +205,9 @@ def test_what_runs_is_written_to_a_private_file_of_this_workers_own(tmp_path: Pa
     path.symlink_to(other)
     before = os.umask(0)
     try:
-        suspects = Suspects(SuspectStore(tmp_path / "suspects"), tmp_path / "worker-0.sock")
+        suspects = Workers(tmp_path).suspects
     finally:
         os.umask(before)
     suspects.note([request("x", prompt=25)])
     assert other.read_text() == "mine" and not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_without_a_store_nobody_is_suspected() -> None:
-    suspects = Suspects()
-    assert suspects.among(ROOT, pack(range(50))) == () and suspects.report()["suspects"] == 0
-    suspects.clear()

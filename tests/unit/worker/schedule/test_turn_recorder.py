@@ -3,7 +3,7 @@
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from scripts.harness.socketless_worker import machine
-from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
+from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk
 
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 TITLE = [{"role": "user", "content": "make a title"}]
@@ -23,19 +23,6 @@ def test_a_request_is_its_sessions_main_line_an_agents_or_a_side_call() -> None:
     assert agent.kind == "agent"
     assert desk.arrive(QUESTION, Speaker("key", "s2", parent="s1")).kind == "agent"
     assert desk.arrive(QUESTION, NOBODY).kind == "main"
-
-
-def test_a_sub_agent_without_a_name_is_known_by_its_end_and_a_branch_is_what_it_left() -> None:
-    desk = Desk()
-    search = [{"role": "system", "content": "search"}, {"role": "user", "content": "find it"}]
-    for opening, kind in (([*QUESTION, *QUESTION], "main"), (search, "agent")):
-        visits = []
-        for said in ("go on", "else"):
-            messages = [*opening, echo(WORDS), {"role": "user", "content": said}]
-            visits.append(desk.arrive(messages, tools=TOOLS))
-            desk.end(visits[-1], WORDS)
-        assert visits[1].place.line is None and visits[1].place.relative is not None, "a branch"
-        assert [visit.kind for visit in visits] == [kind, kind]
 
 
 def test_a_request_is_told_with_its_kind_and_one_in_no_session_has_none() -> None:

@@ -29,25 +29,22 @@ def policy(
     return draft_policy(settings(mode), found, ENGINE, is_exact=is_exact, is_cpu=is_cpu)  # type: ignore[arg-type]
 
 
-def test_auto_drafts_where_the_doctor_found_drafts_alike() -> None:
-    assert policy("auto", GOOD).reach == "all"
-    assert policy("auto", GOOD).reason == ""
-
-
 @pytest.mark.parametrize(
-    "found",
-    [None, replace(GOOD, drafts_alike=None), replace(GOOD, row_costs=None)],
-    ids=["never checked", "not known whether alike", "costs not known"],
+    ("found", "reach", "reason"),
+    [
+        (GOOD, "all", ""),
+        (None, "none", "hearth doctor has not checked"),
+        (replace(GOOD, drafts_alike=None), "none", "hearth doctor has not checked"),
+        (replace(GOOD, row_costs=None), "none", "hearth doctor has not checked"),
+        (replace(GOOD, drafts_alike=False), "none", "others than one by one"),
+    ],
 )
-def test_auto_drafts_nothing_before_the_doctor_has_checked(found: Findings | None) -> None:
-    assert policy("auto", found).reach == "none"
-    assert "hearth doctor has not checked" in policy("auto", found).reason
-
-
-def test_auto_drafts_nothing_where_several_tokens_give_others() -> None:
-    found = policy("auto", replace(GOOD, drafts_alike=False))
-    assert found.reach == "none"
-    assert "others than one by one" in found.reason
+def test_auto_drafts_where_the_doctor_found_drafts_alike(
+    found: Findings | None, reach: str, reason: str
+) -> None:
+    made = policy("auto", found)
+    assert made.reach == reach
+    assert reason in made.reason and bool(made.reason) == bool(reason)
 
 
 def test_on_a_cpu_nothing_needs_to_be_found_and_no_measured_time_decides() -> None:

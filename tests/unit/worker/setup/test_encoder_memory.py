@@ -1,6 +1,5 @@
 """A worker leaves room for EMBEDDING_MODEL and RERANK_MODEL, by what their files say they take."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from hearth.worker.setup.encoder_memory import (
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.layouts.imagined_worker import ImaginedWorker
-from scripts.harness.layouts.model_layouts import layout
-from scripts.harness.mac.mac_hardware import Mac
-from scripts.harness.mac.real_encoder_sizes import EMBEDDER, LARGE_EMBEDDER, RANKER, RealEncoder
+from scripts.harness.mac.real_encoder_sizes import EMBEDDER, RANKER
 
 
 def settings_of(**environ: str) -> Settings:
@@ -93,42 +89,7 @@ def test_a_larger_model_never_counts_less(
     assert 0 < told <= forward_bytes(wider)
 
 
-def test_texts_of_few_tokens_make_few_pairs_in_a_batch() -> None:
-    config = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads": 12}
-    short, long = (forward_bytes(config | {"max_position_embeddings": n}) for n in (512, 2_048))
-    pair_bytes = 12 * 4 * 1.25 + 2 * 4  # scores and their mask on a CPU, and two masks of tokens
-    assert long - short == (8_192 * 2_048 - 8_192 * 512) * pair_bytes
-
-
-def test_matrices_of_16_bits_count_as_they_are_multiplied_and_quantised_ones_do_not() -> None:
-    kept = dict(EMBEDDER.config)
-    copies = forward_bytes(kept | {"quantization": None}) - forward_bytes(kept)
-    assert copies == 5 * 1_024 * 3_072 * 4
-
-
 def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = forward_bytes(dict(EMBEDDER.config))
     monkeypatch.setattr(encoder_memory, "backend", lambda: "metal")
     assert forward_bytes(dict(EMBEDDER.config)) < on_cpu / 2
-
-
-def test_a_large_model_on_a_mac_of_64_has_less_context_beside_each_encoder(tmp_path: Path) -> None:
-    large = layout("Llama-3.3-70B")
-
-    def told(**encoders: RealEncoder) -> int:
-        settings = {name: str(one.written(tmp_path)) for name, one in encoders.items()}
-        worker = ImaginedWorker(Mac("M4 Max", 64), large, Path("worker-0.sock"), **settings)
-        worker.start()
-        return worker.context()
-
-    beside = told(EMBEDDING_MODEL=EMBEDDER)
-    both = told(EMBEDDING_MODEL=EMBEDDER, RERANK_MODEL=RANKER)
-    assert told() > beside > both > told(EMBEDDING_MODEL=LARGE_EMBEDDER)
-
-
-def test_an_imagined_model_takes_no_disk(tmp_path: Path) -> None:
-    directory = EMBEDDER.written(tmp_path)
-    assert json.loads((directory / "config.json").read_text())["head_dim"] == 128
-    file = directory / "model.safetensors"
-    assert file.stat().st_size == EMBEDDER.weight_bytes
-    assert file.stat().st_blocks * 512 < MB

@@ -27,18 +27,16 @@ def kept_by(disk_thread: DiskThread | None) -> KVManager:
     return kept
 
 
-def test_workers_of_one_server_look_and_one_that_is_alone_does_not(disk_thread: DiskThread) -> None:
-    kv_manager = kept_by(disk_thread)
-    assert look_of(kv_manager, workers=1)() is None
-    seen = look_of(kv_manager, workers=2)()
+def test_workers_of_one_server_look(disk_thread: DiskThread) -> None:
+    seen = look_of(kept_by(disk_thread), workers=2)()
     assert seen is not None and seen.wait(60)
 
 
 def test_a_worker_that_is_alone_on_its_server_looks_once_others_have_written(
     disk_thread: DiskThread, tmp_path: Path
 ) -> None:
-    kv_manager = kept_by(disk_thread)
-    look = look_of(kv_manager, workers=1)
+    look = look_of(kept_by(disk_thread), workers=1)
+    assert look() is None
     assert FileStore(tmp_path, ROOT, 100 << 20, 0).put(record())
     disk_thread.file_store.refresh()
     seen = look()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
@@ -13,10 +13,11 @@ from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.memory_reserve import working_bytes
+from hearth.worker.engine.memory_reserve import GB, working_bytes
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.setup import memory_setup
-from hearth.worker.setup.memory_setup import WorkerMemory, fitting_tokens
+from hearth.worker.setup.kv_setup import live_slots_max, running_max
+from hearth.worker.setup.memory_setup import WorkerMemory, divide_room, fitting_tokens
 from scripts.harness.socketless_worker import loaded, machine
 
 MB = 1 << 20
@@ -113,3 +114,48 @@ def test_a_cpu_keeps_little_and_the_setting_is_taken_as_it_is(
     memory.share_out(keeper, 100, ForwardMemory())
     assert keeper.store.budget.bytes_max == mb * MB
     memory.share_out(NullKVManager(list), 100, ForwardMemory())
+
+
+# ---------------------------------------------------------------- how it is divided
+
+BYTES = st.integers(0, 600 * GB)
+
+
+@given(BYTES, BYTES, BYTES, BYTES, st.floats(0, 0.15))
+@example(100 * GB, 20 * GB, 20 * GB, 10 * GB, 0.1)
+def test_the_parts_fit_and_a_sequence_of_the_told_context_fits_beside_them(
+    limit: int, model: int, slot: int, forward: int, overhead: float
+) -> None:
+    room = divide_room(limit, model, slot, forward, overhead)
+    free = max(0, limit - model - working_bytes(limit)) / (1 + overhead)
+    assert 0.499 * free - 2 <= room.kept_bytes <= 0.751 * free + 2
+    assert 0 <= room.idle_bytes <= (free - room.kept_bytes) / 2 + 2
+    need = slot + forward / (1 + overhead)
+    if need <= free / 2:
+        assert room.kept_bytes + need <= free + 2
+
+
+@given(BYTES, BYTES, BYTES, st.integers(0, 20 * GB))
+def test_a_larger_machine_keeps_no_less(limit: int, more: int, slot: int, model: int) -> None:
+    small, large = (divide_room(size, model, slot, GB) for size in (limit, limit + more))
+    assert small.kept_bytes <= large.kept_bytes + 4 and small.idle_bytes <= large.idle_bytes + 4
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_batched", "most"),
+    [
+        ({}, True, (32, 32)),
+        ({}, False, (4, 32)),
+        ({"MAX_CONCURRENT_REQUESTS": "2"}, True, (2, 32)),
+        ({"MAX_CONCURRENT_REQUESTS": "64"}, True, (64, 64)),
+        ({"MAX_CONCURRENT_REQUESTS": "8"}, False, (8, 32)),
+        ({"LIVE_SLOTS_MAX": "4"}, True, (4, 4)),
+        ({"LIVE_SLOTS_MAX": "8", "MAX_CONCURRENT_REQUESTS": "32"}, True, (8, 8)),
+        ({"LIVE_SLOTS_MAX": "64"}, True, (32, 64)),
+    ],
+)
+def test_no_more_compute_than_may_be_held(
+    environ: dict[str, str], is_batched: bool, most: tuple[int, int]
+) -> None:
+    settings = load_settings(environ, None)
+    assert (running_max(settings, is_batched), live_slots_max(settings)) == most

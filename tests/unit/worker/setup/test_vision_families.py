@@ -1,9 +1,7 @@
 """Reads images with a tiny checkpoint of each family, warm against cold and against mlx-vlm."""
 
-import contextlib
 import functools
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +17,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.images.image_processor import unpadded
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.vision_setup import VisionParts, make_vision
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -29,6 +26,7 @@ from scripts.fixtures.vision_family_configs import FAMILIES
 from scripts.harness.image_files import painted, saved
 from scripts.harness.socketless_worker import Answer, Machine
 from scripts.harness.warm.token_margins import same_tokens
+from tests.helpers.worker.prompt_builders import builder_for
 
 # Gemma 4's feature extractor and Kimi-VL's processor, upstream.
 pytestmark = [
@@ -49,10 +47,13 @@ REFUSED = {
     "minicpmv4_6": "writes two images otherwise than each by itself",
     "florence2": "its language model is given decoder_inputs_embeds",
 }
-# Kin of another family that is read here, with the same processor: where somebody asks for more.
-KIN = {"mistral3", "smolvlm", "glm4v_moe", "internvl_chat", "qwen3_vl_moe"}
-ASKED = FAMILIES.keys() - (set() if os.environ.get("HEARTH_EXAMPLES") else KIN)
-READ = [name for name in FAMILIES if name in ASKED and name not in REFUSED]
+# One of each kind of processor and cache by day; in docs/clients.md stand all.
+BY_DAY = ("glm4v", "llava", "gemma4", "lfm2_vl", "deepseek_vl_v2")
+READ = [
+    pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night)
+    for name in FAMILIES
+    if name not in REFUSED
+]
 
 
 @dataclass
@@ -66,14 +67,7 @@ class Family:
 
     def built(self, *parts: str | int) -> BuiltPrompt:
         """Return the prompt of a question of words, and of images by their numbers."""
-        builder = make_builder(
-            self.model.tokenizer,
-            turn_marks(self.model.tokenizer),
-            end_of_turn_ids(self.model.tokenizer, self.model.generation_config),
-            100_000,
-            load_settings(SETTINGS, None),
-            self.vision.form,
-        )
+        builder = builder_for(self.model.tokenizer, form=self.vision.form, **SETTINGS)
         numbers = [part for part in parts if isinstance(part, int)]
         pictures = {str(n): self.vision.reader.read(str(n), file_of(n)) for n in numbers}
         return builder.build(PromptContent(asked(*parts), [], pictures=pictures))
@@ -141,7 +135,7 @@ def test_a_prompt_with_images_and_its_answer_are_mlx_vlms(family: Family, tmp_pa
     images = [str(path) for path in paths]
     theirs = dict(mlx_vlm.prepare_inputs(processor, images=images, prompts=text))
     assert built.ids == np.array(theirs["input_ids"]).flatten().tolist()
-    if family.name == "deepseek_vl_v2":  # see the test of its rows, below
+    if family.name == "deepseek_vl_v2":  # it asks for the row behind its last image
         theirs["images_spatial_crop"] = mx.pad(
             theirs["images_spatial_crop"], [(0, 0), (0, 2), (0, 0)]
         )
@@ -194,7 +188,13 @@ def test_what_a_user_writes_is_no_image(family: Family) -> None:
     assert not kinds & {*built.ids[: run.start], *built.ids[run.end :]}
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("llava_next", "molmo") else pytest.mark.night)
+        for name in REFUSED
+    ],
+)
 def test_a_family_whose_images_are_refused_says_why_and_is_served_for_text(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,34 +203,3 @@ def test_a_family_whose_images_are_refused_says_why_and_is_served_for_text(
         assert make_vision(model, load_settings(SETTINGS, None)) is None
     (told,) = [text for text in caplog.messages if text.startswith("images are refused: ")]
     assert REFUSED[name] in told
-
-
-def test_deepseeks_encoder_reads_no_row_behind_its_images(tmp_path: Path) -> None:
-    """Once the last line fails, upstream is mended and the rows of zeros can go."""
-    _, model = made("deepseek_vl_v2", tmp_path)
-    vision = make_vision(model, load_settings(SETTINGS, None))
-    assert vision is not None and model.vision is not None
-    inputs = vision.reader.read("0", file_of(0)).inputs()
-    pixels, crops = inputs["pixel_values"], inputs["images_spatial_crop"]
-    assert crops.shape[1] == pixels.shape[1] == 2, "a picture and its one tile"
-    assert crops[0].tolist() == [[1, 1], [0, 0]]
-    asked_for: list[int] = []
-
-    class Watched(list[list[int]]):
-        def __getitem__(self, at: Any) -> Any:
-            asked_for.append(at)
-            return mx.array(super().__getitem__(at))
-
-    with contextlib.suppress(Exception):  # the list serves for the count of tiles alone
-        model.vision.model.get_input_embeddings(
-            mx.array([[0]]), mx.array(pixels), images_spatial_crop=[Watched(crops[0].tolist())]
-        )
-    assert asked_for == [0, 1], "upstream asks for the row behind the last image"
-
-
-def test_llavas_processor_still_takes_no_padding(tmp_path: Path) -> None:
-    """Once this fails, upstream is mended and image_processor.unpadded can go."""
-    _, model = made("llava", tmp_path)
-    assert model.vision is not None
-    with pytest.raises(ValueError, match="unexpected keyword argument 'padding'"):
-        mlx_vlm.prepare_inputs(model.vision.processor, images=[painted(0, SIZE)], prompts="<image>")

@@ -1,7 +1,6 @@
 """The inference loop with a scripted scheduler: when it waits, what it sends, in which order."""
 
 import queue
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,6 @@ from hearth.worker.threads.inference_thread import (
     InferenceThread,
 )
 from hearth.worker.threads.thread_queues import InferenceTask
-
-LONG_S = 10.0
 
 
 class ScriptedChecks:
@@ -61,140 +58,101 @@ class ScriptedScheduler:
         yield Progress("x", 1, 2)
 
 
-def turn(scheduler: ScriptedScheduler, *requests: str) -> list[Up]:
-    sent: list[Up] = []
-    loop, inbox = looping(scheduler, sent)
-    for request in requests:
-        inbox.put(request)
-    loop.run_once()
-    return sent
+class Inbox:
+    """What has come, and how long was waited where nothing had."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.waits: list[float] = []
+
+    def get(self, block: bool, timeout: float | None) -> Any:
+        if self.items:
+            return self.items.pop(0)
+        self.waits.append(timeout or 0.0)
+        raise queue.Empty
 
 
-def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceThread, Any]:
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    loop = InferenceThread(inbox, scheduler, sent.append, lambda: False, scheduler.expire)  # type: ignore[arg-type]
-    loop.checks = scheduler.checks  # type: ignore[assignment]
-    return loop, inbox
+class Loop:
+    """A loop over a scripted scheduler."""
 
+    def __init__(
+        self, is_idle: bool, idle_chunks: int = 0, expiry: int = 0, checks: int = 0
+    ) -> None:
+        self.scheduler, self.inbox = ScriptedScheduler(is_idle), Inbox()
+        self.scheduler.idle_chunks, self.scheduler.expiry_steps = idle_chunks, expiry
+        self.checks = self.scheduler.checks
+        self.checks.steps = checks
+        self.sent: list[Up] = []
+        parts: Any = (self.inbox, self.scheduler, self.sent.append, lambda: False)
+        self.thread = InferenceThread(*parts, self.scheduler.expire)
+        self.thread.checks = self.checks  # type: ignore[assignment]
 
-def wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each wait from now on take longer than any pause of the machine."""
-    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_PREFILL_S", "BLOCKED_WAIT_S"):
-        monkeypatch.setattr(loop_module, name, LONG_S)
+    def run(self, turns: int = 1, *items: Any) -> list[float]:
+        """Do some turns, the first with these items; return the waits."""
+        self.inbox.items += items
+        self.inbox.waits.clear()
+        for _ in range(turns):
+            self.thread.run_once()
+        return self.inbox.waits
 
 
 def test_an_idle_loop_waits_and_does_not_step() -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    loop, _ = looping(scheduler, [])
-    loop.run_once()
-    began = time.monotonic()
-    loop.run_once()
-    assert scheduler.stepped_with == []
-    assert time.monotonic() - began >= IDLE_WAIT_S * 0.9
+    loop = Loop(is_idle=True)
+    assert loop.run(3)[1:] == [IDLE_WAIT_S] * 2
+    assert loop.scheduler.stepped_with == []
+    assert loop.run(1, "a") == [0.0], "once something has come, nothing more is waited for"
 
 
 def test_memory_is_released_once_behind_all_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[int] = []
-    scheduler = ScriptedScheduler(is_idle=False)
+    loop, released = Loop(is_idle=False), list[int]()
     monkeypatch.setattr(
-        loop_module, "release_memory", lambda: released.append(scheduler.idle_chunks)
+        loop_module, "release_memory", lambda: released.append(loop.scheduler.idle_chunks)
     )
-    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_PREFILL_S"):
-        monkeypatch.setattr(loop_module, name, getattr(loop_module, name) / 50)
-    loop, inbox = looping(scheduler, [])
     for _ in range(2):
-        inbox.put("a")
-        loop.run_once()
-        scheduler.is_idle, scheduler.idle_chunks = True, 2
-        loop.run_once()
-        loop.run_once()
-        assert not released, (
-            "not while there is idle work, nor where the next request comes at once"
-        )
-        for _ in range(4):
-            loop.run_once()
+        loop.run(1, "a")
+        loop.scheduler.is_idle, loop.scheduler.idle_chunks = True, 2
+        loop.run(2)
+        assert not released, "not while there is idle work, nor where the next comes at once"
+        loop.run(4)
         assert len(released) == 1 and released.pop() < 0
 
 
-def test_idle_prefill_goes_on_without_waiting_until_there_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    scheduler.idle_chunks = 3
-    loop, _ = looping(scheduler, [])
-    wait_long(monkeypatch)
-    began = time.monotonic()
-    for _ in range(3):
-        loop.run_once()
-    assert scheduler.idle_chunks == 0
-    assert time.monotonic() - began < LONG_S
+def test_idle_work_goes_on_without_waiting_in_its_order_until_there_is_none() -> None:
+    loop = Loop(is_idle=True, idle_chunks=1, expiry=2, checks=2)
+    left = []
+    for _ in range(5):
+        waits = loop.run()
+        left.append((loop.scheduler.idle_chunks, loop.scheduler.expiry_steps, loop.checks.steps))
+        assert len(left) == 1 or waits == [0.0]
+    assert left == [(0, 2, 2), (-1, 1, 2), (-2, 0, 2), (-3, -1, 1), (-4, -2, 0)]
+    assert loop.checks.interrupted == 0
+    loop.run(2)
+    assert loop.run(1)[0] > 0, "there is none any more"
 
 
-def test_expiry_goes_on_after_idle_prefill_without_waiting_and_a_request_comes_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    scheduler.idle_chunks, scheduler.expiry_steps = 1, 5
-    loop, inbox = looping(scheduler, [])
-    wait_long(monkeypatch)
-    began = time.monotonic()
-    for _ in range(4):
-        loop.run_once()
-    assert (scheduler.idle_chunks, scheduler.expiry_steps) == (-3, 2)
-    inbox.put("a")
-    loop.run_once()
-    assert scheduler.stepped_with == [1] and scheduler.expiry_steps == 2
-    assert time.monotonic() - began < LONG_S
+def test_a_request_comes_before_idle_work_and_stops_the_checks() -> None:
+    loop = Loop(is_idle=True, expiry=5, checks=5)
+    loop.run(1)
+    loop.run(1, "a")
+    assert loop.sent == [Progress("a", 0, 1), Progress("x", 1, 2)], "admitted, then computed"
+    assert (loop.scheduler.stepped_with, loop.scheduler.expiry_steps) == ([1], 4)
+    assert (loop.checks.interrupted, loop.checks.steps) == (1, 5)
 
 
 def test_an_inference_task_is_answered_between_steps() -> None:
-    scheduler = ScriptedScheduler(is_idle=False)
-    sent: list[Up] = []
-    loop, inbox = looping(scheduler, sent)
-    inbox.put(InferenceTask(lambda: Told("e", {})))
-    loop.run_once()
-    assert sent == [Told("e", {}), Progress("x", 1, 2)]
+    loop = Loop(is_idle=False)
+    loop.run(1, InferenceTask(lambda: Told("e", {})))
+    assert loop.sent == [Told("e", {}), Progress("x", 1, 2)]
 
 
-def test_a_busy_loop_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_long(monkeypatch)
-    scheduler = ScriptedScheduler(is_idle=False)
-    began = time.monotonic()
-    turn(scheduler)
-    assert scheduler.stepped_with == [0]
-    assert time.monotonic() - began < LONG_S
-
-
-def test_a_newcomer_is_told_that_it_is_admitted_before_anything_is_computed() -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    assert turn(scheduler, "a") == [Progress("a", 0, 1), Progress("x", 1, 2)]
+def test_a_busy_loop_never_waits_and_a_blocked_one_does_not_spin() -> None:
+    loop = Loop(is_idle=False)
+    assert loop.run(3) == [0.0] * 3 and loop.scheduler.stepped_with == [0] * 3
+    loop.scheduler.is_blocked = True
+    assert loop.run(2) == [loop_module.BLOCKED_WAIT_S] * 2
 
 
 def test_a_flood_cannot_keep_the_engine_from_stepping() -> None:
-    scheduler = ScriptedScheduler(is_idle=False)
-    turn(scheduler, *[f"r{n}" for n in range(1000)])
-    assert scheduler.stepped_with == [INBOX_DRAIN_MAX]
-
-
-def test_checks_run_only_behind_all_other_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    scheduler.idle_chunks, scheduler.expiry_steps, scheduler.checks.steps = 1, 1, 2
-    loop, _ = looping(scheduler, [])
-    wait_long(monkeypatch)
-    left = []
-    for _ in range(4):
-        loop.run_once()
-        left.append(scheduler.checks.steps)
-    assert left == [2, 2, 1, 0]
-    assert scheduler.checks.interrupted == 0
-
-
-def test_a_request_stops_the_checks_before_its_own_first_step() -> None:
-    scheduler = ScriptedScheduler(is_idle=True)
-    scheduler.checks.steps = 5
-    seen: list[int] = []
-    scheduler.step = lambda: iter(seen.append(scheduler.checks.interrupted) or ())  # type: ignore[func-returns-value,method-assign]
-    turn(scheduler, "a")
-    assert seen == [] or seen == [1]
-    assert scheduler.checks.interrupted == 1
-    assert scheduler.checks.steps == 5, "nothing is checked while a request is there"
+    loop = Loop(is_idle=False)
+    loop.run(1, *[f"r{n}" for n in range(1000)])
+    assert loop.scheduler.stepped_with == [INBOX_DRAIN_MAX]

@@ -64,13 +64,7 @@ class ScriptedPrompts:
     def raw_ids(self, prompt: Prompt, _query: TokenQuery) -> list[int]:
         return prompt.ids
 
-    def build(
-        self,
-        prompt: Prompt,
-        images: Any,
-        uses_cache: bool = True,
-        adds_header: bool = True,
-    ) -> tuple[None, Any]:
+    def build(self, prompt: Prompt, images: Any, *_: Any, **_options: Any) -> tuple[None, Any]:
         self.images.append(images)
         if prompt.messages == ["a bug"]:
             raise IndexError("of its own")
@@ -119,17 +113,24 @@ def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answe
     assert (request.ids, request.query.cuts, request.tokens_max) == (IDS, [2], 7)
 
 
-def test_a_prompt_goes_on_once_the_disk_was_looked_at_and_one_that_keeps_nothing_at_once() -> None:
-    looks: list[threading.Event] = []
+class Look(threading.Event):
+    """A look at the disk that ends once somebody waits for it."""
 
-    def look() -> threading.Event:
-        looks.append(threading.Event())
-        threading.Timer(0.05, looks[-1].set).start()
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_a_prompt_goes_on_once_the_disk_was_looked_at_and_one_that_keeps_nothing_at_once() -> None:
+    looks: list[Look] = []
+
+    def look() -> Look:
+        looks.append(Look())
         return looks[-1]
 
     uncached = Submit("u", RAW, Sampling(), use_kv_cache=False)
-    went_on, _, _ = run(job(uncached), job(Count("c", RAW)), look=look)
-    assert len(went_on) == 1 and not looks
+    run(job(uncached), job(Count("c", RAW)), look=look)
+    assert not looks
     went_on, _, _ = run(job(Submit("s", RAW, Sampling())), look=look)
     assert len(went_on) == len(looks) == 1 and looks[0].is_set()
 
@@ -142,28 +143,27 @@ def test_a_prompt_waits_for_no_disk_that_is_amid_something_long(
     assert len(went_on) == 1 and isinstance(sent[0], Admitted)
 
 
-def test_a_refused_prompt_ends_its_request_alone() -> None:
+@pytest.mark.parametrize(
+    ("message", "status", "code", "text"),
+    [
+        ({}, 400, "context_length_exceeded", "Too long."),
+        ("a bug", 500, "internal_error", ""),
+    ],
+)
+def test_a_prompt_that_is_refused_or_that_a_bug_breaks_ends_its_request_alone(
+    message: Any, status: int, code: str, text: str
+) -> None:
+    bad = Prompt([message], ids=[])
     went_on, sent, _ = run(
-        job(Submit("long", Prompt([{}], ids=[]), Sampling())), job(Submit("fine", RAW, Sampling()))
-    )
-    assert sent == [
-        Failed("long", 400, "context_length_exceeded", "Too long."),
-        Admitted("fine", 3, "hearth-id"),
-    ]
-    assert [request.request_id for request in went_on] == ["fine"]
-
-
-def test_a_prompt_that_a_bug_breaks_ends_its_request_alone() -> None:
-    went_on, sent, _ = run(
-        job(Submit("odd", Prompt(["a bug"], ids=[]), Sampling())),
-        job(Count("odd too", Prompt(["a bug"], ids=[]))),
+        job(Submit("bad", bad, Sampling())),
+        job(Count("bad too", bad)),
         job(Submit("fine", RAW, Sampling())),
     )
-    failures = [(each.request_id, each.status) for each in sent if isinstance(each, Failed)]
-    assert failures == [("odd", 500), ("odd too", 500)]
-    assert sent[-1] == Admitted("fine", 3, "hearth-id") and len(sent) == 3
+    failures = [(each.request_id, each.status, each.code) for each in sent[:2]]  # type: ignore[union-attr]
+    assert failures == [("bad", status, code), ("bad too", status, code)]
+    assert sent[2:] == [Admitted("fine", 3, "hearth-id")]
     assert [request.request_id for request in went_on] == ["fine"]
-    assert "of its own" not in str(sent)
+    assert text in str(sent) and "of its own" not in str(sent)
 
 
 def test_nothing_is_rendered_for_a_client_that_is_gone() -> None:

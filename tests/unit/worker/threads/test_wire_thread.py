@@ -1,7 +1,6 @@
 """The wire thread's table of open requests, with a scripted port."""
 
 import queue
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +10,6 @@ from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,
     Count,
-    Counted,
     Failed,
     Finished,
     Heartbeat,
@@ -122,45 +120,41 @@ def test_a_worker_that_broke_leaves_its_requests_to_their_end_with_the_process()
     desk.hear(submit("a"))
     desk.wire.end_requests(tells=False)
     assert desk.said() == [], "no other worker is to get what may have broken this one"
-    desk.hear(submit("b"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and refusal.request_id == "b"
+    assert refusal(desk, submit("b")).request_id == "b"
+
+
+def refusal(desk: Desk, message: Message, peer: bytes = b"p") -> Failed:
+    desk.hear(message, peer=peer)
+    (failed,) = desk.said()
+    assert isinstance(failed, Failed)
+    return failed
 
 
 def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> None:
+    """Who is there is told, and how long one more would wait."""
     desk = Desk(open_max=2)
-    desk.hear(submit("a"), submit("b"), submit("c"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and (refusal.request_id, refusal.status) == ("c", 503)
-    assert "2 requests" in refusal.text and "QUEUE_MAX" in refusal.text
+    desk.hear(submit("a"), submit("b"))
+    failed = refusal(desk, submit("c"))
+    assert (failed.request_id, failed.status, failed.code) == ("c", 503, "overloaded")
+    assert failed.retry_after_s == 59
+    for part in ("2 requests", "1 run, 2 wait", "about 59 s", "QUEUE_MAX"):
+        assert part in failed.text
     desk.wire.send(finished("a"))
     desk.said()
     desk.hear(submit("c"))
     assert desk.said() == []
 
 
-def test_a_refusal_tells_who_is_there_and_how_long_one_more_would_wait() -> None:
-    desk = Desk(open_max=1)
-    desk.hear(submit("a"), submit("b"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert (refusal.code, refusal.retry_after_s) == ("overloaded", 30)
-    assert "1 run, 1 wait" in refusal.text and "about 30 s" in refusal.text
-
-
 def test_nobody_is_told_to_stay_away_longer_than_clients_heed() -> None:
     desk = Desk(open_max=50)
-    desk.hear(*(submit(f"r{number}") for number in range(51)))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert refusal.retry_after_s == 60 and "about 1,475 s" in refusal.text
+    desk.hear(*(submit(f"r{number}") for number in range(50)))
+    failed = refusal(desk, submit("r50"))
+    assert failed.retry_after_s == 60 and "about 1,475 s" in failed.text
     for number in range(50):
         desk.wire.send(Progress(f"r{number}", 0, 9))
     desk.said()
-    desk.hear(submit("soon"))
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed)
-    assert refusal.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
+    failed = refusal(desk, submit("soon"))
+    assert failed.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
 
 
 def test_a_request_is_told_as_waiting_while_it_is_rendered() -> None:
@@ -188,9 +182,7 @@ def test_a_loading_model_refuses_with_503() -> None:
 def test_an_id_in_use_is_refused_without_harm_to_its_owner() -> None:
     desk = Desk()
     desk.hear(submit("a"))
-    desk.hear(submit("a"), peer=b"other")
-    (refusal,) = desk.said()
-    assert isinstance(refusal, Failed) and refusal.code == "duplicate_request"
+    assert refusal(desk, submit("a"), peer=b"other").code == "duplicate_request"
     desk.wire.send(finished("a"))
     assert desk.port.posted == [(b"p", finished("a"))]
 
@@ -198,29 +190,16 @@ def test_an_id_in_use_is_refused_without_harm_to_its_owner() -> None:
 def test_cancel_and_a_peer_that_left_mark_the_ticket() -> None:
     desk = Desk()
     desk.hear(submit("a"), submit("b"), Cancel("a"), Cancel("unknown"))
-    first, _ = desk.jobs.get()
-    second, _ = desk.jobs.get()
-    assert first.is_gone and not second.is_gone
+    desk.hear(submit("c"), peer=b"other")
+    leases = [desk.jobs.get()[0] for _ in range(3)]
+    assert [lease.is_gone for lease in leases] == [True, False, False]
     desk.port.gone.add(b"p")
     desk.wire.forget_gone_peers()
-    assert second.is_gone
-
-
-def test_a_lease_lasts_as_long_as_it_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, now = Desk(), time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    desk.hear(submit("a"))
-    lease, _ = desk.jobs.get()
-    now += LEASE_S - 0.1
-    desk.hear(Renew(["a", "unknown"]))
-    now += LEASE_S - 0.1
-    assert not lease.is_gone
-    now += 0.2
-    assert lease.is_gone
+    assert [lease.is_gone for lease in leases] == [True, True, False], "others stay"
 
 
 @pytest.mark.parametrize("jumps", [False, True], ids=["the clock stands still", "it goes on"])
-def test_a_lease_is_not_over_because_the_machine_has_slept(
+def test_a_lease_lasts_while_it_is_renewed_and_is_not_over_because_the_machine_has_slept(
     jumps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -231,16 +210,11 @@ def test_a_lease_is_not_over_because_the_machine_has_slept(
     now += 8 * 3600 * jumps
     assert not lease.is_gone, "nobody could renew it"
     now += LEASE_S - 0.1
+    desk.hear(Renew(["a", "unknown"]))
+    now += LEASE_S - 0.1
     assert not lease.is_gone
     now += 0.2
     assert lease.is_gone, "but nobody does once it is awake"
-
-
-def test_counting_is_answered_like_everything_else() -> None:
-    desk = Desk()
-    desk.hear(Count("n", PROMPT))
-    desk.wire.send(Counted("n", 12))
-    assert desk.said() == [Counted("n", 12)]
 
 
 def test_a_message_with_images_goes_to_the_image_thread_where_there_is_one() -> None:

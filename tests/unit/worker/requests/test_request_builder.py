@@ -1,10 +1,12 @@
-"""Checks whose turn for a slot a request uses."""
+"""Checks whose turn for a slot a request uses, and what its answer is held to."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from hearth.shared.wire_messages import Prompt, Speaker
-from hearth.worker.requests.request_builder import asker_of, family_of
-from hearth.worker.schedule.fair_queue import in_turn
+import pytest
+
+from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
+from hearth.worker.requests.request_builder import asker_of, constraints_of, family_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 
 NAMED = Speaker("k", "s1")
@@ -12,12 +14,6 @@ PI = Speaker("k", client="pi", conversation="pi-1")
 CURL = Speaker("k", client="curl", conversation="curl-1")
 ASKS = [{"role": "user", "content": "Fix it"}]
 ANSWER = {"role": "assistant", "content": "Done."}
-
-
-@dataclass(eq=False)
-class Waiting:
-    asker: str
-    turn: int = 0
 
 
 def asker(speaker: Speaker, *, goes_on: bool = True) -> str:
@@ -40,17 +36,6 @@ def test_first_questions_of_one_client_share_a_turn() -> None:
     assert asker(PI, goes_on=False) == asker(other, goes_on=False)
     assert asker(PI, goes_on=False) != asker(CURL, goes_on=False)
     assert asker(PI, goes_on=False) not in (asker(PI), asker(other))
-
-
-def test_a_program_that_asks_a_hundred_things_at_once_holds_nobody_up() -> None:
-    flood = [replace(CURL, conversation=f"curl-{number}") for number in range(100)]
-    waiting = [
-        *(Waiting(asker(each, goes_on=False)) for each in flood),
-        Waiting(asker(PI)),
-        Waiting(""),
-    ]
-    order = [each.asker for each in in_turn(waiting, 0)]
-    assert order.index(asker(PI)) <= 1 and order.index("") <= 2
 
 
 def test_a_conversation_goes_on_once_it_was_answered_here() -> None:
@@ -76,3 +61,25 @@ def test_questions_with_examples_of_answers_or_the_beginning_of_one_go_on_with_n
 def test_kv_has_a_family_only_where_a_session_has_a_name() -> None:
     assert family_of(Prompt(ASKS, speaker=PI)) == ""
     assert family_of(Prompt(ASKS, speaker=NAMED)) == asker(NAMED)
+
+
+# ---------------------------------------------------------------- what it is held to
+
+
+@pytest.mark.parametrize(
+    ("constraints", "on", "budget"),
+    [
+        (Constraints(is_json=True), False, 0),
+        (Constraints(tool_choice="required"), False, 0),
+        (Constraints(is_json=True), True, None),
+        (Constraints(is_json=True, thinking_budget=9), None, 9),
+        (Constraints(), False, None),
+        (Constraints(tool_choice="none"), False, None),
+    ],
+)
+def test_a_form_leaves_no_room_to_think_where_the_client_switched_it_off(
+    constraints: Constraints, on: bool | None, budget: int | None
+) -> None:
+    prompt = Prompt([], thinking=ThinkingWish(on))
+    found = constraints_of(Submit("r1", prompt, Sampling(), constraints))
+    assert found == replace(constraints, thinking_budget=budget)
