@@ -220,27 +220,3 @@ def text_of(item: dict[str, Any]) -> str:
     if item["type"] == "tool_search_call":
         return ""
     return str(item["input" if item["type"] == "custom_tool_call" else "arguments"])
-
-
-@given(st.dictionaries(TEXT, VALUES, max_size=4), st.data())
-def test_of_a_call_that_is_cut_off_only_whole_pairs_are_told(
-    arguments: dict[str, Any], data: st.DataObject
-) -> None:
-    text = json.dumps(arguments)
-    cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    rows = [Delta("r", 0, "tool_call", cut, call=CallStart("c", "plain"))]
-    final = Finished("r", "length", None, USAGE)
-    asked = messages_request.parse({"messages": [{"role": "user", "content": "x"}]})
-    whole = whole_of(asked, [*rows, final])
-    (block,) = whole["content"]
-    assert whole["stop_reason"] == "max_tokens"
-    assert [arguments[key] for key in block["input"]] == list(block["input"].values())
-    frames = frames_of(asked, messages_events.MessageWriter, [*rows, final])
-    assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
-    request = responses_request.parse({"input": "x", "tools": TOOLS})
-    frames = frames_of(request, responses_events.ResponseWriter, [*rows, final])
-    read = openai_reader.response(frames)
-    assert read.kinds[-1] == "response.incomplete"
-    assert read.kinds[-2] == "response.output_item.done"  # who waits for it goes on
-    assert read.final["output"][0]["status"] == "incomplete"
-    assert read.final["output"][0]["arguments"] == cut

@@ -177,18 +177,6 @@ def test_ollama_lost_a_call_whose_arguments_are_no_object(rows: list[Delta], end
     assert calls_in(whole_of(OLLAMA, [*rows, ENDS[end]()])) == told
 
 
-def test_ollama_lost_a_call_that_ended_before_the_answer_was_cut_off() -> None:
-    given_rows: list[Given] = [
-        called("c", "plain", "ls"),
-        Delta("r", 0, "content", "and"),
-        done("length"),
-    ]
-    whole = calls_in(whole_of(OLLAMA, [*given_rows]))
-    assert [(call["name"], call["arguments"]) for call in whole] == [("plain", {})]
-    rows = map(json.loads, frames_of(OLLAMA, ollama_events.OllamaWriter, given_rows))
-    assert [call for row in rows for call in calls_in(row)] == whole
-
-
 def calls_in(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [call["function"] for call in row["message"].get("tool_calls", ())]
 

@@ -56,8 +56,8 @@ def usages_in(value: Any) -> list[Any]:
     if not isinstance(value, dict):
         return []
     if "done" in value:
-        names = ("prompt_eval_count", "eval_count", "kv_cache", "speculation")
-        return [{name: value[name] for name in names}] if value["done"] else []
+        names = ("prompt_eval_count", "eval_count", "kv_cache", "speculation", "warnings")
+        return [{n: value[n] for n in names if n in value}] if value["done"] else []
     own = [value["usage"]] if value.get("usage") else []
     return own + [found for each in value.values() for found in usages_in(each)]
 
