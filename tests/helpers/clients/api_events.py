@@ -73,22 +73,18 @@ def token(text: str, *others: str) -> TokenLogprob:
 
 def given(step: dict[str, Any] | None) -> Given:
     """Return what a step of a table of answers stands for; null is a silence."""
-    match step:
-        case None:
-            return None
-        case {"said": text, **rest}:
-            return said(text, *(token(*row) for row in rest.get("logprobs", ())))
-        case {"thought": text}:
-            return thought(text)
-        case {"call": pieces}:
-            return called(*pieces)
-        case {"more": piece}:
-            return more(piece)
-        case {"end": reason, **rest}:
-            return done(reason, rest.get("stop"), **rest.get("usage", {}))
-        case {"lost": words}:
-            return WorkerLost(words)
-    raise AssertionError(f"no step of an answer: {step}")
+    made: dict[str, Callable[..., Given]] = {
+        "said": lambda text, logprobs=(): said(text, *(token(*row) for row in logprobs)),
+        "thought": thought,
+        "call": lambda pieces: called(*pieces),
+        "more": more,
+        "end": lambda reason, stop=None, usage=None: done(reason, stop, **(usage or {})),
+        "lost": WorkerLost,
+    }
+    if step is None:
+        return None
+    (kind, value), *fields = step.items()
+    return made[kind](value, **dict(fields))
 
 
 def frames_of(
@@ -112,12 +108,12 @@ def frames_of(
 
 def events_of(request: ParsedRequest, rows: Sequence[Given]) -> list[Any]:
     """Return the events that `rows` become in the request's own dialect, each as its JSON."""
-    read = []
+    read: list[Any] = []
     for frame in frames_of(request, ANSWERS[request.dialect][1], rows):
         *name, data = frame.decode().removesuffix("\n").removesuffix("\n").split("\n")
         data = data.removeprefix("data: ")
         read.append(data if data == "[DONE]" else orjson.loads(data))
-        assert name in ([], [f"event: {read[-1].get('type')}"] if read[-1] != data else [])
+        assert name == [] or name == [f"event: {read[-1]['type']}"]
     return read
 
 
