@@ -6,25 +6,26 @@ Shown elsewhere, or not ours:
       tests/property/api/test_api_streams.py::
       test_the_chunks_of_a_chat_add_up_to_the_whole_completion
   Tool Use
-    Gemma tool_code blocks: tests/e2e/agents/test_delivery.py::
-      test_an_answer_comes_in_its_channels_and_its_calls_by_the_ids_that_are_recorded[gemma3]
+    Gemma tool_code blocks: tests/unit/worker/formats/test_families_are_read.py::
+      test_a_family_is_read_as_the_page_tells
     Qwen <tool_call> tags, and finish_reason "tool_calls": tests/e2e/sdks/test_sdk_answers.py::
-      test_one_tool_is_called
+      test_what_a_model_writes_is_told_in_every_dialect_with_what_it_cost
     Framework ToolCall events: mlx-swift-lm's. mlx-lm has parsers instead, held to their formats in
       tests/unit/worker/stream/test_answer_splitter.py::
       test_an_output_says_what_it_is_known_to_say
   Thinking Mode
     enable_thinking: false reaches the template: tests/e2e/sdks/test_sdk_answers.py::
-      test_thinking_that_is_off_is_told_to_the_template
+      test_what_a_model_writes_is_told_in_every_dialect_with_what_it_cost
     on, think blocks appear: tests/e2e/sdks/test_sdk_answers.py::
-      test_thinking_is_told_apart_and_counted
+      test_what_a_model_writes_is_told_in_every_dialect_with_what_it_cost
   Compatibility
-    GET /v1/models with context windows: tests/e2e/sdks/test_sdk_chat.py::
+    GET /v1/models with context windows: tests/e2e/sdks/test_sdk_dialects.py::
       test_models_are_listed_and_looked_up_in_both_sdks
-    streamed and whole completions: tests/e2e/sdks/test_sdk_answers.py::test_a_text_is_answered
+    streamed and whole completions: tests/e2e/sdks/test_sdk_answers.py::
+      test_what_a_model_writes_is_told_in_every_dialect_with_what_it_cost
     the model field swaps models: tests/e2e/server/test_models.py::
       test_models_change_places_and_answer_as_if_each_were_alone; a name that no model has is a 404:
-      tests/e2e/sdks/test_sdk_errors.py::test_messages_refuse_with_what_helps[whole-a model]
+      tests/e2e/sdks/test_sdk_errors.py::test_a_refusal_helps[a model of Messages]
     UI chat unaffected: not ours, there is no chat in the dashboard
   Disconnect Handling
     no Metal assertion failures: on whatever device it runs, tests/e2e/faults/test_faults.py::
