@@ -4,6 +4,7 @@ The events are those at which captured clients (docs/clients.md) lost most. Real
 models; the model's words are scripted at token level.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,99 +129,70 @@ def test_ten_sub_agents_in_parallel_leave_their_orchestrators_line_intact(
             assert reply.prefilled <= new + SLACK
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_restarted_client_goes_on_where_it_was(kind: tuple[str, str], tmp_path: Path) -> None:
-    """--resume: another process, perhaps another session id, the same history."""
-    desk = desk_of(kind, tmp_path)
-    main = Agent(desk, "one")
-    main.user("Please fix the build. " * 10)
-    main.loop(3)
-    again = Agent(desk, "two")
-    again.body["messages"] = deepcopy(main.messages)
-    again.user("Go on.")
-    reply = again.ask(ANSWER)
-    assert set(reply.states.values()) == {"kept"}
-    assert extra([*main.replies, reply])[-1] <= SLACK
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compacted_conversation_shares_system_and_tools(
-    kind: tuple[str, str], tmp_path: Path
-) -> None:
-    desk = desk_of(kind, tmp_path)
-    main = Agent(desk, "one")
-    main.user("Please fix the build. " * 10)
-    main.loop(3)
-    before = main.replies[-1]
-    main.body["messages"] = main.messages[:1]
-    main.user("Summary of the work so far: " + "it was fixed. " * 30)
-    compacted = main.ask(ANSWER)
-    assert extra(main.replies)[-1] <= SLACK, "all that it has in common"
-    assert compacted.divergence is None, "nothing of the history is read again"
-    desk.idle()
-    main.user("Go on.")
-    assert extra([*main.replies, main.ask(ANSWER)])[-1] <= SLACK
-    assert before.divergence is None
-
-
 CHUNK = 256  # what a change amid a text costs at most: prefills resume where they are cut
-EVENTS = {  # what each costs beyond what a cache without limits must read
-    "claude code loads a tool": SLACK,
-    "openclaw's trailing context vanishes": SLACK,
-    "openclaw truncates an old result": CHUNK,
-    "openclaw's system prompt flips and flips back": CHUNK,
-    "qwen's reminder leaves the old message": SLACK,
-    "qwen's git status changes": CHUNK,
-}
 
 
-@pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_dear_event_costs_what_it_must(kind: tuple[str, str], event: str, tmp_path: Path) -> None:
-    """Never twice: each event breaks off at one place, and only what is behind it is read again."""
-    desk = desk_of(kind, tmp_path)
-    agent = Agent(desk, "one")
-    if event == "claude code loads a tool":
-        load_a_tool(agent)
-    elif event == "openclaw's trailing context vanishes":
-        vanish_each_time(agent)
-    elif event == "openclaw truncates an old result":
-        agent.user("Please fix the build. " * 10)
-        agent.loop(4)
-        agent.messages[3]["content"] = agent.messages[3]["content"][:200] + "[... truncated]"
-        agent.user("Next.")
-        agent.ask(ANSWER)
-    elif event == "openclaw's system prompt flips and flips back":
-        agent.user("Please fix the build. " * 10)
-        agent.loop(2)
-        original = agent.messages[0]["content"]
-        for system in ("Internal run. " + original, original, "Internal run. " + original):
-            agent.messages[0]["content"] = system
-            agent.user("Next. " * 10)
-            agent.loop(1)
-    elif event == "qwen's reminder leaves the old message":
-        agent.user(REMINDER + "Please fix the build. " * 10)
-        agent.loop(3)
-        agent.messages[1]["content"] = agent.messages[1]["content"].removeprefix(REMINDER)
-        agent.user(REMINDER + "Next.")
-        agent.loop(1)
-    else:
-        agent.messages[0]["content"] += "git: (clean)\n"
-        agent.user("Please fix the build. " * 10)
-        agent.loop(3)
-        agent.messages[0]["content"] = SYSTEM + "git: M a.py\n"
-        agent.user("Next.")
-        agent.loop(1)
-    needed = ideals(agent.replies)
-    total = sum(reply.prefilled for reply in agent.replies)
-    prompts = sum(len(reply.ids) for reply in agent.replies)
-    print(f"{kind[0]:8} {event:46} prompts {prompts} ideal {sum(needed)} prefilled {total}")
-    more = extra(agent.replies)
-    assert max(more) <= EVENTS[event], more
-    assert sum(each > SLACK for each in more) <= 1, "what follows the event is a step as any"
-    assert desk.sessions.counts["exact_key_rejected_by_model_lcp"] == 0
-    if event == "claude code loads a tool":
-        assert all(reply.divergence is None for reply in agent.replies)
+def working(agent: Agent, calls: int = 3, question: str = "") -> None:
+    """Have the agent asked something, which takes so many calls."""
+    agent.user(question or "Please fix the build. " * 10)
+    agent.loop(calls)
+
+
+def resume(agent: Agent) -> None:
+    """--resume: another process, perhaps another session id, the same history."""
+    working(agent)
+    agent.body["session_id"] = "two"
+    agent.user("Go on.")
+    assert set(agent.ask(ANSWER).states.values()) == {"kept"}
+
+
+def compact(agent: Agent) -> None:
+    """System and tools stay; nothing of the history is read again."""
+    working(agent)
+    agent.body["messages"] = agent.messages[:1]
+    agent.user("Summary of the work so far: " + "it was fixed. " * 30)
+    assert agent.ask(ANSWER).divergence is None
+    agent.desk.idle()
+    agent.user("Go on.")
+    agent.ask(ANSWER)
+
+
+def vanish_each_time(agent: Agent) -> None:
+    agent.user("Please fix the build. " * 10)
+    for _ in range(4):
+        agent.user(CONTEXT)
+        reply = agent.desk.ask(agent.prompt(), CALL)
+        agent.messages.pop()
+        agent.took(reply)
+        agent.desk.idle()
+
+
+def truncate(agent: Agent) -> None:
+    working(agent, 4)
+    agent.messages[3]["content"] = agent.messages[3]["content"][:200] + "[... truncated]"
+    agent.user("Next.")
+    agent.ask(ANSWER)
+
+
+def flip(agent: Agent) -> None:
+    working(agent, 2)
+    original = agent.messages[0]["content"]
+    for system in ("Internal run. " + original, original, "Internal run. " + original):
+        agent.messages[0]["content"] = system
+        working(agent, 1, "Next. " * 10)
+
+
+def remind(agent: Agent) -> None:
+    working(agent, 3, REMINDER + "Please fix the build. " * 10)
+    agent.messages[1]["content"] = agent.messages[1]["content"].removeprefix(REMINDER)
+    working(agent, 1, REMINDER + "Next.")
+
+
+def change_status(agent: Agent) -> None:
+    agent.messages[0]["content"] += "git: (clean)\n"
+    working(agent)
+    agent.messages[0]["content"] = SYSTEM + "git: M a.py\n"
+    working(agent, 1, "Next.")
 
 
 def load_a_tool(agent: Agent) -> None:
@@ -250,14 +222,33 @@ def load_a_tool(agent: Agent) -> None:
     agent.replies.append(reply)
 
 
-def vanish_each_time(agent: Agent) -> None:
-    agent.user("Please fix the build. " * 10)
-    for _ in range(4):
-        agent.user(CONTEXT)
-        reply = agent.desk.ask(agent.prompt(), CALL)
-        agent.messages.pop()
-        agent.took(reply)
-        agent.desk.idle()
+# What each event costs beyond what a cache without limits must read.
+EVENTS: dict[str, tuple[Callable[[Agent], None], int]] = {
+    "a restarted client goes on where it was": (resume, SLACK),
+    "a compacted conversation shares system and tools": (compact, SLACK),
+    "claude code loads a tool": (load_a_tool, SLACK),
+    "openclaw's trailing context vanishes": (vanish_each_time, SLACK),
+    "openclaw truncates an old result": (truncate, CHUNK),
+    "openclaw's system prompt flips and flips back": (flip, CHUNK),
+    "qwen's reminder leaves the old message": (remind, SLACK),
+    "qwen's git status changes": (change_status, CHUNK),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dear_event_costs_what_it_must(kind: tuple[str, str], event: str, tmp_path: Path) -> None:
+    """Never twice: each event breaks off at one place, and only what is behind it is read again."""
+    desk = desk_of(kind, tmp_path)
+    agent = Agent(desk, "one")
+    play, most = EVENTS[event]
+    play(agent)
+    more = extra(agent.replies)
+    assert max(more) <= most, more
+    assert sum(each > SLACK for each in more) <= 1, "what follows the event is a step as any"
+    assert desk.sessions.counts["exact_key_rejected_by_model_lcp"] == 0
+    if play is load_a_tool:
+        assert all(reply.divergence is None for reply in agent.replies)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -273,6 +264,13 @@ def test_a_tool_whose_reference_was_compacted_away_is_still_shown(
     agent.body["metadata"] = {"user_id": '{"session_id":"another"}'}
     shown = desk.family.tokenizer.decode(desk.ask(agent.prompt(), ANSWER).ids)
     assert "WebFetch" not in shown, "another session never loaded it"
+
+
+def test_going_back_to_before_a_tool_was_loaded_shows_it_not(tmp_path: Path) -> None:
+    agent = Agent(desk_of(KINDS[0], tmp_path), "one")
+    load_a_tool(agent)
+    del agent.messages[1:]
+    assert agent.desk.ask(agent.prompt(), ANSWER).ids == agent.replies[0].ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,32 +294,3 @@ def test_thinking_that_has_to_go_goes_while_the_client_is_busy(
         prefilled[idles] = reply.prefilled
     assert prefilled[False] > 500, "the whole loop is rendered anew"
     assert prefilled[True] <= 64 + SLACK, "the last header may be less than a cut away"
-
-
-def test_a_fork_takes_nothing_from_its_parent(tmp_path: Path) -> None:
-    """Claude Code's fork goes on from its parent's messages, in parallel, with the same ids."""
-    desk = desk_of(KINDS[1], tmp_path)
-    main = Agent(desk, "one")
-    main.user("Please fix the build. " * 10)
-    main.loop(2)
-    fork = Agent(desk, "one")
-    fork.body["messages"] = deepcopy(main.messages)
-    fork.user("You are the fork: look into the tests. " * 10)
-    main.user("And I go on with the docs. " * 10)
-    replies = [*main.replies]
-    for agent in (fork, main, fork, main):
-        replies.append(agent.ask(CALL))
-        assert replies[-1].divergence is None, "a fork is no loss, to either"
-    assert max(extra(replies)) <= SLACK
-    share = replies[len(replies) - 4].cached / len(main.replies[-3].ids)
-    assert share >= 0.98, share
-
-
-def test_going_back_to_before_a_tool_was_loaded_shows_it_not(tmp_path: Path) -> None:
-    desk = desk_of(KINDS[0], tmp_path)
-    agent = Agent(desk, "one")
-    load_a_tool(agent)
-    del agent.messages[1:]
-    reply = desk.ask(agent.prompt(), ANSWER)
-    assert "WebFetch" not in desk.family.tokenizer.decode(reply.ids)
-    assert reply.ids == agent.replies[0].ids

@@ -6,9 +6,7 @@ As tests/e2e/agents/test_clients.py: the model's words are scripted, everything 
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import anthropic
 import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
@@ -16,23 +14,22 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import painted
 from scripts.harness.model_families import family
 from tests.helpers.clients.agent_projects import installed, made_place
-from tests.helpers.clients.run_clients import AGENTS, MODEL
+from tests.helpers.clients.run_clients import AGENTS
 from tests.helpers.clients.sdk_conversations import dictation
 from tests.helpers.servers.scripted_server import ScriptedServer
 
 DONE = "That was all."
 AGAIN = "The picture was left out."
-NO_OBJECTS = pytest.mark.parametrize(
-    "arguments",
-    ["ls -la", '["ls", "-la"]', '{"cmd": "ls', '"ls"', "17", "null", ""],
-    ids=["words", "list", "cut", "text", "number", "null", "nothing"],
-)
-WANTED: Any = {name: {"type": "string"} for name in ("cmd", "workdir")}  # text alone fits neither
-RUN: Any = {
-    "name": "exec_command",
-    "description": "Runs a command.",
-    "input_schema": {"type": "object", "properties": WANTED, "required": list(WANTED)},
+NO_OBJECTS = {
+    "words": "ls -la",
+    "a list": '["ls", "-la"]',
+    "cut off": '{"cmd": "ls',
+    "a text": '"ls"',
+    "a number": "17",
+    "null": "null",
+    "nothing": "",
 }
+pytestmark = pytest.mark.clients
 
 
 @pytest.fixture(scope="module")
@@ -47,39 +44,18 @@ def told(arguments: str) -> str:
     return dictation(call, family("harmony").written(AnswerParts("", DONE)))
 
 
-@NO_OBJECTS
+@pytest.mark.parametrize("what", NO_OBJECTS)
 def test_codex_goes_on_after_arguments_that_are_no_json_or_no_object(
-    arguments: str, harmony: ScriptedServer, tmp_path: Path
+    what: str, harmony: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS["Codex"])
     place = made_place(tmp_path, agent, harmony.url)
     before = len(harmony.asked())
-    run = agent.run(place, told(arguments))
+    run = agent.run(place, told(NO_OBJECTS[what]))
     assert run.code == 0, (run.out, run.err)
     assert agent.said(run) == DONE
     rows = [row for row in harmony.asked()[before:] if row.tools]
     assert len(rows) == 2, "it answers the call with what is wrong with it"
-
-
-@NO_OBJECTS
-def test_anthropics_sdk_streams_a_call_whose_arguments_are_no_object(
-    arguments: str, harmony: ScriptedServer
-) -> None:
-    messages: list[Any] = [{"role": "user", "content": told(arguments)}]
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": 300, "tools": [RUN]}
-    with anthropic.Anthropic(base_url=harmony.url, api_key="local", max_retries=0) as claude:
-        whole = claude.messages.create(messages=messages, **body)
-        with claude.messages.stream(messages=messages, **body) as events:
-            streamed = events.get_final_message()
-        (call,) = [block for block in streamed.content if block.type == "tool_use"]
-        (same,) = [block for block in whole.content if block.type == "tool_use"]
-        assert isinstance(call.input, dict) and call.input == same.input
-        assert streamed.stop_reason == whole.stop_reason
-        messages.append({"role": "assistant", "content": streamed.content})
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": "x", "is_error": True}
-        messages.append({"role": "user", "content": [result]})
-        with claude.messages.stream(messages=messages, **body) as events:
-            assert events.get_final_text() == DONE
 
 
 def thoughtless(*turns: AnswerParts) -> str:

@@ -5,15 +5,12 @@ else is real.
 """
 
 import contextlib
-import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import anthropic
-import openai
+import httpx
 import pytest
 
 from scripts.harness.agent_worker import ideals
@@ -21,6 +18,7 @@ from scripts.harness.model_families import family
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.run_clients import AGENTS, MODEL, Agent, Place
 from tests.helpers.servers.scripted_server import Asked, ScriptedServer
+from tests.helpers.servers.server import WAIT_S_MAX
 from tests.helpers.worker.recording_wire import Wire
 from tests.helpers.worker_processes.scripted_worker import (
     AGAIN,
@@ -30,16 +28,13 @@ from tests.helpers.worker_processes.scripted_worker import (
 )
 
 SLACK = 16  # tokens that a step may prefill beyond what is new
-CHUNK = 256  # tokens of a prefill on a CPU
 SHARED_MIN = 0.80  # of the prompt of a fresh Claude Code session in a known directory
-SILENCE_S_MAX = 11.0
-LONG_PREFILL_S = 60.0
 SLOW_CHUNK_S = 3.5  # two of them without an event would be longer than a client should wait
 
-ASKS_MORE = "HEARTH_EXAMPLES" in os.environ
+FAMILIES = ("qwen3", *(pytest.param(name, marks=pytest.mark.night) for name in ("qwen3_5", "glm4")))
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "glm4"] if ASKS_MORE else ["qwen3"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def scripted(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
     """Writes thinking and calls in one family's manner."""
     with ScriptedServer(request.param) as running:
@@ -104,66 +99,31 @@ def test_two_fresh_sessions_of_claude_code_share_most_of_their_prompts(
     assert shared >= SHARED_MIN, shared
 
 
-def chat(url: str, question: str) -> str:
-    messages: list[Any] = [{"role": "user", "content": question}]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as client:
-        stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True)
-        return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+QUESTION: Any = [{"role": "user", "content": "What are words? " * 50}]
+ASKED: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": QUESTION},
+    "/v1/messages": {"messages": QUESTION, "max_tokens": 99},
+    "/v1/responses": {"input": QUESTION},
+}
 
 
-def messages(url: str, question: str) -> str:
-    asked: list[Any] = [{"role": "user", "content": question}]
-    with (
-        anthropic.Anthropic(base_url=url, api_key="local", max_retries=0) as client,
-        client.messages.stream(model=MODEL, max_tokens=99, messages=asked) as stream,
-    ):
-        return stream.get_final_text()
-
-
-def responses(url: str, question: str) -> str:
-    with (
-        openai.OpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as client,
-        client.responses.stream(model=MODEL, input=question) as stream,
-    ):
-        return stream.get_final_response().output_text
+def streamed(url: str, path: str) -> str:
+    """Return all that a stream of the path's dialect says, each with a prompt of its own."""
+    body = {"model": MODEL, "stream": True, "session_id": path, **ASKED[path]}
+    answer = httpx.post(url + path, json=body, headers={"x-session-id": path}, timeout=WAIT_S_MAX)
+    return answer.raise_for_status().text
 
 
 def test_no_stream_is_silent_while_prompts_are_prefilled(scripted: ScriptedServer) -> None:
     """Three dialects wait for two slow chunks each, and for one another's."""
-    dialects = (chat, messages, responses)
+    scripted.forget()
     scripted.pause(SLOW_CHUNK_S)
     try:
         with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-            wires = [stack.enter_context(Wire(scripted.port)) for _ in dialects]
-            said = [
-                pool.submit(ask, wire.url, f"This is {ask.__name__}. " + "What are words? " * 50)
-                for ask, wire in zip(dialects, wires, strict=True)
-            ]
-            assert [each.result() for each in said] == [SMALL_TALK] * len(dialects)
+            wires = [stack.enter_context(Wire(scripted.port)) for _ in ASKED]
+            urls = [wire.url for wire in wires]
+            assert all("words" in text for text in pool.map(streamed, urls, ASKED))
     finally:
         scripted.pause(0)
     silences = [wire.silence_s for wire in wires]
     assert max(silences) < 2 * SLOW_CHUNK_S, silences
-
-
-@pytest.mark.skipif(not ASKS_MORE, reason="minutes: HEARTH_EXAMPLES asks for it")
-def test_a_client_lives_through_a_prefill_of_a_minute(
-    agent: Agent, scripted: ScriptedServer, tmp_path: Path
-) -> None:
-    with Wire(scripted.port) as wire:
-        place = made_place(tmp_path, agent, wire.url)
-        scripted.forget()
-        before = len(scripted.asked())
-        assert agent.run(place, mission(place)).code == 0
-        length = next(len(row.ids) for row in scripted.asked()[before:] if row.tools)
-        scripted.forget()
-        scripted.pause(LONG_PREFILL_S / math.ceil(length / CHUNK))
-        try:
-            run = agent.run(place, mission(place))
-        finally:
-            scripted.pause(0)
-    assert run.code == 0, (run.out, run.err)
-    assert run.seconds > LONG_PREFILL_S
-    assert agent.said(run) == in_order("The words")
-    print(f"{agent.name}: {run.seconds:.0f} s, longest silence {wire.silence_s:.1f} s")
-    assert wire.silence_s < SILENCE_S_MAX

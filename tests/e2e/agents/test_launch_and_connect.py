@@ -23,6 +23,7 @@ KEY = "sk-hearth-0123456789abcdef"
 TOLD = f"The words: {', '.join(WORDS)}."
 
 Snapshot = dict[str, tuple[int, bytes]]
+pytestmark = pytest.mark.clients
 
 
 @pytest.fixture(scope="module")

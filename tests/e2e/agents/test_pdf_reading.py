@@ -1,6 +1,5 @@
 """Claude Code reads PDFs with its own tool: the model is shown their text; a scan ends nothing."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,14 @@ from tests.helpers.servers.scripted_server import ScriptedServer
 
 PAGES = ("the harbor is quiet", "the meadow is dusty")
 DONE = "Both were read."
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as running:
-        yield running
+pytestmark = pytest.mark.clients
 
 
 def test_claude_code_reads_a_pdf_and_a_scan_and_goes_on(
     scripted: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS["Claude Code"])
-    place = made_place(tmp_path, agent, scripted.url)
+    place, before = made_place(tmp_path, agent, scripted.url), len(scripted.asked())
     files = {"notes.pdf": text_pdf(*PAGES), "scan.pdf": text_pdf("", "")}
     turns = []
     for name, data in files.items():
@@ -37,7 +31,7 @@ def test_claude_code_reads_a_pdf_and_a_scan_and_goes_on(
     run = agent.run(place, dictation(*turns, AnswerParts("", DONE)))
     assert run.code == 0, (run.out, run.err)
     assert agent.said(run) == DONE
-    rows = [row for row in scripted.asked() if row.tools]
+    rows = [row for row in scripted.asked()[before:] if row.tools]
     read = family(scripted.family_name).tokenizer.decode(rows[-1].ids)
     assert f"Page 1:\n{PAGES[0]}\n\nPage 2:\n{PAGES[1]}" in read
     assert "[document omitted: The PDF has 2 pages and no text" in read

@@ -4,22 +4,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.clients.open_webui import NEEDS_OPEN_WEBUI, OpenWebUI
 from tests.helpers.clients.run_clients import MODEL
-from tests.helpers.clients.scraped_metrics import families_of, series_of, total
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.worker_processes.scripted_worker import DICTATION
 
-pytestmark = NEEDS_OPEN_WEBUI
+pytestmark = [NEEDS_OPEN_WEBUI, pytest.mark.night]
 
 KEY = "sk-open-webui"
-BEARER = {"authorization": f"Bearer {KEY}"}
-# What the model says to everything: an answer, and what Open WebUI looks for in one.
-TALKATIVE = 'It is open. {"title": "The north gate", "tags": ["gates"], "follow_ups": ["Why?"]}'
 TOOL = '''
 class Tools:
     def code_of_gate(self, name: str) -> str:
@@ -45,11 +40,8 @@ PASSAGES = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    encoders = {
-        "EMBEDDING_MODEL": str(embedding_checkpoint("bert")),
-        "RERANK_MODEL": str(embedding_checkpoint("bert_ranker")),
-    }
-    with ScriptedServer(PROXY_API_KEY=KEY, **encoders) as running:
+    encoder = str(embedding_checkpoint("bert"))
+    with ScriptedServer(PROXY_API_KEY=KEY, EMBEDDING_MODEL=encoder) as running:
         yield running
 
 
@@ -73,10 +65,6 @@ def webui(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Op
     documents = {
         "RAG_EMBEDDING_ENGINE": request.param,
         "RAG_EMBEDDING_MODEL": embedding_checkpoint("bert").name,
-        "RAG_RERANKING_ENGINE": "external",
-        "RAG_RERANKING_MODEL": embedding_checkpoint("bert_ranker").name,
-        "RAG_EXTERNAL_RERANKER_URL": f"{server.url}/v1/rerank",
-        "RAG_EXTERNAL_RERANKER_API_KEY": KEY,
         "CHUNK_SIZE": "80",  # a passage
         "CHUNK_OVERLAP": "0",
     }
@@ -90,25 +78,15 @@ def model(webui: OpenWebUI) -> str:
 
 
 def test_the_model_is_listed_before_those_that_write_no_text(webui: OpenWebUI) -> None:
-    first, *others = (model["id"].removesuffix(":latest") for model in webui.models())
+    first, *others = (row["id"].removesuffix(":latest") for row in webui.models())
     assert first == MODEL  # Ollama names each with its version
-    assert set(others) <= {"bert-float32", "bert_ranker-float32"}
+    assert set(others) <= {"bert-float32"}
 
 
 def test_an_answer_streams(webui: OpenWebUI, model: str) -> None:
     said = " ".join(f"Gate {number} is open." for number in range(60))
     pieces = webui.streamed(model, _dictate(said))
     assert "".join(pieces) == said and len(pieces) > 1
-
-
-def test_the_model_gives_a_chat_its_title_its_tags_and_questions_to_follow(
-    webui: OpenWebUI, model: str
-) -> None:
-    asked = webui.ask(model, _dictate(TALKATIVE))
-    chat = webui.tagged_chat(asked)
-    answer = webui.answer(asked)
-    assert answer["content"] == TALKATIVE and answer["followUps"] == ["Why?"]
-    assert chat["title"] == "The north gate" and chat["meta"]["tags"] == ["gates"]
 
 
 def test_a_tool_is_run_and_the_next_turn_reads_only_what_is_new(
@@ -129,29 +107,6 @@ def test_a_tool_is_run_and_the_next_turn_reads_only_what_is_new(
     last = [row for row in server.asked() if row.tools][-1]  # not a title's or tags'
     assert last.states == ["kept", "kept"]
     assert last.cached > 5_000 and last.prefilled < 200  # Open WebUI has tools of its own
-
-
-def test_the_nearest_passage_of_a_document_is_found_first(webui: OpenWebUI) -> None:
-    document = webui.add_document("buildings.txt", "\n\n".join(PASSAGES))
-    assert [webui.found(document, passage)[0] for passage in PASSAGES] == PASSAGES
-
-
-def test_passages_are_ranked_as_the_server_ranks_them(
-    webui: OpenWebUI, server: ScriptedServer
-) -> None:
-    document = webui.add_document("houses.txt", "\n\n".join(PASSAGES))
-    found = webui.found(document, "Who built the well?", is_ranked=True)
-    asked = {"query": "Who built the well?", "documents": PASSAGES}
-    answer = httpx.post(f"{server.url}/v1/rerank", json=asked, headers=BEARER).json()
-    assert found == [PASSAGES[row["index"]] for row in answer["results"]]
-
-
-def test_a_document_of_many_passages_is_embedded_though_each_is_a_request_of_its_own(
-    webui: OpenWebUI, server: ScriptedServer
-) -> None:
-    before = _texts_embedded(server)
-    webui.add_document("many.txt", "\n\n".join(f"{PASSAGES[0]} No. {n}" for n in range(300)))
-    assert _texts_embedded(server) - before == 300
 
 
 def test_a_question_about_a_document_is_answered_with_its_passages(
@@ -176,12 +131,6 @@ def _attached(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document as the page attaches it to a question."""
     row = {"type": "file", "file": document, "status": "uploaded"}
     return row | {"id": document["id"], "name": document["filename"], "url": document["id"]}
-
-
-def _texts_embedded(server: ScriptedServer) -> float:
-    answer = httpx.get(f"{server.url}/metrics", headers=BEARER)
-    series = series_of(families_of(answer.text).values())
-    return total(series, "hearth_encoder_texts_total", dialect="embeddings")
 
 
 def _told(output: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""Makes answers from given pieces, and the events that a dialect's stream makes of them."""
+"""Makes answers from given pieces, and what a dialect's client is told of them."""
 
 import asyncio
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -9,30 +10,14 @@ import orjson
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import FrameWriter, frames
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.request.parsed_request import ParsedRequest
-from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
+from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 Given = Delta | Finished | RequestError | None
 SIGNATURE = "Sig0123456789abcdefXYZ"
-KV_CACHE = {
-    "cache_hit": True,
-    "prefix_length": 8,
-    "canonical_length": 0,
-    "matched_length": 0,
-    "prefilled": 2,
-    "source": "ram",
-    "match": "none",
-    "ttft_ms": 0,
-    "idle_tokens": 0,
-    "divergence": None,
-}
-NO_DRAFTS = {
-    "accepted_prediction_tokens": 0,
-    "rejected_prediction_tokens": 0,
-    "decode_forwards": 0,
-}
-LATE = Finished("r", "stop", None, Usage(10, 8, 2, 3, source="ram"))  # more was kept by its turn
+USAGE = Usage(10, 4, 6, 3, 1)
 
 
 class Scripted:
@@ -56,8 +41,8 @@ class Scripted:
         """Nothing computes it."""
 
 
-def said(text: str) -> Delta:
-    return Delta("r", 0, "content", text)
+def said(text: str, *logprobs: TokenLogprob) -> Delta:
+    return Delta("r", 0, "content", text, list(logprobs))
 
 
 def thought(text: str) -> Delta:
@@ -73,43 +58,71 @@ def more(piece: str) -> Delta:
     return Delta("r", 0, "tool_call", piece)
 
 
-def done(reason: str = "stop", stop: str | None = None) -> Finished:
-    return Finished("r", reason, stop, Usage(10, 4, 6, 3, 1))
+def done(reason: str = "stop", stop: str | None = None, **usage: Any) -> Finished:
+    return Finished("r", reason, stop, dataclasses.replace(USAGE, **usage))
+
+
+def token(text: str, *others: str) -> TokenLogprob:
+    """Return a token with its alternatives, each half as likely as the one before; "" is never."""
+    top = [
+        [n, each or "?", each.encode(), -1.0 - n if each else float("-inf")]
+        for n, each in enumerate(others)
+    ]
+    return TokenLogprob(7, text, text.encode(), -0.5, top)
+
+
+def given(step: dict[str, Any] | None) -> Given:
+    """Return what a step of a table of answers stands for; null is a silence."""
+    made: dict[str, Callable[..., Given]] = {
+        "said": lambda text, logprobs=(): said(text, *(token(*row) for row in logprobs)),
+        "thought": thought,
+        "call": lambda pieces: called(*pieces),
+        "more": more,
+        "end": lambda reason, stop=None, usage=None: done(reason, stop, **(usage or {})),
+        "lost": WorkerLost,
+    }
+    if step is None:
+        return None
+    (kind, value), *fields = step.items()
+    return made[kind](value, **dict(fields))
 
 
 def frames_of(
     request: ParsedRequest,
     writer: Callable[[AdmittedRequest], FrameWriter],
-    given: list[Given],
+    rows: Sequence[Given],
+    signature: str = SIGNATURE,
     **more_of: Any,
 ) -> list[bytes]:
-    """Return the frames that `given` becomes."""
-    answer: Any = Scripted(*given)
+    """Return the frames that `rows` become."""
+    answer: Any = Scripted(*rows, signature=signature)
     ticket = AdmittedRequest(request, "m", answer, **more_of)
 
     async def collect() -> list[bytes]:
         return [frame async for frame in frames(ticket, writer(ticket))]
 
-    return asyncio.run(collect())
-
-
-def stream(
-    request: ParsedRequest,
-    writer: Callable[[AdmittedRequest], FrameWriter],
-    *given: Given,
-    signature: str = SIGNATURE,
-) -> list[dict[str, Any]]:
-    """Return the events that `given` becomes, each as its data."""
-    answer: Any = Scripted(*given, signature=signature)
-    ticket = AdmittedRequest(request, "m", answer)
-
-    async def collect() -> list[bytes]:
-        return [frame async for frame in frames(ticket, writer(ticket))]
-
-    rows = []
-    for frame in asyncio.run(collect()):
-        name, data = frame.decode().strip().split("\n")
-        rows.append(orjson.loads(data.removeprefix("data: ")))
-        assert name == f"event: {rows[-1]['type']}"
+    made = asyncio.run(collect())
     assert set(answer.waits) == {sse.PING_S}, "a silence goes unseen"
-    return rows
+    return made
+
+
+def events_of(request: ParsedRequest, rows: Sequence[Given]) -> list[Any]:
+    """Return the events that `rows` become in the request's own dialect, each as its JSON."""
+    read: list[Any] = []
+    for frame in frames_of(request, ANSWERS[request.dialect][1], rows):
+        *name, data = frame.decode().removesuffix("\n").removesuffix("\n").split("\n")
+        data = data.removeprefix("data: ")
+        read.append(data if data == "[DONE]" else orjson.loads(data))
+        assert name == [] or name == [f"event: {read[-1]['type']}"]
+    return read
+
+
+def whole_of(request: ParsedRequest, rows: Sequence[Given], **more_of: Any) -> Any:
+    """Return the whole answer that `rows` become in the request's own dialect, as its JSON."""
+    answer: Any = Scripted(*(row for row in rows if row is not None))
+    whole = ANSWERS[request.dialect][0](AdmittedRequest(request, "m", answer, **more_of))
+
+    async def made() -> Any:
+        return await whole
+
+    return orjson.loads(orjson.dumps(asyncio.run(made())))

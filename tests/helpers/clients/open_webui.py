@@ -28,9 +28,7 @@ NEEDS_OPEN_WEBUI: Final = pytest.mark.skipif(
 )
 START_WAIT_S_MAX: Final = 180.0  # 12 s on an idle machine
 ANSWER_WAIT_S_MAX: Final = 180.0  # tenths of a second on an idle machine
-PASSAGES_MAX: Final = 4
 POLL_S: Final = 0.1
-TASKS: Final = ("title_generation", "tags_generation", "follow_up_generation")
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class OpenWebUI:
             "user_message": question,
             "tool_ids": list(tools),
             "files": [row for row in files if row["type"] != "image"],
-            "background_tasks": dict.fromkeys(TASKS, True) if after is None else {},
+            "background_tasks": {},
         }
         if after is not None:
             body["chat_id"] = after.chat_id
@@ -147,11 +145,6 @@ class OpenWebUI:
 
     def chat(self, asked: Asked) -> dict[str, Any]:
         return dict(self._get(f"/api/v1/chats/{asked.chat_id}"))
-
-    def tagged_chat(self, asked: Asked) -> dict[str, Any]:
-        """Return the chat once it has its tags, which are made last of all that the model adds."""
-        self._until(lambda: self.chat(asked)["meta"].get("tags"), ANSWER_WAIT_S_MAX)
-        return self.chat(asked)
 
     # ------------------------------------------------------------ tools and documents
 
@@ -171,14 +164,6 @@ class OpenWebUI:
         told = self._get(f"/api/v1/files/{document['id']}/process/status")
         assert told["status"] == "completed", f"{told}\n{self.log.read_text()}"
         return document
-
-    def found(self, document: dict[str, Any], query: str, is_ranked: bool = False) -> list[str]:
-        """Return passages of a document, the nearest to `query` first or the best ranked."""
-        self._post("/api/v1/retrieval/config/update", {"ENABLE_RAG_HYBRID_SEARCH": is_ranked})
-        place = {"collection_names": [f"file-{document['id']}"], "k": PASSAGES_MAX}
-        body = place | {"query": query, "k_reranker": PASSAGES_MAX}
-        found = self._post("/api/v1/retrieval/query/collection", body)["documents"][0]
-        return [passage.strip() for passage in found]
 
     # ------------------------------------------------------------ requests
 

@@ -1,4 +1,4 @@
-"""Leads one conversation through an official SDK, in the same way for all three dialects.
+"""Leads one conversation through an official SDK, in the same way for all dialects.
 
 What is sent back as history are the SDK's own objects, as its documentation has them.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anthropic
+import ollama
 import openai
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
@@ -98,7 +99,11 @@ def sdks_of(server: Server) -> Iterator[Sdks]:
 
 
 class Talk:
-    """A conversation. `options` are of every request, in the dialect's own words."""
+    """A conversation. `options` are of every request, in the dialect's own words.
+
+    `thinking`, `limit` and `formed` give options: whether it thinks, how long an answer may be, and
+    the schema of one. A choice is "auto", "none", "required", or a tool's name.
+    """
 
     def __init__(self, sdks: Sdks, **options: Any) -> None:
         self.sdks = sdks
@@ -111,17 +116,25 @@ class Talk:
         return self
 
     def result(self, call_id: str, text: str) -> "Talk":
-        raise NotImplementedError
+        self.history.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        return self
 
     def tools(self, tools: Sequence[Tool]) -> list[Any]:
-        raise NotImplementedError
+        return [{"type": "function", "function": tool} for tool in tools]
 
     def choice(self, choice: str) -> Any:
-        """Return "auto", "none", "required", or a tool's name as the dialect has it."""
-        raise NotImplementedError
+        named = {"type": "function", "function": {"name": choice}}
+        return choice if choice in ("auto", "none", "required") else named
 
     def thinking(self, on: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        return {"extra_body": {"enable_thinking": on}}
+
+    def limit(self, tokens: int) -> dict[str, Any]:
+        return {"max_tokens": tokens}
+
+    def formed(self, schema: Any) -> dict[str, Any]:
+        shape = {"name": "r", "schema": schema}
+        return {"response_format": {"type": "json_schema", "json_schema": shape}}
 
     def ask(self, *, stream: bool = False, tools: Sequence[Tool] = (), choice: str = "") -> Told:
         """Have the conversation answered, and take the answer up."""
@@ -137,20 +150,6 @@ class Talk:
 
 
 class ChatTalk(Talk):
-    def result(self, call_id: str, text: str) -> Talk:
-        self.history.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        return self
-
-    def tools(self, tools: Sequence[Tool]) -> list[Any]:
-        return [{"type": "function", "function": tool} for tool in tools]
-
-    def choice(self, choice: str) -> Any:
-        named = {"type": "function", "function": {"name": choice}}
-        return choice if choice in ("auto", "none", "required") else named
-
-    def thinking(self, on: bool) -> dict[str, Any]:
-        return {"extra_body": {"enable_thinking": on}}
-
     def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": MODEL, "messages": [*system, *self.history], **body}
@@ -207,6 +206,9 @@ class MessagesTalk(Talk):
         enabled = {"type": "enabled", "budget_tokens": 2_000}
         return {"thinking": enabled if on else {"type": "disabled"}}
 
+    def formed(self, schema: Any) -> dict[str, Any]:
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
     def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
         body = {"model": MODEL, "max_tokens": 4_000, "messages": self.history, **body}
         if self.system:
@@ -250,6 +252,12 @@ class ResponsesTalk(Talk):
     def thinking(self, on: bool) -> dict[str, Any]:
         return {"reasoning": {"effort": "medium" if on else "none"}}
 
+    def limit(self, tokens: int) -> dict[str, Any]:
+        return {"max_output_tokens": tokens}
+
+    def formed(self, schema: Any) -> dict[str, Any]:
+        return {"text": {"format": {"type": "json_schema", "name": "r", "schema": schema}}}
+
     def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
         body = {"model": MODEL, "input": self.history, "store": False, **body}
         body["include"] = ["reasoning.encrypted_content"]
@@ -282,6 +290,43 @@ class ResponsesTalk(Talk):
             thought=_count(usage.output_tokens_details, "reasoning_tokens"),
             raw=answer,
             kinds=[item.type for item in items],
+        )
+
+
+class OllamaTalk(Talk):
+    """Its client drops the ids of calls, and what its API has not: a choice, and what was kept."""
+
+    def thinking(self, on: bool) -> dict[str, Any]:
+        return {"think": on}
+
+    def limit(self, tokens: int) -> dict[str, Any]:
+        return {"options": {"num_predict": tokens}}
+
+    def formed(self, schema: Any) -> dict[str, Any]:
+        return {"format": schema}
+
+    def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        with ollama.Client(host=self.sdks.server.url) as client:
+            chat: Any = client.chat(MODEL, [*system, *self.history], stream=stream, **body)
+            parts: list[Any] = list(chat) if stream else [chat]
+        messages, end = [part.message for part in parts], parts[-1]
+        calls = [call for message in messages for call in message.tool_calls or ()]
+        content = "".join(message.content or "" for message in messages)
+        reasoning = "".join(message.thinking or "" for message in messages)
+        turn = {"role": "assistant", "content": content, "thinking": reasoning}
+        self.history.append(turn | {"tool_calls": calls})
+        return Told(
+            reasoning=reasoning,
+            content=content,
+            calls=[(call.function.name, dict(call.function.arguments)) for call in calls],
+            call_ids=[str(number) for number in range(len(calls))],
+            reason="tool_calls" if calls else end.done_reason,  # it has no word for calls
+            prompt=end.prompt_eval_count,
+            cached=0,
+            completion=end.eval_count,
+            thought=0,
+            raw=parts,
         )
 
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.proxy.api.body.sampling_params import TOKENS_MAX
 from hearth.proxy.api.parse_any_dialect import BodyParser
@@ -52,7 +52,6 @@ def text_of(prediction: dict[str, Any]) -> str:
     return content if type(content) is str else "".join(part["text"] for part in content)
 
 
-@settings(max_examples=60)
 @given(
     DIALECTS,
     WORDS,

@@ -1,39 +1,15 @@
-"""Checks that requests captured from Claude Code, PI and Codex are parsed and can be sent on."""
+"""Checks that what agents were seen to send is understood and can be carried."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hearth.commands.replay.traces import EXCERPTS_DIR, WHOLE_DIR, Captured, load_trace
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
+from hearth.commands.replay.traces import EXCERPTS_DIR, WHOLE_DIR, load_trace
 from hearth.shared.wire_messages import Submit, decode, encode
+from tests.helpers.proxy.read_bodies import PARSE
 
-PARSERS = {"messages": messages_request.parse, "responses": responses_request.parse}
-PATHS = [
-    path
-    for folder in (EXCERPTS_DIR, WHOLE_DIR)
-    for client in ("claude-code", "pi-session-3", "codex")
-    for path in sorted(folder.glob(f"{client}*.xz"))
-]
-
-
-def rows_of(path: Path) -> list[Captured]:
-    rows = [row for row in load_trace(path) if row.dialect in PARSERS]
-    assert rows
-    return rows
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
-def test_what_clients_sent_can_be_carried(path: Path) -> None:
-    for row in rows_of(path):
-        request = PARSERS[row.dialect](row.body)
-        submit = Submit("r", request.prompt, request.sampling, request.constraints)
-        assert decode(encode(submit)) == submit
-        assert request.constraints.tool_choice == "auto"
-        assert set(request.left_out) <= {"web_search"}
-        check_calls(request.prompt.messages)
+PATHS = [path for each in (EXCERPTS_DIR, WHOLE_DIR) for path in sorted(each.glob("*.xz"))]
 
 
 def check_calls(rows: list[dict[str, Any]]) -> None:
@@ -44,13 +20,31 @@ def check_calls(rows: list[dict[str, Any]]) -> None:
         assert row["role"] != "tool" or row["tool_call_id"] in known
 
 
-@pytest.mark.skipif(not WHOLE_DIR.is_dir(), reason="the excerpt has none of Codex' namespaces")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
+def test_every_request_of_a_captured_session_is_understood(path: Path) -> None:
+    rows = [row for row in load_trace(path) if row.dialect in PARSE]
+    assert rows
+    for row in rows:
+        request = PARSE[row.dialect](row.body)
+        submit = Submit("r", request.prompt, request.sampling, request.constraints)
+        assert decode(encode(submit)) == submit
+        assert request.constraints.tool_choice == "auto"
+        assert set(request.left_out) <= {"web_search"}
+        check_calls(request.prompt.messages)
+        if row.dialect == "chat":
+            assert len(request.prompt.messages) == len(row.body["messages"])
+            assert len(request.prompt.tools) == len(row.body.get("tools") or ())
+
+
 def test_codex_offers_its_sub_agents_and_calls_them_by_the_same_name() -> None:
+    path = WHOLE_DIR / "codex-session-1.jsonl.xz"
+    if not path.exists():
+        pytest.skip("the excerpt has none of Codex' namespaces")
     offered, called = set(), set()
-    for row in rows_of(WHOLE_DIR / "codex-session-1.jsonl.xz"):
-        request = responses_request.parse(row.body)
-        offered |= {tool["function"]["name"] for tool in request.prompt.tools}
-        for message in request.prompt.messages:
-            called |= {call["function"]["name"] for call in message.get("tool_calls", ())}
+    for row in load_trace(path):
+        prompt = PARSE[row.dialect](row.body).prompt
+        offered |= {tool["function"]["name"] for tool in prompt.tools}
+        calls = [call for message in prompt.messages for call in message.get("tool_calls", ())]
+        called |= {call["function"]["name"] for call in calls}
     assert "multi_agent_v1__spawn_agent" in called
     assert called <= offered

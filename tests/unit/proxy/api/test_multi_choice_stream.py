@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,10 +14,12 @@ from hearth.proxy.api import chat_completions
 from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.chat_completions_events import ChatWriter
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
+from hearth.proxy.local_answers import ANSWERS
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.app_over_workers import front
-from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.in_loop import in_loop
+from tests.helpers.proxy.read_bodies import read as parsed
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
 
@@ -31,10 +34,18 @@ def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any]
     return run_in_virtual_time(listed(choices.events(wait_s))), choices
 
 
-def test_one_answer_keeps_its_order() -> None:
-    rows, choices = read(made([said("a"), said("b"), end()]))
-    assert rows == [(0, said("a")), (0, said("b")), (0, end())]
-    assert choices.usage == end().usage
+def chunks(given: AdmittedRequest) -> list[Any]:
+    """Return the chunks of a stream that ends well."""
+    writer = ANSWERS[given.request.dialect][1](given)
+    *rows, _ = run_in_virtual_time(listed(frames(given, writer)))
+    return [json.loads(row.removeprefix(b"data: ")) for row in rows]
+
+
+def whole(given: AdmittedRequest) -> Any:
+    async def told() -> Any:
+        return await ANSWERS[given.request.dialect][0](given)
+
+    return run_in_virtual_time(told())
 
 
 def test_each_choice_keeps_its_own_order_and_ends_once() -> None:
@@ -53,26 +64,21 @@ def test_a_silence_of_all_is_told_and_one_of_some_is_not() -> None:
     assert (0, None) not in rows
 
 
-def test_a_failure_of_one_is_the_end_of_all() -> None:
-    given = made([said("a"), 9.0, end()], [0.01, WorkerLost("gone")], [WorkerLost("gone too")])
-    with pytest.raises(WorkerLost):
-        read(given)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("streams", [True, False])
-def test_where_one_fails_the_worker_is_told_to_stop_the_others(streams: bool) -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            prompts = ["n=200 delay=0.05", "n=9 fail=2"]
-            asked = {"model": "smollm2", "prompt": prompts, "stream": streams}
-            await made.ask("POST", "/v1/completions", body=orjson.dumps(asked))
-            await made.made.until(lambda: made.made.events("Cancel"))
-
-    run(body)
+@in_loop
+async def test_where_one_fails_the_worker_is_told_to_stop_the_others(streams: bool) -> None:
+    async with front(1) as made:
+        prompts = ["n=200 delay=0.05", "n=9 fail=2"]
+        asked = {"model": "smollm2", "prompt": prompts, "stream": streams}
+        await made.ask("POST", "/v1/completions", body=orjson.dumps(asked))
+        await made.made.until(lambda: made.made.events("Cancel"))
 
 
-def test_the_others_are_stopped_before_anybody_reads_that_one_failed() -> None:
+def test_a_failure_of_one_ends_all_before_anybody_reads_of_it() -> None:
+    with pytest.raises(WorkerLost):
+        read(made([said("a"), 9.0, end()], [0.01, WorkerLost("gone")], [WorkerLost("gone too")]))
+
     async def read_to_the_error() -> bool:
         given = made([said("a"), 9.0], [0.001, RequestError("late")])
         told = frames(given, ChatWriter(given))
@@ -109,3 +115,38 @@ def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
     assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")
     drafted = (told.accepted_prediction_tokens, told.rejected_prediction_tokens)
     assert (drafted, told.decode_forwards) == ((2, 5), 5)
+
+
+# ---------------------------------------------------------------- as clients are told
+
+
+def test_the_last_delta_of_all_tells_the_cache_once() -> None:
+    rows = [row["choices"][0] for row in chunks(made([said("a"), end()], [0.1, said("b"), end()]))]
+    told = [row for row in rows if "provider_specific_fields" in row["delta"]]
+    assert told == [rows[-2]], "when all of them have ended"
+    assert rows[-2]["index"] == rows[-1]["index"] == 1
+    assert rows[-2]["delta"]["provider_specific_fields"]["kv_cache"]["source"] == "ram"
+
+
+def test_every_prompt_and_choice_of_a_completion_is_counted() -> None:
+    scripts = [[said("a"), said("b"), end()]] + [[said("c"), end("length")]] * 3
+    answer = whole(ticket(parsed("completions", prompt=["x", "y"], n=2), *scripts))
+    choices = [(row["index"], row["text"], row["finish_reason"]) for row in answer["choices"]]
+    cut = [(index, "c", "length") for index in (1, 2, 3)]
+    assert choices == [(0, "ab", "stop"), *cut]
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (24, 28)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "n_predict"])
+def test_a_limit_of_no_tokens_was_refused_and_echoes_each_prompt(field: str) -> None:
+    request = parsed("completions", prompt=["a", "b"], n=2, echo=True, **{field: 0})
+    ends = [[end("prefilled")] for _ in range(4)]
+    choices = whole(ticket(request, *ends))["choices"]
+    wanted = [(text, "length") for text in "aabb"]
+    assert [(row["text"], row["finish_reason"]) for row in choices] == wanted
+    told = [row for chunk in chunks(ticket(request, *ends)) for row in chunk["choices"]]
+    for index, (text, reason) in enumerate(wanted):
+        own = [row for row in told if row["index"] == index]
+        assert "".join(row["text"] for row in own) == text
+        assert [row["finish_reason"] for row in own if row["finish_reason"]] == [reason]

@@ -3,15 +3,14 @@
 import logging
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import orjson
 import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.replay.traces import load_trace
-from hearth.proxy.api import chat_completions, legacy_completions, prefill_endpoint
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api import chat_completions, prefill_endpoint
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
@@ -19,15 +18,10 @@ from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import PROJECT_DIR
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask, asked
 from tests.helpers.proxy.request_bodies import BODIES, SAID, post
 
-PARSE = {
-    "chat": chat_completions.parse,
-    "completions": legacy_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
-}
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TRACES = sorted((PROJECT_DIR / "tests/data/traces").glob("*.xz"))
 ANY_JSON = st.recursive(
@@ -84,36 +78,33 @@ def test_any_body_is_somebodys_and_the_query_decides(body: dict[str, Any], wante
 
 @pytest.mark.process
 @pytest.mark.parametrize("dialect", BODIES)
-def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
+@in_loop
+async def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
     dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hearth.proxy.local_answers")
-
-    async def body() -> None:
-        async with front(1) as made:
-            reply = await post(made, BODIES[dialect] | {"stream": True, "pin": True})
-            assert reply.status == 200, reply.content
-            (row,) = made.made.events("Submit")
-            assert (row["prefill_only"], row["pin"], row["use_kv_cache"]) == (True, True, True)
-            tokens = reply.json["prompt_tokens"]
-            assert reply.json == {
-                "object": "cache.prefill",
-                "id": row["request_id"],
-                "model": "smollm2",
-                "prompt_tokens": tokens,
-                "cached_tokens": tokens // 2,
-                "prefilled_tokens": tokens - tokens // 2,
-                "source": "ram",
-                "ms": 5,
-                "pinned": True,
-            }
-            assert reply.headers["x-request-id"] == row["request_id"]
-            line = f"request id={row['request_id']} dialect={dialect} "
-            assert line in caplog.text and "ended=prefilled" in caplog.text
-            assert (await post(made, BODIES[dialect])).json["pinned"] is False
-            assert not made.made.pool.links[0].load
-
-    run(body)
+    async with front(1) as made:
+        reply = await post(made, BODIES[dialect] | {"stream": True, "pin": True})
+        assert reply.status == 200, reply.content
+        (row,) = made.made.events("Submit")
+        assert (row["prefill_only"], row["pin"], row["use_kv_cache"]) == (True, True, True)
+        tokens = reply.json["prompt_tokens"]
+        assert reply.json == {
+            "object": "cache.prefill",
+            "id": row["request_id"],
+            "model": "smollm2",
+            "prompt_tokens": tokens,
+            "cached_tokens": tokens // 2,
+            "prefilled_tokens": tokens - tokens // 2,
+            "source": "ram",
+            "ms": 5,
+            "pinned": True,
+        }
+        assert reply.headers["x-request-id"] == row["request_id"]
+        line = f"request id={row['request_id']} dialect={dialect} "
+        assert line in caplog.text and "ended=prefilled" in caplog.text
+        assert (await post(made, BODIES[dialect])).json["pinned"] is False
+        assert not made.made.pool.links[0].load
 
 
 @pytest.mark.parametrize("dialect", BODIES)
@@ -149,16 +140,14 @@ def test_several_prompts_and_a_wrong_method_or_dialect_are_refused(tmp_path: Pat
 
 @pytest.mark.process
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
-def test_a_pin_that_the_worker_refuses_is_told_with_its_status(dialect: str) -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            said = [{"role": "user", "content": "refuse=409:pins_full"}]
-            reply = await post(made, BODIES[dialect] | {"messages": said, "pin": True})
-            assert reply.status == 409
-            assert "Refused as asked" in reply.json["error"]["message"]
-            assert (reply.json.get("type") == "error") == (dialect == "messages")
-
-    run(body)
+@in_loop
+async def test_a_pin_that_the_worker_refuses_is_told_with_its_status(dialect: str) -> None:
+    async with front(1) as made:
+        said = [{"role": "user", "content": "refuse=409:pins_full"}]
+        reply = await post(made, BODIES[dialect] | {"messages": said, "pin": True})
+        assert reply.status == 409
+        assert "Refused as asked" in reply.json["error"]["message"]
+        assert (reply.json.get("type") == "error") == (dialect == "messages")
 
 
 # ---------------------------------------------------------------- pins
@@ -169,33 +158,29 @@ async def unpin(edge: ProxyApp, pin_id: str, key: bytes) -> Reply:
 
 
 @pytest.mark.process
-def test_a_pin_is_given_up_once_and_by_its_own_key_only() -> None:
-    async def body() -> None:
-        async with front(2, PROXY_API_KEY="", PROXY_API_KEYS="k, other") as made:
-            pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
-            for name, key in ((pin_id, b"other"), ("nobody's", b"k")):
-                reply = await unpin(made.app, name, key)
-                assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
-                assert "/v1/cache lists" in reply.json["error"]["message"]
-            reply = await unpin(made.app, pin_id, b"k")
-            assert reply.json == {"id": pin_id, "object": "cache.pin", "deleted": True}
-            assert (await unpin(made.app, pin_id, b"k")).status == 404
-
-    run(body)
+@in_loop
+async def test_a_pin_is_given_up_once_and_by_its_own_key_only() -> None:
+    async with front(2, PROXY_API_KEY="", PROXY_API_KEYS="k, other") as made:
+        pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
+        for name, key in ((pin_id, b"other"), ("nobody's", b"k")):
+            reply = await unpin(made.app, name, key)
+            assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
+            assert "/v1/cache lists" in reply.json["error"]["message"]
+        reply = await unpin(made.app, pin_id, b"k")
+        assert reply.json == {"id": pin_id, "object": "cache.pin", "deleted": True}
+        assert (await unpin(made.app, pin_id, b"k")).status == 404
 
 
 @pytest.mark.process
-def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
-            assert (await unpin(made.app, pin_id, b"wrong")).status == 401
-            assert (await unpin(made.app, pin_id, b"k")).status == 200
-            path = f"/v1/cache/pins/{pin_id}"
-            reply = await asked(made.app, "GET", path, (b"x-api-key", b"k"))
-            assert (reply.status, reply.headers["allow"]) == (405, "DELETE")
-
-    run(body)
+@in_loop
+async def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
+    async with front(1) as made:
+        pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
+        assert (await unpin(made.app, pin_id, b"wrong")).status == 401
+        assert (await unpin(made.app, pin_id, b"k")).status == 200
+        path = f"/v1/cache/pins/{pin_id}"
+        reply = await asked(made.app, "GET", path, (b"x-api-key", b"k"))
+        assert (reply.status, reply.headers["allow"]) == (405, "DELETE")
 
 
 # ---------------------------------------------------------------- apart
@@ -211,18 +196,6 @@ def test_every_dialect_says_whether_its_request_is_kept_and_otherwise_it_is(
         assert body_parser.parsed(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
         assert body_parser.parsed(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dialect", BODIES)
-def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_does(
-    dialect: str, tmp_path: Path
-) -> None:
-    body_parser = app_of(tmp_path).local.body_parser
-    for wanted in (True, False, None):
-        body = BODIES[dialect] | {"speculate": wanted}
-        sampling = body_parser.parsed(dialect, body, {}).sampling  # type: ignore[arg-type]
-        assert sampling.speculate is wanted
-    assert body_parser.parsed(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
 
 
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
@@ -245,27 +218,21 @@ def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
         ({"use_kv_cache": True, "store": False}, False),
     ],
 )
-def test_an_answer_apart_is_stored_only_where_that_is_asked_for(
+@in_loop
+async def test_an_answer_apart_is_stored_only_where_that_is_asked_for(
     more: dict[str, Any], is_stored: bool
 ) -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            reply = await post(made, BODIES["responses"] | more, "/v1/responses")
-            assert reply.json["store"] is is_stored
-            path = f"/v1/responses/{reply.json['id']}"
-            assert (await made.ask("GET", path)).status == (200 if is_stored else 404)
-
-    run(body)
+    async with front(1) as made:
+        reply = await post(made, BODIES["responses"] | more, "/v1/responses")
+        assert reply.json["store"] is is_stored
+        path = f"/v1/responses/{reply.json['id']}"
+        assert (await made.ask("GET", path)).status == (200 if is_stored else 404)
 
 
 @pytest.mark.process
 def test_where_a_request_apart_went_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered: list[list[bytes]] = []
-
-    def note(self: CacheAffinity, marks: list[bytes], worker_id: int) -> None:
-        remembered.append(marks)
-
-    monkeypatch.setattr(CacheAffinity, "remember", note)
+    remembered = mock.Mock()
+    monkeypatch.setattr(CacheAffinity, "remember", remembered)
 
     async def body() -> None:
         async with front(1) as made:
@@ -275,5 +242,5 @@ def test_where_a_request_apart_went_is_not_remembered(monkeypatch: pytest.Monkey
             assert (await post(made, BODIES["chat"])).status == 200
 
     run(body)
-    apart, answered, read = remembered
+    apart, answered, read = (call.args[0] for call in remembered.call_args_list)
     assert apart == [] and answered and read

@@ -68,27 +68,21 @@ def test_tokens_are_told_with_the_fields_of_both_servers() -> None:
         (routes.TOKENIZE, {"content": 3}, "content"),
         (routes.TOKENIZE, {"content": "x", "with_pieces": 1}, "with_pieces"),
         (routes.TOKENIZE, {"prompt": "é" * (routes.TEXT_BYTES_MAX // 2 + 1)}, "prompt"),
+        (routes.APPLY_TEMPLATE, {"prompt": "x"}, "messages"),
+        (routes.APPLY_TEMPLATE, {"messages": [], "chat_template": "{{ x }}"}, "chat_template"),
+        (
+            routes.APPLY_TEMPLATE,
+            {"messages": [], "add_generation_prompt": "no"},
+            "add_generation_prompt",
+        ),
     ],
 )
-def test_what_is_no_text_and_no_token_is_refused_by_its_name(
+def test_what_is_no_text_no_token_and_no_rendering_of_a_request_is_refused_by_its_name(
     path: str, body: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        routes.raw_prompt(path, body)
+        routes.raw_prompt(path, body) or routes.template_query(path, body)
     assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prompt": "x"},
-        {"messages": [], "chat_template": "{{ x }}"},
-        {"messages": [], "add_generation_prompt": "no"},
-    ],
-)
-def test_another_rendering_than_a_request_would_get_is_refused(body: dict[str, Any]) -> None:
-    with pytest.raises(RequestError):
-        routes.template_query(routes.APPLY_TEMPLATE, body)
 
 
 VALUES = st.recursive(

@@ -5,7 +5,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from hearth.proxy.api import chat_completions
@@ -257,45 +256,3 @@ def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Path) ->
 
     first, *others = asyncio.run(names())
     assert first and all(other == first for other in others)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/cache/prefill"])
-def test_a_document_is_not_waited_for_once_the_client_has_left(tmp_path: Path, path: str) -> None:
-    async def talk() -> None:
-        edge = app_of(tmp_path)
-        reading, left, ended = asyncio.Event(), asyncio.Event(), []
-
-        async def never(data: bytes) -> list[str]:
-            reading.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(data)
-            return []
-
-        edge.local.body_parser.documents = DocumentReader(never)
-        body = {"messages": [{"role": "user", "content": [chat_file(PDF)]}]}
-        incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
-
-        async def receive() -> Any:
-            if incoming:
-                return incoming.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            raise AssertionError("nobody is there")
-
-        scope = {
-            **{"type": "http", "method": "POST", "path": path},
-            "headers": [(b"host", b"127.0.0.1:4000")],
-        }
-        serving = asyncio.create_task(edge(scope, receive, send))
-        await reading.wait()
-        left.set()
-        await serving
-        assert ended == [PDF]
-        assert edge.body_budget.bytes_held == 0
-
-    asyncio.run(asyncio.wait_for(talk(), 60))

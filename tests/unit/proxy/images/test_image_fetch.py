@@ -8,21 +8,25 @@ import gzip
 import ipaddress
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import base64_data
 from hearth.proxy.images import image_fetch
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage, is_public
 from hearth.shared.errors import RequestError
+from tests.helpers.proxy.in_loop import in_loop
 
 pytestmark = pytest.mark.process
 
@@ -97,35 +101,19 @@ class Names(AbstractResolver):
         pass
 
 
-class Site:
-    """A server on loopback that notes who reached it."""
-
-    def __init__(self, handler: Handler) -> None:
-        self.reached: list[str] = []
-        self.port = 0
-        self._handler = handler
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.reached.append(request.path)
-        assert isinstance(request, web.Request)
-        return await self._handler(request)
-
-
 @contextlib.asynccontextmanager
-async def site(handler: Handler) -> AsyncIterator[Site]:
-    made = Site(handler)
+async def site(handler: Handler) -> AsyncIterator[Any]:
+    """Serve `handler` on loopback; give its port, and the paths at which it was reached."""
+    reached: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        reached.append(request.path)
+        return await handler(request)
+
     app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", made.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    where = web.TCPSite(runner, LOOPBACK, 0)
-    await where.start()
-    assert where._server is not None
-    made.port = where._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-    try:
-        yield made
-    finally:
-        await runner.cleanup()
+    app.router.add_route("*", "/{rest:.*}", handle)
+    async with TestServer(app, host=LOOPBACK) as server:
+        yield SimpleNamespace(port=server.port, reached=reached)
 
 
 async def png(request: web.Request) -> web.StreamResponse:
@@ -147,17 +135,17 @@ async def refusal(reader: ImageFetcher, url: str) -> RequestError:
     return caught.value
 
 
-def test_urls_are_off_unless_allowed_and_then_the_seam_lets_the_tests_server_through() -> None:
-    async def talk() -> None:
-        async with site(png) as server:
-            url = f"http://{LOOPBACK}:{server.port}/a.png"
-            assert (await refusal(ImageFetcher(allows_urls=False), url)).code == "image_urls_off"
-            assert server.reached == []
-            reader = ImageFetcher(True, is_allowed=lambda address: address == LOOPBACK)
-            assert await reader.read(url) == NamedImage(PNG, digest(PNG))
-            assert server.reached == ["/a.png"]
-
-    asyncio.run(talk())
+@in_loop
+async def test_urls_are_off_unless_allowed_and_then_the_seam_lets_the_tests_server_through() -> (
+    None
+):
+    async with site(png) as server:
+        url = f"http://{LOOPBACK}:{server.port}/a.png"
+        assert (await refusal(ImageFetcher(allows_urls=False), url)).code == "image_urls_off"
+        assert server.reached == []
+        reader = ImageFetcher(True, is_allowed=lambda address: address == LOOPBACK)
+        assert await reader.read(url) == NamedImage(PNG, digest(PNG))
+        assert server.reached == ["/a.png"]
 
 
 SPELLINGS = ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0.0.0.0"]
@@ -165,14 +153,12 @@ SPELLINGS += ["[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "127.0.0.1.", "user:word@
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-def test_loopback_in_any_spelling_is_never_connected_to(host: str) -> None:
-    async def talk() -> None:
-        async with site(png) as server:
-            error = await refusal(ImageFetcher(True), f"http://{host}:{server.port}/")
-            assert error.code == "image_unreachable"
-            assert server.reached == []
-
-    asyncio.run(talk())
+@in_loop
+async def test_loopback_in_any_spelling_is_never_connected_to(host: str) -> None:
+    async with site(png) as server:
+        error = await refusal(ImageFetcher(True), f"http://{host}:{server.port}/")
+        assert error.code == "image_unreachable"
+        assert server.reached == []
 
 
 @pytest.mark.parametrize(
@@ -182,104 +168,91 @@ def test_loopback_in_any_spelling_is_never_connected_to(host: str) -> None:
         *("file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1:{port}/"),
     ],
 )
-def test_a_redirect_from_a_public_address_to_the_inside_is_not_followed(target: str) -> None:
+@in_loop
+async def test_a_redirect_from_a_public_address_to_the_inside_is_not_followed(target: str) -> None:
     """The outer address stands for a public one; only the inner server must not be reached."""
+    async with site(png) as inner:
 
-    async def talk() -> None:
-        async with site(png) as inner:
+        async def redirect(request: web.Request) -> web.StreamResponse:
+            raise web.HTTPFound(target.format(port=inner.port))
 
-            async def redirect(request: web.Request) -> web.StreamResponse:
-                raise web.HTTPFound(target.format(port=inner.port))
+        async with site(redirect) as outer:
+            seen: list[str] = []
 
-            async with site(redirect) as outer:
-                seen: list[str] = []
+            def only_first(address: str) -> bool:
+                seen.append(address)
+                return len(seen) == 1  # as is_public would for a public, then a private one
 
-                def only_first(address: str) -> bool:
-                    seen.append(address)
-                    return len(seen) == 1  # as is_public would for a public, then a private one
-
-                reader = ImageFetcher(True, is_allowed=only_first)
-                error = await refusal(reader, f"http://{LOOPBACK}:{outer.port}/")
-                assert error.code == "image_unreachable"
-                assert outer.reached == ["/"] and inner.reached == []
-
-    asyncio.run(talk())
+            reader = ImageFetcher(True, is_allowed=only_first)
+            error = await refusal(reader, f"http://{LOOPBACK}:{outer.port}/")
+            assert error.code == "image_unreachable"
+            assert outer.reached == ["/"] and inner.reached == []
 
 
-def test_a_name_that_resolves_anew_to_the_inside_between_check_and_use_is_not_connected_to() -> (
-    None
-):
+@in_loop
+async def test_a_name_that_resolves_anew_to_the_inside_before_its_use_is_not_connected_to() -> None:
     """DNS rebinding: whatever was said before, the address that is connected to is checked."""
 
-    async def talk() -> None:
-        async def again(request: web.Request) -> web.StreamResponse:
-            raise web.HTTPFound(f"http://rebound.example:{server.port}/second")
+    async def again(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(f"http://rebound.example:{server.port}/second")
 
-        async with site(again) as server:
-            checked: list[str] = []
+    async with site(again) as server:
+        checked: list[str] = []
 
-            def outside(address: str) -> bool:
-                checked.append(address)
-                return address == LOOPBACK  # stands for the public address
+        def outside(address: str) -> bool:
+            checked.append(address)
+            return address == LOOPBACK  # stands for the public address
 
-            names = Names(LOOPBACK, "192.168.1.1")
-            reader = ImageFetcher(True, is_allowed=outside, resolver=names)
-            error = await refusal(reader, f"http://rebound.example:{server.port}/first")
-            assert error.code == "image_unreachable"
-            assert names.asked == ["rebound.example"] * 2, "a cached answer would not be checked"
-            assert checked == [LOOPBACK, "192.168.1.1"]
-            assert server.reached == ["/first"]
-
-    asyncio.run(talk())
+        names = Names(LOOPBACK, "192.168.1.1")
+        reader = ImageFetcher(True, is_allowed=outside, resolver=names)
+        error = await refusal(reader, f"http://rebound.example:{server.port}/first")
+        assert error.code == "image_unreachable"
+        assert names.asked == ["rebound.example"] * 2, "a cached answer would not be checked"
+        assert checked == [LOOPBACK, "192.168.1.1"]
+        assert server.reached == ["/first"]
 
 
 @pytest.mark.parametrize("answer", ["127.0.0.1", "::ffff:127.0.0.1", "127.0.0.1,10.0.0.1"])
-def test_a_public_name_that_resolves_to_the_inside_is_not_connected_to(answer: str) -> None:
-    async def talk() -> None:
-        async with site(png) as server:
-            reader = ImageFetcher(True, resolver=Names(answer))
-            error = await refusal(reader, f"http://images.example:{server.port}/")
-            assert error.code == "image_unreachable"
-            assert server.reached == []
-
-    asyncio.run(talk())
+@in_loop
+async def test_a_public_name_that_resolves_to_the_inside_is_not_connected_to(answer: str) -> None:
+    async with site(png) as server:
+        reader = ImageFetcher(True, resolver=Names(answer))
+        error = await refusal(reader, f"http://images.example:{server.port}/")
+        assert error.code == "image_unreachable"
+        assert server.reached == []
 
 
-def test_a_proxy_from_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def talk() -> None:
-        async with site(png) as server:
-            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-                monkeypatch.setenv(name, f"http://{LOOPBACK}:{server.port}")
-            await refusal(ImageFetcher(True, is_allowed=lambda _: True), f"http://{LOOPBACK}:1/")
-            assert server.reached == []
-
-    asyncio.run(talk())
+@in_loop
+async def test_a_proxy_from_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(png) as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{LOOPBACK}:{server.port}")
+        await refusal(ImageFetcher(True, is_allowed=lambda _: True), f"http://{LOOPBACK}:1/")
+        assert server.reached == []
 
 
-def test_what_cannot_be_reached_is_told_alike_whatever_the_reason() -> None:
+@in_loop
+async def test_what_cannot_be_reached_is_told_alike_whatever_the_reason() -> None:
     """Else a client could map the network by the texts of its refusals."""
 
-    async def talk() -> None:
-        async def missing(request: web.Request) -> web.StreamResponse:
-            raise web.HTTPNotFound()
+    async def missing(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPNotFound()
 
-        async with site(missing) as server:
-            reader = ImageFetcher(True)
-            closed = ImageFetcher(True, is_allowed=lambda _: True)
-            texts = {
-                str(await refusal(ImageFetcher(True), f"http://{LOOPBACK}:{server.port}/")),
-                str(await refusal(reader, "http://nowhere.invalid/")),
-                str(await refusal(closed, f"http://{LOOPBACK}:1/")),
-                str(
-                    await refusal(
-                        ImageFetcher(True, is_allowed=lambda _: True),
-                        f"http://{LOOPBACK}:{server.port}/",
-                    )
-                ),
-            }
-            assert len(texts) == 1
-
-    asyncio.run(talk())
+    async with site(missing) as server:
+        reader = ImageFetcher(True)
+        closed = ImageFetcher(True, is_allowed=lambda _: True)
+        texts = {
+            str(await refusal(ImageFetcher(True), f"http://{LOOPBACK}:{server.port}/")),
+            str(await refusal(reader, "http://nowhere.invalid/")),
+            str(await refusal(closed, f"http://{LOOPBACK}:1/")),
+            str(
+                await refusal(
+                    ImageFetcher(True, is_allowed=lambda _: True),
+                    f"http://{LOOPBACK}:{server.port}/",
+                )
+            ),
+        }
+        assert len(texts) == 1
 
 
 def fetched(handler: Handler) -> RequestError:
@@ -335,11 +308,9 @@ def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.1)
         return response
 
-    loop_started = asyncio.new_event_loop()
-    began = loop_started.time()
+    began = time.monotonic()
     assert fetched(drip).code == "image_unreachable"
-    assert loop_started.time() - began < 8, "the whole answer takes 10"
-    loop_started.close()
+    assert time.monotonic() - began < 8, "the whole answer takes 10"
 
 
 def test_redirects_in_a_circle_end() -> None:

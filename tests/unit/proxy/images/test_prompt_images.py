@@ -7,7 +7,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given, strategies as st
 
@@ -20,7 +19,8 @@ from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_ima
 from hearth.proxy.request.content_pieces import join, join_text, merged
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
-from tests.helpers.proxy.proxy_app import HOST, app_of
+from tests.helpers.proxy.in_loop import in_loop
+from tests.helpers.proxy.proxy_app import app_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ONE, TWO = PNG + b"one", PNG + b"two"
@@ -148,36 +148,6 @@ def test_images_of_tool_results_are_shown(dialect: str, result: Any, form: Any) 
     }
     (alone,) = read(parsed(dialect, *result(form(ONE)))).messages
     assert alone["content"] == [shown(ONE)]
-
-
-def test_an_error_that_shows_an_image_says_that_it_is_one() -> None:
-    image = MESSAGES[0](ONE)
-    for parts, expected in (
-        ([image], [text("Error: "), shown(ONE)]),
-        ([text("gone"), image], [text("Error: gone"), shown(ONE)]),
-        ([text("error 5"), image], [text("error 5"), shown(ONE)]),
-    ):
-        (row,) = read(parsed("messages", *messages_result(*parts, is_error=True))).messages
-        assert row["content"] == expected
-
-
-def test_a_result_amid_a_users_blocks_has_its_images_and_the_user_his() -> None:
-    image = MESSAGES[0]
-    result = messages_result(image(ONE))[0]["content"][0]
-    content = [text("a"), image(TWO), result, image(ONE), text("b")]
-    rows = read(parsed("messages", {"role": "user", "content": content})).messages
-    assert [(row["role"], row["content"]) for row in rows] == [
-        ("user", [text("a"), shown(TWO)]),
-        ("tool", [shown(ONE)]),
-        ("user", [shown(ONE), text("b")]),
-    ]
-
-
-def test_a_document_of_blocks_shows_its_images_in_their_place() -> None:
-    source = {"type": "content", "content": [text("a"), MESSAGES[0](ONE)]}
-    document = {"type": "document", "title": "T", "source": source}
-    (row,) = read(parsed("messages", {"role": "user", "content": [document, text("b")]})).messages
-    assert row["content"] == [text("T\na"), shown(ONE), text("b")]
 
 
 PIECES = st.lists(st.text("ab\n", max_size=3) | st.just({"type": "image", "url": "u"}), max_size=6)
@@ -311,11 +281,6 @@ def test_of_an_image_that_comes_twice_the_first_place_is_named() -> None:
     assert refused("chat", row, row).param == "messages[0].content[1].image_url"
 
 
-def test_a_system_prompt_shows_no_images() -> None:
-    error = refused("messages", {"role": "user", "content": "a"}, system=[MESSAGES[0](ONE)])
-    assert (error.code, error.param) == ("unsupported_content", "system[0].source")
-
-
 def test_one_image_too_many_is_refused_before_any_is_read() -> None:
     part = CHAT[0](ONE)
     most = {"role": "user", "content": [part] * IMAGES_MAX}
@@ -374,120 +339,77 @@ def named(*urls: str) -> Prompt:
     return parsed("chat", {"role": "user", "content": parts})
 
 
-def test_each_url_is_read_once_and_all_at_once() -> None:
-    async def talk() -> None:
-        reader = Slow(3)
-        told = await with_images(named("a", "b", "a", "c", "b"), reader, lambda _: None)
-        assert reader.asked == {"a": 1, "b": 1, "c": 1}
-        names = [part["image"] for part in told.messages[0]["content"]]
-        assert names == [digest(url.encode()) for url in ("a", "b", "a", "c", "b")]
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
+@in_loop
+async def test_each_url_is_read_once_and_all_at_once() -> None:
+    reader = Slow(3)
+    told = await with_images(named("a", "b", "a", "c", "b"), reader, lambda _: None)
+    assert reader.asked == {"a": 1, "b": 1, "c": 1}
+    names = [part["image"] for part in told.messages[0]["content"]]
+    assert names == [digest(url.encode()) for url in ("a", "b", "a", "c", "b")]
 
 
-def test_what_is_kept_of_images_takes_room_and_without_room_nothing_goes_on() -> None:
-    async def talk() -> None:
-        held: list[int] = []
-        await with_images(named("aa", "bbb", "aa"), Slow(2), held.append)
-        assert sorted(held) == [2, 3]
+@in_loop
+async def test_what_is_kept_of_images_takes_room_and_without_room_nothing_goes_on() -> None:
+    held: list[int] = []
+    await with_images(named("aa", "bbb", "aa"), Slow(2), held.append)
+    assert sorted(held) == [2, 3]
 
-        def no_room(count: int) -> None:
-            raise Overloaded(f"no room for {count}")
+    def no_room(count: int) -> None:
+        raise Overloaded(f"no room for {count}")
 
-        with pytest.raises(Overloaded):
-            await with_images(named("aa"), Slow(1), no_room)
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
+    with pytest.raises(Overloaded):
+        await with_images(named("aa"), Slow(1), no_room)
 
 
-def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
+@in_loop
+async def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
     tmp_path: Path,
 ) -> None:
-    async def talk() -> None:
-        body_parser = app_of(tmp_path).local.body_parser
-        names, held = [], list[int]()
-        for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
-            content = [{"type": "image_url", "image_url": url}]
-            body = {"messages": [{"role": "user", "content": content}]}
-            request = await body_parser.complete(body_parser.parsed("chat", body, {}), held.append)
-            names.append(request.prompt.names)
-        assert names[0] == names[1] != names[2]
-        assert names[0][0].canonical != names[2][0].canonical
-        assert held == [len(ONE), len(ONE), len(TWO)]
-
-    asyncio.run(talk())
+    body_parser = app_of(tmp_path).local.body_parser
+    names, held = [], list[int]()
+    for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
+        content = [{"type": "image_url", "image_url": url}]
+        body = {"messages": [{"role": "user", "content": content}]}
+        request = await body_parser.complete(body_parser.parsed("chat", body, {}), held.append)
+        names.append(request.prompt.names)
+    assert names[0] == names[1] != names[2]
+    assert names[0][0].canonical != names[2][0].canonical
+    assert held == [len(ONE), len(ONE), len(TWO)]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/cache/prefill"])
-def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, path: str) -> None:
-    """Nobody answers the fetch: only the client's leaving can end the request."""
-
-    async def talk() -> None:
-        edge = app_of(tmp_path)
-        reader = edge.local.body_parser.images = Slow(9)
-        left = asyncio.Event()
-        body = {"model": "smollm2", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}
-        incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
-
-        async def receive() -> Any:
-            if incoming:
-                return incoming.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            raise AssertionError("nobody is there")
-
-        scope = {"type": "http", "method": "POST", "path": path, "headers": [HOST]}
-        serving = asyncio.create_task(edge(scope, receive, send))
-        while not reader.asked:
-            await asyncio.sleep(0)
-        assert edge.body_budget.bytes_held > 0
-        left.set()
-        await serving
-        assert reader.ended == [data_url(ONE)]
-        assert edge.body_budget.bytes_held == 0
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
-
-
-def test_images_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_images_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_images, "IMAGES_WAIT_S_MAX", 0.01)
 
     class OneComes(Slow):
         async def read(self, url: str) -> NamedImage:
             return await (Slow(1) if url == "a" else super()).read(url)
 
-    async def talk() -> None:
-        reader = OneComes(9)
-        with pytest.raises(RequestError) as caught:
-            await with_images(named("a", "b", "c"), reader, lambda _: None)
-        assert (caught.value.status, caught.value.code) == (400, "images_too_slow")
-        assert caught.value.param == "messages[0].content[1].image_url"
-        assert sorted(reader.ended) == ["b", "c"]
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
+    reader = OneComes(9)
+    with pytest.raises(RequestError) as caught:
+        await with_images(named("a", "b", "c"), reader, lambda _: None)
+    assert (caught.value.status, caught.value.code) == (400, "images_too_slow")
+    assert caught.value.param == "messages[0].content[1].image_url"
+    assert sorted(reader.ended) == ["b", "c"]
 
 
-def test_a_client_that_leaves_and_a_refusal_end_all_fetches() -> None:
-    async def talk() -> None:
-        reader = Slow(9)
-        task = asyncio.create_task(with_images(named("a", "b"), reader, lambda _: None))
-        while len(reader.asked) < 2:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert sorted(reader.ended) == ["a", "b"]
+@in_loop
+async def test_a_client_that_leaves_and_a_refusal_end_all_fetches() -> None:
+    reader = Slow(9)
+    task = asyncio.create_task(with_images(named("a", "b"), reader, lambda _: None))
+    while len(reader.asked) < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(reader.ended) == ["a", "b"]
 
-        class OneBad(Slow):
-            async def read(self, url: str) -> NamedImage:
-                return await super().read(url) if url != "bad" else await Slow(1).read(url)
+    class OneBad(Slow):
+        async def read(self, url: str) -> NamedImage:
+            return await super().read(url) if url != "bad" else await Slow(1).read(url)
 
-        other = OneBad(9)
-        with pytest.raises(RequestError) as caught:
-            await with_images(named("a", "bad", "b"), other, lambda _: None)
-        assert caught.value.param == "messages[0].content[1].image_url"
-        assert sorted(other.ended) == ["a", "b"]
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
+    other = OneBad(9)
+    with pytest.raises(RequestError) as caught:
+        await with_images(named("a", "bad", "b"), other, lambda _: None)
+    assert caught.value.param == "messages[0].content[1].image_url"
+    assert sorted(other.ended) == ["a", "b"]

@@ -22,17 +22,13 @@ def names(**environ: str) -> ModelNames:
     return ModelNames.of(load_settings(ONE | environ, None))
 
 
-@pytest.mark.parametrize("others", ["", "big=owner/Big"])
-def test_an_adapter_is_a_name_and_its_model_answers(others: str) -> None:
-    known = names(MODELS=others)
-    assert known.listed == ["smollm2", "law", "code", *(["big"] if others else [])]
-    for name, adapter in (("law", "law"), ("openai/code", "code"), ("smollm2", ""), ("gpt-5", "")):
-        target = known.target(known.check(name))
-        assert known.adapter_of(target) == adapter
-        assert known.model_of(target) == ("smollm2" if others else "")
-    if others:
-        big = known.target("big")
-        assert (known.adapter_of(big), known.model_of(big)) == ("", "big")
+def test_an_adapters_model_answers_for_it() -> None:
+    for others, models in (("", ("", "", "")), ("big=owner/Big", ("smollm2", "smollm2", "big"))):
+        known = names(MODELS=others)
+        targets = [known.target(known.check(name)) for name in ("law", "smollm2")]
+        targets += [known.target("big")] if others else []
+        assert [known.adapter_of(each) for each in targets] == ["law", "", ""][: len(targets)]
+        assert [known.model_of(each) for each in targets] == [*models[: len(targets)]]
 
 
 def test_an_adapter_is_listed_with_its_models_facts_and_who_that_is() -> None:
@@ -41,17 +37,6 @@ def test_an_adapter_is_listed_with_its_models_facts_and_who_that_is() -> None:
     rows = {row["id"]: row for row in listed}
     assert rows["law"]["parent"] == "smollm2" and "parent" not in rows["smollm2"]
     assert rows["law"]["context_length"] == rows["smollm2"]["context_length"]
-
-
-def test_the_list_of_models_tells_an_adapters_context(tmp_path: Path) -> None:
-    edge = app_of(tmp_path, MODELS="big=owner/Big", **ONE)
-    asked: list[str] = []
-    edge.routes._pool = type(
-        "Pool", (), {"facts_of": lambda _, model: asked.append(model) or FACTS}
-    )()
-    reply = ask(edge, "GET", "/v1/models/law")
-    assert reply.status == 200 and "n_ctx" in reply.json["meta"]
-    assert asked == ["smollm2"]
 
 
 @pytest.mark.parametrize("name", ["LAW", "law:latest", "openai/law"])
@@ -83,10 +68,6 @@ def test_an_adapter_cannot_have_the_name_of_a_model(name: str) -> None:
 def test_an_entry_that_is_no_name_with_a_source_refuses_the_start(text: str) -> None:
     with pytest.raises(StartError, match="ADAPTERS is"):
         load_settings({"ADAPTERS": text}, None)
-
-
-def test_a_config_of_litellm_knows_adapters_by_their_names() -> None:
-    assert local_names(load_settings(ONE, None))["law"] == "law"
 
 
 def request(**fields: Any) -> ParsedRequest:

@@ -7,7 +7,6 @@ import pytest
 
 from hearth.proxy.request import model_names
 from hearth.proxy.request.model_names import ModelNames, models_of
-from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings, setting_warnings
 
 
@@ -56,8 +55,3 @@ def test_a_model_that_has_the_name_keeps_it(caplog: pytest.LogCaptureFixture) ->
     known = names(MODELS="Pocket=owner/b", MODEL_ALIASES="x")
     assert known.target(known.check("pocket")) == "Pocket"
     assert caplog.records == []
-
-
-def test_another_default_model_does_not_answer_to_it() -> None:
-    with pytest.raises(RequestError, match="is not served here"):
-        names(MODEL_PATH="owner/name").check("pocket")

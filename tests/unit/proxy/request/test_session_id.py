@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
@@ -133,7 +133,7 @@ def test_a_users_id_is_a_session_only_where_it_says_so(user_id: Any, session: st
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_names_the_session_at_the_top_and_nested(field: str) -> None:
-    assert session_in(**{field: "s"}) == "s"
+    assert session_in(**{field: "ü" * 256}) == "ü" * 256
     assert session_in(metadata={field: "s"}) == "s"
     assert session_in(extra_body={field: 12}) == "12"
     assert session_in(metadata={"more": {field: "s"}}) == ""
@@ -149,21 +149,14 @@ def test_fields_count_in_their_order_and_the_top_first() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "a\nb", "a\0", "\ud800", "x" * 257, True, 1.5, 2**70, None, [], {"a": 1}],
+    ["", " ", "a\nb", "a\0", "\ud800", "x" * 257, True, 1.5, 2**70, 10**5000, None, [], {"a": 1}],
+    ids=range(13),
 )
 def test_what_cannot_be_a_name_is_ignored(value: Any) -> None:
     assert session_in(session_id=value) == ""
     assert session_in(session_id=value, chat_id="c") == "c"
     if type(value) is str:
         assert session_of({"x-session-id": value}, {"chat_id": "c"}, "").session == "c"
-
-
-def test_a_number_that_is_too_long_to_be_printed_is_ignored() -> None:
-    assert session_in(session_id=10**5000, chat_id="c") == "c"
-
-
-def test_a_name_may_be_as_long_as_the_limit_and_in_any_script() -> None:
-    assert session_in(session_id="ü" * 256) == "ü" * 256
 
 
 def test_an_api_key_is_known_by_a_digest() -> None:
@@ -188,7 +181,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(
     st.dictionaries(st.sampled_from(HEADERS), st.text(max_size=300), max_size=4),
     st.dictionaries(WORDS, JSON, max_size=6),

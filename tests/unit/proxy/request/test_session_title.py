@@ -1,6 +1,5 @@
 """Checks that a conversation is called by what a person asked, not by what a client put before."""
 
-import time
 from typing import Any
 
 import pytest
@@ -80,14 +79,3 @@ def test_whatever_is_asked_gives_a_short_line_that_can_be_sent_and_printed(
     title = title_of(asked(*contents))
     assert len(title) <= TITLE_CHARS_MAX and title.isprintable()
     assert title.encode() is not None, "no lone surrogate"
-
-
-HOSTILE = ["<a>", "<a ", "<", "</a>", "<a></a>", "[2026-11-21", "<task>", "[", "[1", "\n", "-\n"]
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_no_question_takes_long(hostile: str) -> None:
-    """A body of 256 KB is read on the event loop, where nobody else is served meanwhile."""
-    began = time.process_time()
-    title_of(asked(*[hostile * (60_000 // len(hostile))] * 8))
-    assert time.process_time() - began < 0.15

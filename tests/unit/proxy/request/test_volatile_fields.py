@@ -7,9 +7,8 @@ there, what is volatile is as it was sent.
 import re
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.request.volatile_fields import (
     BLOCKS,
     FIELDS,
@@ -239,7 +238,6 @@ def test_what_follows_a_date_behind_a_dash_stays_unless_it_is_a_time_that_ends_t
     assert canonical_text("user", f"Today's date is 2026-11-21 {rest}")[0].endswith(rest)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(
         st.sampled_from(
@@ -316,7 +314,6 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(["system", "user", "tool"]), st.lists(LINES, max_size=8))
 def test_a_canonical_form_is_shorter_and_whole_lines_of_the_text(
     role: str, parts: list[str]
@@ -359,14 +356,7 @@ def test_telemetry_that_is_not_its_whole_grammar_is_content(text: str) -> None:
     assert without_telemetry(text) == text
 
 
-@settings(max_examples=200)
 @given(st.text(st.sampled_from("x-anthropic-billing-header: cc_version=2;\n"), max_size=60))
 def test_any_text_keeps_all_but_a_first_line(text: str) -> None:
     left = without_telemetry(BILLING + text)
     assert left == BILLING + text or left == text.partition("\n")[2]
-
-
-def test_the_same_line_in_other_dialects_reaches_the_model() -> None:
-    row = {"role": "system", "content": f"{BILLING}\nRol pal"}
-    prompt = chat_completions.parse({"model": "m", "messages": [row, user("hi")]}).prompt
-    assert prompt.messages[0]["content"] == f"{BILLING}\nRol pal"

@@ -161,14 +161,6 @@ def test_every_endpoint_that_takes_a_prompt_holds_to_the_limits(edge: ProxyApp, 
     assert reply.status == 400 and b"Remove at least 1." in reply.content, reply.content
 
 
-def test_a_refusal_is_counted(edge: ProxyApp) -> None:
-    with mock.patch.object(edge.metrics, "refused") as counted:
-        body = json.dumps({"model": "smollm2", "messages": [USER] * 5}).encode()
-        ask(edge, "POST", "/v1/chat/completions", body=body)
-    ((dialect, error),) = (call.args for call in counted.call_args_list)
-    assert (dialect, error.code) == ("chat", "too_many_messages")
-
-
 @pytest.mark.parametrize("size_max", [10_000, 10])
 def test_a_large_body_is_taken_apart_off_the_event_loop(edge: ProxyApp, size_max: int) -> None:
     """While one is, the event loop answers others."""

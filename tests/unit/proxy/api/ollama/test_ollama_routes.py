@@ -1,6 +1,5 @@
 """Ollama's routes through the proxy's app: who may ask, what is refused, what a worker gets."""
 
-import asyncio
 import base64
 from hashlib import blake2b
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from hearth.proxy.api.ollama.ollama_routes import tagged
 from hearth.proxy.request.model_names import ListedGroup
 from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.metric_values import value
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
@@ -111,44 +111,42 @@ def test_a_name_without_a_tag_is_listed_with_ollamas(name: str, listed: str) -> 
 
 
 @pytest.mark.process
-def test_a_worker_gets_what_a_client_shows_and_each_end_is_counted_once() -> None:
-    async def run() -> None:
-        async with front(1) as made:
-            image = base64.b64encode(PNG).decode()
-            row = {"role": "user", "content": "n=2 reason=1", "images": [image]}
-            seen = await made.ask("POST", "/api/chat", body=body(messages=[row], stream=False))
-            assert seen.json["message"]["thinking"] and seen.json["done"]
-            (submit,) = made.made.events("Submit")
-            digest = blake2b(PNG, digest_size=16).hexdigest()
-            assert digest in orjson.dumps(submit).decode()
-            wrong = {**row, "images": ["!"]}
-            refused = await made.ask("POST", "/api/chat", body=body(messages=[wrong]))
-            assert refused.status == 400
-            assert refused.json["error"].startswith("messages[0].images[0]: ")
+@in_loop
+async def test_a_worker_gets_what_a_client_shows_and_each_end_is_counted_once() -> None:
+    async with front(1) as made:
+        image = base64.b64encode(PNG).decode()
+        row = {"role": "user", "content": "n=2 reason=1", "images": [image]}
+        seen = await made.ask("POST", "/api/chat", body=body(messages=[row], stream=False))
+        assert seen.json["message"]["thinking"] and seen.json["done"]
+        (submit,) = made.made.events("Submit")
+        digest = blake2b(PNG, digest_size=16).hexdigest()
+        assert digest in orjson.dumps(submit).decode()
+        wrong = {**row, "images": ["!"]}
+        refused = await made.ask("POST", "/api/chat", body=body(messages=[wrong]))
+        assert refused.status == 400
+        assert refused.json["error"].startswith("messages[0].images[0]: ")
 
-            streamed = await made.ask("POST", "/api/chat", body=chat("n=3 calls=1", tools=[TOOL]))
-            assert streamed.headers["content-type"] == "application/x-ndjson"
-            assert lines(streamed)[-1]["done"]
-            (told,) = [r for r in lines(streamed) if r.get("message", {}).get("tool_calls")]
-            assert told["message"]["tool_calls"][0]["function"]["name"] == "f"
-            early = await made.ask("POST", "/api/generate", body=body(prompt="refuse=400:no"))
-            assert (early.status, list(early.json)) == (400, ["error"])
-            broken = await made.ask("POST", "/api/chat", body=chat("n=5 die=2 delay=0.2"))
-            assert broken.status == 200
-            assert list(lines(broken)[-1]) == ["error"]
+        streamed = await made.ask("POST", "/api/chat", body=chat("n=3 calls=1", tools=[TOOL]))
+        assert streamed.headers["content-type"] == "application/x-ndjson"
+        assert lines(streamed)[-1]["done"]
+        (told,) = [r for r in lines(streamed) if r.get("message", {}).get("tool_calls")]
+        assert told["message"]["tool_calls"][0]["function"]["name"] == "f"
+        early = await made.ask("POST", "/api/generate", body=body(prompt="refuse=400:no"))
+        assert (early.status, list(early.json)) == (400, ["error"])
+        broken = await made.ask("POST", "/api/chat", body=chat("n=5 die=2 delay=0.2"))
+        assert broken.status == 200
+        assert list(lines(broken)[-1]) == ["error"]
 
-            metrics = made.app.metrics
-            for dialect, outcome, count in (
-                ("ollama_chat", "stop", 1),
-                ("ollama_chat", "tool_calls", 1),
-                ("ollama_chat", "failed", 1),
-                ("ollama_chat", "refused_4xx", 1),
-                ("ollama_generate", "refused_4xx", 1),
-            ):
-                got = value(metrics, "requests_total", dialect=dialect, outcome=outcome)
-                assert got == count, (dialect, outcome)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+        metrics = made.app.metrics
+        for dialect, outcome, count in (
+            ("ollama_chat", "stop", 1),
+            ("ollama_chat", "tool_calls", 1),
+            ("ollama_chat", "failed", 1),
+            ("ollama_chat", "refused_4xx", 1),
+            ("ollama_generate", "refused_4xx", 1),
+        ):
+            got = value(metrics, "requests_total", dialect=dialect, outcome=outcome)
+            assert got == count, (dialect, outcome)
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

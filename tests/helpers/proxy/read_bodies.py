@@ -1,0 +1,58 @@
+"""Parses the body of any dialect, and shows what it became."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api import chat_completions, legacy_completions
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.ollama import ollama_request
+from hearth.proxy.api.responses import responses_request
+from hearth.proxy.request.parsed_request import ParsedRequest
+
+PARSE: Final[dict[str, Callable[[dict[str, Any]], ParsedRequest]]] = {
+    "chat": chat_completions.parse,
+    "completions": legacy_completions.parse,
+    "messages": messages_request.parse,
+    "responses": responses_request.parse,
+    "ollama_chat": ollama_request.parse_chat,
+    "ollama_generate": ollama_request.parse_generate,
+}
+_HI: Final = [{"role": "user", "content": "hi"}]
+BASES: Final[dict[str, dict[str, Any]]] = {
+    "chat": {"model": "m", "messages": _HI},
+    "completions": {"model": "m", "prompt": "Once"},
+    "messages": {"model": "m", "messages": _HI, "max_tokens": 10},
+    "responses": {"model": "m", "input": "hi"},
+    "ollama_chat": {"model": "m", "messages": _HI},
+    "ollama_generate": {"model": "m", "prompt": "hi"},
+}
+
+
+def read(dialect: str, **body: Any) -> ParsedRequest:
+    """Return what the dialect's plainest body becomes with `body` over it."""
+    return PARSE[dialect](BASES[dialect] | body)
+
+
+def shown(request: ParsedRequest) -> dict[str, Any]:
+    """Return the request's own fields and its prompt's, as JSON; of rules what they change."""
+    prompt = request.prompt
+    told = {name: getattr(prompt, name) for name in PROMPT_FIELDS}
+    told |= {name: getattr(request, name) for name in REQUEST_FIELDS}
+    told["raw"] = [row.prompt.text or row.prompt.ids for row in request.submissions()]
+    told["sampling"] = changed(request.sampling)
+    told["constraints"] = changed(request.constraints)
+    told["thinking"] = changed(prompt.thinking)
+    return dict(orjson.loads(orjson.dumps(told)))
+
+
+PROMPT_FIELDS: Final = ("messages", "tools", "deferred", "template_kwargs", "continues")
+REQUEST_FIELDS: Final = ("stream", "left_out", "choices", "prefill_only", "prediction")
+
+
+def changed(rules: Any) -> dict[str, Any]:
+    """Return the fields in which `rules` are not what they are by default."""
+    plain = dataclasses.asdict(type(rules)())
+    return {k: v for k, v in dataclasses.asdict(rules).items() if v != plain[k]}

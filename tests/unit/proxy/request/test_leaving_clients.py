@@ -1,0 +1,63 @@
+"""A client that leaves while its image or its document is read ends the reading, and its room."""
+
+import asyncio
+import base64
+from typing import Any
+
+import orjson
+import pytest
+
+from hearth.proxy.documents.document_reader import DocumentReader
+from hearth.proxy.images.image_fetch import ImageFetcher
+from tests.helpers.proxy.in_loop import in_loop
+from tests.helpers.proxy.proxy_app import HOST, app_of
+
+PDF = base64.b64encode(b"%PDF-1.7 ").decode()
+PARTS = {
+    "a document": {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}},
+    "an image": {"type": "image_url", "image_url": "data:image/png;base64,iVBORw0KGgo="},
+}
+
+
+class Never:
+    """Reads without an end; `ended` is set once nobody waits for it."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *_: Any) -> Any:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/cache/prefill"])
+@pytest.mark.parametrize("what", PARTS)
+@in_loop
+async def test_what_a_client_shows_is_not_waited_for_once_it_has_left(
+    what: str, path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge, never, left = app_of(tmp_path), Never(), asyncio.Event()
+    edge.local.body_parser.documents = DocumentReader(never)
+    monkeypatch.setattr(ImageFetcher, "read", never)
+    body = {"messages": [{"role": "user", "content": [PARTS[what]]}]}
+    incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def receive() -> Any:
+        if incoming:
+            return incoming.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [HOST]}
+    serving = asyncio.create_task(edge(scope, receive, send))
+    await never.begun.wait()
+    assert edge.body_budget.bytes_held > 0
+    left.set()
+    await serving
+    assert never.ended.is_set() and edge.body_budget.bytes_held == 0
