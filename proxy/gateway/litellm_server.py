@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
 COLLECT_S: Final = 0.25  # for what held a call to let go of it
+CLOCK_READ_S: Final = 1.0  # what nobody reads for 5 s stands still: shared/suspending_clock.py
 REFUSED: Final = 300  # and above: redirects are refusals, and not followed
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
 TEXT_CHARS_MAX: Final = 2_000  # behind the secrets' removal: none is cut in two
@@ -81,7 +82,7 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
             # megabytes for secrets in one step, and nothing in Python runs meanwhile.
             faulthandler.dump_traceback_later(told["stall_s"], exit=True)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), told["stall_s"] / 4)
+                await asyncio.wait_for(stop.wait(), CLOCK_READ_S)
 
 
 class _Server:
