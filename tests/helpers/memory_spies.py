@@ -38,7 +38,23 @@ class Spies:
 
         A hit is a read of something: a result that is neither None, False nor empty.
         """
-        return _watched(self, kind, writes, reads)
+
+        def noting(name: str) -> Any:
+            method = getattr(kind, name)
+
+            @functools.wraps(method)
+            def wrapped(holder: Any, *args: Any, **more: Any) -> Any:
+                writers = holder.__dict__.setdefault("writers_of_spies", [])
+                if name in writes and self.who not in writers:
+                    writers.append(self.who)
+                found = method(holder, *args, **more)
+                for writer in writers if name in reads and found else ():
+                    self.hits[kind.__name__, self.who, writer] += 1
+                return found
+
+            return wrapped
+
+        return type(kind.__name__, (kind,), {name: noting(name) for name in (*writes, *reads)})
 
     def crossed(self) -> dict[tuple[str, str, str], int]:
         """Return the hits of what somebody else had put there."""
@@ -51,26 +67,6 @@ class Spies:
     def own(self, who: str) -> set[str]:
         """Return the memories in which one has found what one had put there oneself."""
         return {memory for memory, looked, put in self.hits if looked == put == who}
-
-
-def _watched(spies: Spies, kind: type, writes: Sequence[str], reads: Sequence[str]) -> type:
-    def noting(name: str) -> Any:
-        method = getattr(kind, name)
-
-        @functools.wraps(method)
-        def wrapped(self: Any, *args: Any, **more: Any) -> Any:
-            writers = self.__dict__.setdefault("writers_of_spies", [])
-            if name in writes and spies.who not in writers:
-                writers.append(spies.who)
-            found = method(self, *args, **more)
-            if name in reads and found:
-                for writer in writers:
-                    spies.hits[kind.__name__, spies.who, writer] += 1
-            return found
-
-        return wrapped
-
-    return type(kind.__name__, (kind,), {name: noting(name) for name in (*writes, *reads)})
 
 
 class _Spy:

@@ -49,7 +49,7 @@ def test_codex_goes_on_after_arguments_that_are_no_json_or_no_object(
     what: str, harmony: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS["Codex"])
-    place = made_place(tmp_path, agent, harmony.url)
+    place = made_place(tmp_path, harmony.url, agent.files)
     before = len(harmony.asked())
     run = agent.run(place, told(NO_OBJECTS[what]))
     assert run.code == 0, (run.out, run.err)
@@ -74,7 +74,7 @@ def test_claude_code_goes_on_after_half_a_png_in_a_tool_result(
 ) -> None:
     """The answer that follows, and a later turn of the session in a new process."""
     agent = installed(AGENTS["Claude Code"])
-    place = made_place(tmp_path, agent, seeing.url)
+    place = made_place(tmp_path, seeing.url, agent.files)
     file = io.BytesIO()
     painted(1, (224, 160)).save(file, "PNG")
     whole = file.getvalue()

@@ -4,9 +4,10 @@ The model's words are scripted at token level (helpers/worker_processes/scripted
 else is real.
 """
 
-import contextlib
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.run_clients import AGENTS, MODEL, Agent, Place
 from tests.helpers.servers.scripted_server import Asked, ScriptedServer
 from tests.helpers.servers.server import WAIT_S_MAX
-from tests.helpers.worker.recording_wire import Wire
 from tests.helpers.worker_processes.scripted_worker import (
     AGAIN,
     MISSION,
@@ -69,7 +69,7 @@ def test_a_client_reads_files_as_the_model_asks_and_goes_on_later(
 ) -> None:
     """One tool call, then two at once, the answer; then the same session in a new process."""
     before = len(scripted.asked())
-    place = made_place(tmp_path, agent, scripted.url)
+    place = made_place(tmp_path, scripted.url, agent.files)
     first = agent.run(place, mission(place))
     assert first.code == 0, (first.out, first.err)
     assert agent.said(first) == in_order("The words")
@@ -88,7 +88,7 @@ def test_two_fresh_sessions_of_claude_code_share_most_of_their_prompts(
     scripted: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS["Claude Code"])
-    place = made_place(tmp_path, agent, scripted.url)
+    place = made_place(tmp_path, scripted.url, agent.files)
     before = len(scripted.asked())
     runs = [agent.run(place, f"Hello from number {number}.") for number in range(2)]
     assert [agent.said(run) for run in runs] == [SMALL_TALK] * 2
@@ -107,11 +107,20 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def streamed(url: str, path: str) -> str:
-    """Return all that a stream of the path's dialect says, each with a prompt of its own."""
+def streamed(url: str, path: str) -> tuple[str, float]:
+    """Return all that a stream of the path's dialect says, and its longest silence in seconds.
+
+    Each has a prompt of its own.
+    """
     body = {"model": MODEL, "stream": True, "session_id": path, **ASKED[path]}
-    answer = httpx.post(url + path, json=body, headers={"x-session-id": path}, timeout=WAIT_S_MAX)
-    return answer.raise_for_status().text
+    how: Any = {"json": body, "headers": {"x-session-id": path}, "timeout": WAIT_S_MAX}
+    text, moments = "", [time.monotonic()]
+    with httpx.stream("POST", url + path, **how) as answer:
+        moments.append(time.monotonic())
+        for piece in answer.raise_for_status().iter_text():
+            text += piece
+            moments.append(time.monotonic())
+    return text, max(late - early for early, late in pairwise(moments))
 
 
 def test_no_stream_is_silent_while_prompts_are_prefilled(scripted: ScriptedServer) -> None:
@@ -119,11 +128,10 @@ def test_no_stream_is_silent_while_prompts_are_prefilled(scripted: ScriptedServe
     scripted.forget()
     scripted.pause(SLOW_CHUNK_S)
     try:
-        with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-            wires = [stack.enter_context(Wire(scripted.port)) for _ in ASKED]
-            urls = [wire.url for wire in wires]
-            assert all("words" in text for text in pool.map(streamed, urls, ASKED))
+        with ThreadPoolExecutor() as pool:
+            told = list(pool.map(streamed, [scripted.url] * len(ASKED), ASKED))
     finally:
         scripted.pause(0)
-    silences = [wire.silence_s for wire in wires]
+    assert all("words" in text for text, _ in told)
+    silences = [silence_s for _, silence_s in told]
     assert max(silences) < 2 * SLOW_CHUNK_S, silences

@@ -14,11 +14,10 @@ from scripts.harness.agent_worker import ideals
 from tests.helpers.clients.agent_projects import installed, made_place
 from tests.helpers.clients.run_clients import AGENTS
 from tests.helpers.families.family_cases import written_family
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.families.spoken_families import WRITERS
 from tests.helpers.servers.scripted_server import ScriptedServer
 
-pytestmark = NEEDS_REAL_TEMPLATES
+pytestmark = pytest.mark.night
 
 HEAD: Final = "def chosen(a, b, s):\n"
 OLD: Final = "    if a < b && s == \"é\":\n\t\treturn '<b>&amp;'\n"
@@ -59,7 +58,7 @@ def test_an_indented_block_is_edited_as_the_model_wrote_it(
     client: str, scripted: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS[client])
-    place = made_place(tmp_path, agent, scripted.url)
+    place = made_place(tmp_path, scripted.url, agent.files)
     file = place.project / "block.txt"
     file.write_text(HEAD + OLD + TAIL)
     turns = [

@@ -8,18 +8,22 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import yaml
 
-from tests.helpers.clients.agent_projects import WORDS, installed
+from hearth.commands.agents.agent_setups import AGENTS as SETUPS
+from tests.helpers.cases import DATA_DIR
+from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.npm_clients import node_bin, node_modules
 from tests.helpers.clients.printed_setup import environment_in, put, texts_in
-from tests.helpers.clients.run_clients import Run, run_command
-from tests.helpers.clients.user_configs import USERS, User
+from tests.helpers.clients.run_clients import AGENTS, Agent, Place, Run, run_command
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.worker_processes.scripted_worker import FILES, MISSION
+from tests.helpers.worker_processes.scripted_worker import MISSION
 
 KEY = "sk-hearth-0123456789abcdef"
+USERS: Final = yaml.safe_load((DATA_DIR / "clients/users.yaml").read_text())
 TOLD = f"The words: {', '.join(WORDS)}."
 
 Snapshot = dict[str, tuple[int, bytes]]
@@ -34,12 +38,12 @@ def server() -> Iterator[ScriptedServer]:
 
 @dataclass
 class Desk:
-    """One agent's user at work: a home, a project, and the server's settings in the environment."""
+    """One agent's user at work, as tests/data/clients/users.yaml has it."""
 
     name: str
-    user: User
-    home: Path
-    project: Path
+    user: dict[str, Any]
+    agent: Agent  # as the tests know it
+    place: Place
     server: ScriptedServer
 
     def hearth(self, *arguments: str) -> Run:
@@ -47,49 +51,39 @@ class Desk:
         command = [sys.executable, "-m", "hearth.commands.main", *arguments]
         ours = {**self.server.environment, **self.around}
         ours.pop("XDG_CONFIG_HOME", None)  # the user's files are below HOME
-        return run_command(command, self.project, ours)
-
-    def agent(self, environment: dict[str, str], *arguments: str) -> Run:
-        """Run the agent itself, which knows of no server but by its files and `environment`."""
-        agent = self.user.agent
-        binary = node_modules(agent.package) / ".bin" / agent.binary
-        return run_command([str(binary), *arguments], self.project, {**self.around, **environment})
+        return run_command(command, self.place.project, ours)
 
     @property
     def around(self) -> dict[str, str]:
-        bins = [node_bin(), node_modules(self.user.agent.package) / ".bin"]
+        bins = [node_bin(), node_modules(self.agent.package) / ".bin"]
         return {
-            "HOME": str(self.home),
+            "HOME": str(self.place.home),
             "PATH": ":".join(map(str, bins)) + ":/usr/local/bin:/usr/bin:/bin",
             "TERM": "xterm-256color",
             "LANG": "C.UTF-8",
-            **self.user.environment,
+            **self.user.get("environment", {}),
         }
 
     @property
-    def mission(self) -> str:
-        return f"{MISSION}{self.project}/start.txt"
+    def asking(self) -> list[str]:
+        """The words behind an agent's name that have it do its work once."""
+        return [*self.user["command"], f"{MISSION}{self.place.project}/start.txt"]
 
     def snapshot(self) -> Snapshot:
         """Return what the user's own files are: all that were there before any start."""
         return {
             name: (stat.S_IMODE(file.stat().st_mode), file.read_bytes())
-            for name in self.user.files
-            if name not in self.user.own and (file := self.home / name).exists()
+            for name in self.user["files"].keys() - self.user.get("own", ())
+            if (file := self.place.home / name).exists()
         }
 
 
-@pytest.fixture(params=USERS)
+@pytest.fixture(params=SETUPS)
 def desk(request: pytest.FixtureRequest, server: ScriptedServer, tmp_path: Path) -> Desk:
     user = USERS[request.param]
-    installed(user.agent)
-    made = Desk(request.param, user, tmp_path / "home", tmp_path / "project", server)
-    made.home.mkdir()
-    made.project.mkdir()
-    user.write_files(made.home, made.project)
-    for (name, text), word in zip(FILES.items(), WORDS, strict=True):
-        (made.project / name).write_text(text.format(word) + "\n")
-    return made
+    agent = installed(AGENTS[user["agent"]])
+    place = made_place(tmp_path, server.url, user["files"])
+    return Desk(request.param, user, agent, place, server)
 
 
 def files_with(text: str, home: Path) -> list[str]:
@@ -100,12 +94,12 @@ def files_with(text: str, home: Path) -> list[str]:
 
 def test_a_launched_agent_does_its_work_and_its_users_files_stay_as_they_are(desk: Desk) -> None:
     before = desk.snapshot()
-    run = desk.hearth("launch", desk.name, "--", *desk.user.arguments, desk.mission)
+    run = desk.hearth("launch", desk.name, "--", *desk.asking)
     assert run.code == 0, (run.out, run.err)
-    assert desk.user.said(run) == TOLD
+    assert desk.agent.said(run) == TOLD
     assert desk.snapshot() == before
     assert f"{desk.server.url} with 131,072 tokens" in run.err
-    assert not files_with(KEY, desk.home)
+    assert not files_with(KEY, desk.place.home)
 
 
 def test_an_agent_that_is_set_up_as_connect_prints_asks_this_server(desk: Desk) -> None:
@@ -116,7 +110,8 @@ def test_an_agent_that_is_set_up_as_connect_prints_asks_this_server(desk: Desk) 
     assert desk.snapshot() == before
     for path, text in texts_in(connected.out).items():
         put(path, text)
-    run = desk.agent(environment_in(connected.out, KEY), *desk.user.arguments, desk.mission)
+    environment = {**desk.around, **environment_in(connected.out, KEY)}  # it knows no server else
+    run = run_command([desk.agent.program, *desk.asking], desk.place.project, environment)
     assert run.code == 0, (run.out, run.err)
-    assert desk.user.said(run) == TOLD
-    assert not files_with(KEY, desk.home)
+    assert desk.agent.said(run) == TOLD
+    assert not files_with(KEY, desk.place.home)

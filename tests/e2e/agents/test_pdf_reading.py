@@ -21,7 +21,7 @@ def test_claude_code_reads_a_pdf_and_a_scan_and_goes_on(
     scripted: ScriptedServer, tmp_path: Path
 ) -> None:
     agent = installed(AGENTS["Claude Code"])
-    place, before = made_place(tmp_path, agent, scripted.url), len(scripted.asked())
+    place, before = made_place(tmp_path, scripted.url, agent.files), len(scripted.asked())
     files = {"notes.pdf": text_pdf(*PAGES), "scan.pdf": text_pdf("", "")}
     turns = []
     for name, data in files.items():

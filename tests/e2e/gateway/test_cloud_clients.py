@@ -46,7 +46,7 @@ def test_without_a_config_no_process_reaches_anything_but_loopback(
     """Not one that is named in a body; and LiteLLM is not even loaded."""
     if name in AGENTS:
         agent = installed(AGENTS[name])
-        place = made_place(tmp_path, agent, alone.url)
+        place = made_place(tmp_path, alone.url, agent.files)
         run = agent.run(place, f"{MISSION}{place.project}/start.txt")
         assert run.code == 0, (run.out, run.err)
         assert agent.said(run) == f"The words: {', '.join(WORDS)}."

@@ -13,7 +13,7 @@ LONG = "Tell me the rest of the story that begins with a harbor. " * 40
 HANGING = """
 import sys
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.worker_processes.hanging_worker"]))
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.slow_worker"]))
 """
 
 
@@ -77,7 +77,8 @@ def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:
 def test_a_worker_that_hangs_is_killed_and_its_successor_finds_what_it_kept() -> None:
     server = Server(STALL_SECONDS="5")
     obstacle = server.run_dir / "hang"
-    server.environment["HANG_WHILE"] = str(obstacle)
+    noted = {"SLOW_CHUNK_S": "0", "SLOW_LOG": str(server.run_dir / "events")}
+    server.environment |= {"HANG_WHILE": str(obstacle), **noted}
     server.start("-c", HANGING)
     with server.ready():
         first, pid = tokens(ask(server, "local")), server.worker()["pid"]

@@ -1,7 +1,8 @@
 """Prepares an agent client and a project in which it has to find three words."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -21,12 +22,12 @@ def installed(agent: Agent) -> Agent:
     return agent
 
 
-def made_place(directory: Path, agent: Agent, url: str) -> Place:
-    """Return a new HOME for `agent`, set up for the server, and a project with the secret words."""
+def made_place(directory: Path, url: str, files: Mapping[str, Any]) -> Place:
+    """Return a new HOME with these files, and a project with the secret words."""
     place = Place(directory / "home", directory / "project", url)
     place.home.mkdir()
     place.project.mkdir()
     for (name, text), word in zip(FILES.items(), WORDS, strict=True):
         (place.project / name).write_text(text.format(word) + "\n")
-    agent.configure(place)
+    place.write(files)
     return place

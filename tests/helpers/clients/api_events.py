@@ -15,13 +15,13 @@ from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-Given = Delta | Finished | RequestError | None
+Given = Delta | Finished | RequestError | float | None
 SIGNATURE = "Sig0123456789abcdefXYZ"
 USAGE = Usage(10, 4, 6, 3, 1)
 
 
 class Scripted:
-    """An answer that gives what it was made from; None stands for silence."""
+    """An answer that gives what it was made from; None stands for silence, so do its seconds."""
 
     request_id, prompt_tokens, cached_tokens, done_tokens = "r", 10, 4, 7
 
@@ -29,16 +29,24 @@ class Scripted:
         self._events = list(events)
         self.signature = signature
         self.waits: list[float | None] = []  # of each question
+        self.is_closed = False
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
         self.waits.append(wait_s)
         event = self._events.pop(0)
+        if isinstance(event, float):
+            slept = event if wait_s is None else min(event, wait_s)
+            await asyncio.sleep(slept)
+            if slept == event:
+                return await self.next_event(wait_s)
+            self._events.insert(0, event - slept)
+            return None
         if isinstance(event, RequestError):
             raise event
         return event
 
     def close(self) -> None:
-        """Nothing computes it."""
+        self.is_closed = True
 
 
 def said(text: str, *logprobs: TokenLogprob) -> Delta:

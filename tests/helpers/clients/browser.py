@@ -1,7 +1,6 @@
 """Drives a real headless Chromium over its DevTools protocol, one page at a time."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -28,7 +27,7 @@ FLAGS = (
 LISTENING = "DevTools listening on "
 WAIT_S_MAX = 60.0
 PAGE_IS_LEAVING = -32000  # "Inspected target navigated or closed"
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a screenshot of a long page
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # what a long page tells of itself
 KEYS = {
     **{"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "k": 75, "F2": 113},
     **{"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40},
@@ -104,8 +103,7 @@ class Page:
         if answer.get("error", {}).get("code") == PAGE_IS_LEAVING:
             raise PageLeaving(method, answer)
         assert "error" not in answer, (method, answer)
-        result: dict[str, Any] = answer["result"]
-        return result
+        return dict(answer["result"])
 
     async def attach(self, profile: str = "") -> None:
         """Open the tab that all calls are about from now on; by default in a new profile."""
@@ -196,11 +194,6 @@ class Page:
     async def before_load(self, script: str) -> None:
         """Have every page and frame that is opened from now on run `script` first."""
         await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-
-    async def shoot(self, path: Path, *, whole: bool = True) -> None:
-        """Write a picture of the whole page, or of what the window shows of it."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     async def names(self) -> list[tuple[str, str]]:
         """Return role and name of all that a screen reader is told of."""

@@ -4,6 +4,7 @@ The forms are those that the clients of docs/clients.md were seen to send.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,15 @@ ENVIRONMENT = (  # Claude Code's
     "# Environment\nYou have been invoked in the following environment: \n"
     f" - Primary working directory: {CWD}\n - Is a git repository: true\n - Platform: linux\n"
 )
+CLAUDE_HEADERS = {"user-agent": "claude-cli/2.1.329 (external, cli)"}
+OPENCLAW_CONTEXT = (
+    "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nActive exec sessions: none\n"
+    "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+)
 
 
 @dataclass
-class Client:
+class Client(ABC):
     """One client's conversation, kept as that client keeps it."""
 
     dialect: str
@@ -31,15 +37,17 @@ class Client:
     def user(self, text: str) -> None:
         self.turns.append({"role": "user", "content": text})
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return the next request."""
 
+    @abstractmethod
     def answered(self, parts: AnswerParts, call_ids: tuple[str, ...], signature: str) -> None:
         """Take the server's answer into the conversation, altered as this client alters it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def results(self, call_ids: tuple[str, ...], texts: list[str]) -> None:
-        raise NotImplementedError
+        """Take the results of these calls into the conversation."""
 
 
 def as_javascript(value: Any) -> Any:
@@ -53,13 +61,8 @@ def as_javascript(value: Any) -> Any:
     return value
 
 
-@dataclass
 class ClaudeCode(Client):
     """Messages: `cd <cwd> &&` stripped, replace_all put first, keys reordered, strings coerced."""
-
-    headers: dict[str, str] = field(
-        default_factory=lambda: {"user-agent": "claude-cli/2.1.329 (external, cli)"}
-    )
 
     def body(self) -> dict[str, Any]:
         tools = [
@@ -108,12 +111,13 @@ class ClaudeCode(Client):
         self.turns.append({"role": "user", "content": blocks})
 
 
+@dataclass
 class Chat(Client):
     """PI, opencode, Qwen Code, Cline: arguments re-serialised, 5000.0 as 5000."""
 
-    null_as_text = False  # opencode sends "" for null
-    plain_ids = False  # OpenClaw keeps letters and digits only
-    trailing = ""  # OpenClaw's passing context message
+    null_as_text: bool = False  # opencode sends "" for null
+    plain_ids: bool = False  # OpenClaw keeps letters and digits only
+    trailing: str = ""  # OpenClaw's passing context message
 
     def body(self) -> dict[str, Any]:
         tools = [{"type": "function", "function": tool} for tool in self.tools]
@@ -155,18 +159,6 @@ class Chat(Client):
         ]
 
 
-class OpenCode(Chat):
-    null_as_text = True
-
-
-class OpenClaw(Chat):
-    plain_ids = True
-    trailing = (
-        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nActive exec sessions: none\n"
-        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
-    )
-
-
 class Codex(Client):
     """Responses: arguments verbatim, reasoning as encrypted_content, with or without a summary."""
 
@@ -197,9 +189,9 @@ class Codex(Client):
 
 
 CLIENTS: dict[str, Callable[..., Client]] = {
-    "claude-code": lambda **given: ClaudeCode("messages", **given),
+    "claude-code": lambda **given: ClaudeCode("messages", headers=CLAUDE_HEADERS, **given),
     "pi": lambda **given: Chat("chat", **given),
-    "opencode": lambda **given: OpenCode("chat", **given),
-    "openclaw": lambda **given: OpenClaw("chat", **given),
+    "opencode": lambda **given: Chat("chat", null_as_text=True, **given),
+    "openclaw": lambda **given: Chat("chat", plain_ids=True, trailing=OPENCLAW_CONTEXT, **given),
     "codex": lambda **given: Codex("responses", **given),
 }

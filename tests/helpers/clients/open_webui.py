@@ -4,6 +4,7 @@ It is far too large for the tests' own environment (3 GB): HEARTH_OPEN_WEBUI nam
 own, made by `pip install torch open-webui==VERSION` with a torch without CUDA.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -46,7 +47,7 @@ class OpenWebUI:
         self.directory = Path(tempfile.mkdtemp(prefix="hearth-open-webui-"))
         self.log = self.directory / "log"
         self.url = f"http://127.0.0.1:{free_port()}"
-        self._environment = {
+        environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.directory / "home"),
             "DATA_DIR": str(self.directory / "data"),
@@ -55,10 +56,7 @@ class OpenWebUI:
             "ANONYMIZED_TELEMETRY": "false",
             **environment,
         }
-        self._process: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(base_url=self.url, timeout=ANSWER_WAIT_S_MAX)
-
-    def __enter__(self) -> "OpenWebUI":
         (self.directory / "home").mkdir()
         program = Path(VENV) / "bin" / "open-webui"
         port = self.url.rpartition(":")[2]
@@ -66,27 +64,27 @@ class OpenWebUI:
             self._process = subprocess.Popen(
                 [program, "serve", "--host", "127.0.0.1", "--port", port],
                 cwd=self.directory,
-                env=self._environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+
+    def __enter__(self) -> "OpenWebUI":
         try:
             self._until(self._is_up, START_WAIT_S_MAX)
-            self._sign_up()
+            person = {"name": "Ann", "email": "ann@example.com", "password": "Secret-1234"}
+            token = self._post("/api/v1/auths/signup", person)["token"]
+            self.client.headers["authorization"] = f"Bearer {token}"
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
         self.client.close()
-        if self._process is not None:
-            self._process.kill()  # nothing of it is wanted any more
-            self._process.wait()
+        self._process.kill()  # nothing of it is wanted any more
+        self._process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # ------------------------------------------------------------ models and chats
@@ -167,11 +165,6 @@ class OpenWebUI:
 
     # ------------------------------------------------------------ requests
 
-    def _sign_up(self) -> None:
-        person = {"name": "Ann", "email": "ann@example.com", "password": "Secret-1234"}
-        token = self._post("/api/v1/auths/signup", person)["token"]
-        self.client.headers["authorization"] = f"Bearer {token}"
-
     def _message(self, asked: Asked) -> dict[str, Any]:
         return dict(self.chat(asked)["chat"]["history"]["messages"][asked.answer_id])
 
@@ -182,12 +175,10 @@ class OpenWebUI:
         return _json_of(self.client.post(path, json=body))
 
     def _is_up(self) -> bool:
-        assert self._process is not None
         assert self._process.poll() is None, f"it ended:\n{self.log.read_text()}"
-        try:
+        with contextlib.suppress(httpx.TransportError):
             return self.client.get("/health").status_code == 200
-        except httpx.TransportError:
-            return False
+        return False
 
     def _until(self, is_true: Callable[[], Any], wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

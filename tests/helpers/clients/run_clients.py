@@ -3,18 +3,20 @@
 Each run has a HOME of its own, nothing of the environment around it, and all that calls home off.
 """
 
-import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
+from tests.helpers.cases import DATA_DIR
 from tests.helpers.clients import npm_clients
 from tests.helpers.clients.npm_clients import node_bin, node_modules
 
@@ -34,11 +36,20 @@ class Place:
     project: Path
     url: str  # http://127.0.0.1:port
 
-    def write(self, path: str, text: str) -> None:
-        """Write a configuration file below HOME."""
-        file = self.home / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    def write(self, files: Mapping[str, Any]) -> None:
+        """Write configuration files below HOME; one that is no text is JSON."""
+        for name, told in files.items():
+            file = self.home / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            text = told if isinstance(told, str) else json.dumps(told, indent=4) + "\n"
+            file.write_text(self.filled(text))
+
+    def filled(self, text: str) -> str:
+        """Return `text` with this place's words in it, as tests/data/clients/agents.yaml tells."""
+        words = {"url": self.url, "model": MODEL, "context": CONTEXT_TOKENS}
+        for name, word in {**words, "project": self.project}.items():
+            text = text.replace(f"{{{name}}}", str(word))
+        return text
 
 
 @dataclass(frozen=True)
@@ -56,33 +67,50 @@ class Run:
         lines = (line for line in self.out.splitlines() if line.startswith("{"))
         return [json.loads(line) for line in lines]
 
+    def printed(self, begin: str) -> Any:
+        """Return the JSON that the output ends with, from the first `begin` on."""
+        return json.loads(self.out[self.out.index(begin) :])
+
 
 @dataclass(frozen=True)
 class Agent:
-    """One client. `said` reads its final words from what it printed."""
+    """One client, as tests/data/clients/agents.yaml has it."""
 
-    name: str
     package: str  # name@version
+    said: Callable[[Run], str]  # reads the final words from what was printed
     binary: str
-    configure: Callable[[Place], None]
-    environment: Callable[[Place], dict[str, str]]
-    command: Callable[[str, Run | None], list[str]]  # (prompt, the run that it continues)
-    said: Callable[[Run], str]
-    logs: tuple[str, ...] = ()  # patterns below HOME
-    trouble: str = r"(?i)warn|error|fail|retry|unexpected|invalid"  # how a log tells of it
-    harmless: str = r"$^"  # lines of that kind that the server has no part in
+    files: dict[str, Any]
+    environment: dict[str, str]
+    command: list[str]
+    again: Sequence[str] = ("--continue",)
+    logs: Sequence[str] = ()
+    trouble: str = r"(?i)warn|error|fail|retry|unexpected|invalid"
+    harmless: str = r"$^"
+
+    @property
+    def program(self) -> str:
+        return str(node_modules(self.package) / ".bin" / self.binary)
 
     def run(self, place: Place, prompt: str, before: Run | None = None) -> Run:
         """Have the client work on `prompt`, in the session of the run `before` if one is given."""
-        binary = node_modules(self.package) / ".bin" / self.binary
         environment = {
             "PATH": f"{node_bin()}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(place.home),
             "TERM": "xterm-256color",
             "LANG": "C.UTF-8",
-            **self.environment(place),
+            **{name: place.filled(text) for name, text in self.environment.items()},
         }
-        return run_command([str(binary), *self.command(prompt, before)], place.project, environment)
+        command = [self.program, *map(place.filled, self.words(before))]
+        command[command.index("PROMPT")] = prompt
+        return run_command(command, place.project, environment)
+
+    def words(self, before: Run | None) -> list[str]:
+        """Return the words of the command that starts a session, or goes on with that of a run."""
+        at = self.command.index("AGAIN")
+        again = [*self.again] if before else []
+        if before and "THREAD" in again:
+            again[again.index("THREAD")] = before.events[0]["thread_id"]
+        return [*self.command[:at], *again, *self.command[at + 1 :]]
 
     def warnings(self, place: Place, *runs: Run) -> list[str]:
         """Return the lines of the logs that tell of a server that was not understood."""
@@ -121,282 +149,28 @@ def run_command(command: list[str], cwd: Path, environment: Mapping[str, str]) -
 # ---------------------------------------------------------------- the clients
 
 
-def _nothing(place: Place) -> None:
-    """Some are set up by their environment alone."""
+def _last(rows: Iterable[dict[str, Any]], kind: str) -> Any:
+    """Return the last of the rows of that type."""
+    return [row for row in rows if row["type"] == kind][-1]
 
 
-def _claude_environment(place: Place) -> dict[str, str]:
-    return {
-        "ANTHROPIC_BASE_URL": place.url,
-        "ANTHROPIC_AUTH_TOKEN": "local",
-        "ANTHROPIC_MODEL": MODEL,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT_TOKENS),
-        "IS_SANDBOX": "1",  # root may skip the permissions
-        "DISABLE_AUTOUPDATER": "1",
-        "DISABLE_TELEMETRY": "1",
-        "DISABLE_ERROR_REPORTING": "1",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-
-
-def _claude_command(prompt: str, before: Run | None) -> list[str]:
-    options = ["--output-format", "json", "--dangerously-skip-permissions", "--debug"]
-    return ["-p", prompt, *options, *(["--continue"] if before else [])]
-
-
-def _claude_said(run: Run) -> str:
-    (row,) = run.events
-    said: str = row["result"]
-    return said
-
-
-CODEX_CONFIG: Final = """
-model = "{model}"
-model_provider = "hearth"
-model_context_window = {context}
-check_for_update_on_startup = false
-
-[model_providers.hearth]
-name = "Hearth"
-base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "HEARTH_KEY"
-
-[analytics]
-enabled = false
-
-[feedback]
-enabled = false
-
-[features]
-plugins = false  # else it fetches a list of them from GitHub
-"""
-
-
-def _codex_configure(place: Place) -> None:
-    text = CODEX_CONFIG.format(model=MODEL, context=CONTEXT_TOKENS, url=place.url)
-    place.write(".codex/config.toml", text)
-
-
-def _codex_command(prompt: str, before: Run | None) -> list[str]:
-    options = ["--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"]
-    if before is None:
-        return ["exec", *options, prompt]
-    return ["exec", "resume", before.events[0]["thread_id"], *options, prompt]
+def _pi_said(run: Run) -> str:
+    content = _last(run.events, "agent_end")["messages"][-1]["content"]
+    return "".join(block["text"] for block in content if block["type"] == "text")
 
 
 def _codex_said(run: Run) -> str:
     items = [event["item"] for event in run.events if event["type"] == "item.completed"]
-    return [str(item["text"]) for item in items if item["type"] == "agent_message"][-1]
+    return str(_last(items, "agent_message")["text"])
 
 
-def _opencode_configure(place: Place) -> None:
-    limit = {"context": CONTEXT_TOKENS, "output": 16_384}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Hearth",
-        "options": {"baseURL": f"{place.url}/v1", "apiKey": "local"},
-        "models": {MODEL: {"name": MODEL, "reasoning": True, "tool_call": True, "limit": limit}},
-    }
-    config = {
-        "provider": {"hearth": provider},
-        "permission": {"*": "allow"},
-        "autoupdate": False,
-        "share": "disabled",
-    }
-    place.write(".config/opencode/opencode.json", json.dumps(config))
-
-
-def _opencode_environment(place: Place) -> dict[str, str]:
-    names = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS", "SHARE")
-    return {f"OPENCODE_DISABLE_{name}": "1" for name in names} | {"DO_NOT_TRACK": "1"}
-
-
-def _opencode_command(prompt: str, before: Run | None) -> list[str]:
-    options = ["--format", "json", "-m", f"hearth/{MODEL}", *(["--continue"] if before else [])]
-    return ["run", *options, prompt]
-
-
-def _opencode_said(run: Run) -> str:
-    parts = [event["part"] for event in run.events if event["type"] == "text"]
-    return str(parts[-1]["text"])
-
-
-def _pi_configure(api: str, place: Place) -> None:
-    model = {
-        "id": MODEL,
-        "reasoning": True,
-        "contextWindow": CONTEXT_TOKENS,
-        "maxTokens": 16_384,
-    }
-    provider = {
-        "baseUrl": place.url if api == "anthropic-messages" else f"{place.url}/v1",
-        "api": api,
-        "apiKey": "local",
-        "models": [model],
-    }
-    place.write(".pi/agent/models.json", json.dumps({"providers": {"hearth": provider}}))
-
-
-def _pi_environment(place: Place) -> dict[str, str]:
-    return {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
-
-
-def _pi_command(prompt: str, before: Run | None) -> list[str]:
-    options = ["--mode", "json", "--provider", "hearth", "--model", MODEL]
-    return ["-p", *options, *(["--continue"] if before else []), prompt]
-
-
-def _pi_said(run: Run) -> str:
-    end = [event for event in run.events if event["type"] == "agent_end"][-1]
-    content = end["messages"][-1]["content"]
-    return "".join(block["text"] for block in content if block["type"] == "text")
-
-
-def _openclaw_configure(place: Place) -> None:
-    model = {
-        "id": MODEL,
-        "name": MODEL,
-        "reasoning": True,
-        "input": ["text"],
-        "contextWindow": CONTEXT_TOKENS,
-        "maxTokens": 16_384,
-    }
-    provider = {
-        "baseUrl": f"{place.url}/v1",
-        "apiKey": "local",
-        "api": "openai-completions",
-        "models": [model],
-    }
-    workspace = {"workspace": str(place.project), "skipBootstrap": True}
-    config = {
-        "agents": {"defaults": {"model": {"primary": f"hearth/{MODEL}"}, **workspace}},
-        "models": {"providers": {"hearth": provider}},
-        "update": {"checkOnStart": False},
-    }
-    place.write(".openclaw/openclaw.json", json.dumps(config))
-
-
-def _openclaw_environment(place: Place) -> dict[str, str]:
-    return {"OPENCLAW_DISABLE_BONJOUR": "1", "DO_NOT_TRACK": "1"}
-
-
-def _openclaw_command(prompt: str, before: Run | None) -> list[str]:
-    session = ["--session-id", "11111111-2222-4333-8444-555555555501"]
-    return ["agent", "--local", "--json", "--agent", "main", *session, "-m", prompt]
-
-
-def _openclaw_said(run: Run) -> str:
-    row = json.loads(run.out[run.out.index("{") :])
-    return str(row["payloads"][-1]["text"])
-
-
-def _qwen_configure(place: Place) -> None:
-    model = {
-        "id": MODEL,
-        "baseUrl": f"{place.url}/v1",
-        "envKey": "HEARTH_KEY",
-        "generationConfig": {"contextWindowSize": CONTEXT_TOKENS},
-    }
-    settings = {
-        "$version": 4,  # else it writes it there
-        "modelProviders": {"openai": [model]},
-        "security": {"auth": {"selectedType": "openai"}},
-        "model": {"name": MODEL},
-        "memory": {"enableManagedAutoMemory": False},  # a request of its own after each turn
-        "privacy": {"usageStatisticsEnabled": False},
-        "general": {"enableAutoUpdate": False},
-    }
-    place.write(".qwen/settings.json", json.dumps(settings))
-
-
-def _qwen_environment(place: Place) -> dict[str, str]:
-    return {"HEARTH_KEY": "local", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
-
-
-def _qwen_command(prompt: str, before: Run | None) -> list[str]:
-    return ["--yolo", "-o", "json", *(["--continue"] if before else []), prompt]
-
-
-def _qwen_said(run: Run) -> str:
-    return str(json.loads(run.out)[-1]["result"])
-
-
-AGENTS: Final = {
-    agent.name: agent
-    for agent in (
-        Agent(
-            "Claude Code",
-            npm_clients.CLAUDE_CODE,
-            "claude",
-            _nothing,
-            _claude_environment,
-            _claude_command,
-            _claude_said,
-            logs=(".claude/debug/*.txt",),
-            trouble=r"\[(WARN|ERROR)\]|parse",
-            harmless=r"isn't described|Skill listing over budget|Failed to save config with lock",
-        ),
-        Agent(
-            "Codex",
-            npm_clients.CODEX,
-            "codex",
-            _codex_configure,
-            lambda place: {"HEARTH_KEY": "local", "RUST_LOG": "warn"},
-            _codex_command,
-            _codex_said,
-            trouble=r" (WARN|ERROR) ",
-            # Its flush of its own session file races with the end of `exec` (openai/codex #30144).
-            # The answer has come whole, and each append has waited for its write before.
-            harmless=r"Unknown model|fallback model metadata|helper binaries under temporary"
-            r"|failed to flush rollout after emitting terminal turn event: thread \S+ not found",
-        ),
-        Agent(
-            "opencode",
-            npm_clients.OPENCODE,
-            "opencode",
-            _opencode_configure,
-            _opencode_environment,
-            _opencode_command,
-            _opencode_said,
-            logs=(".local/share/opencode/log/*",),
-            trouble=r"level=(WARN|ERROR)",
-        ),
-        *(
-            Agent(
-                name,
-                npm_clients.PI,
-                "pi",
-                functools.partial(_pi_configure, api),
-                _pi_environment,
-                _pi_command,
-                _pi_said,
-            )
-            for name, api in (
-                ("PI", "openai-completions"),
-                ("PI over Responses", "openai-responses"),
-                ("PI over Messages", "anthropic-messages"),
-            )
-        ),
-        Agent(
-            "OpenClaw",
-            npm_clients.OPENCLAW,
-            "openclaw",
-            _openclaw_configure,
-            _openclaw_environment,
-            _openclaw_command,
-            _openclaw_said,
-            harmless=r"SQLite",  # its own store, which it tidies on a thread that may come too late
-        ),
-        Agent(
-            "Qwen Code",
-            npm_clients.QWEN_CODE,
-            "qwen",
-            _qwen_configure,
-            _qwen_environment,
-            _qwen_command,
-            _qwen_said,
-            harmless=r"Ripgrep not available",
-        ),
-    )
+PACKAGES: Final[dict[str, tuple[str, Callable[[Run], str]]]] = {
+    "Claude Code": (npm_clients.CLAUDE_CODE, lambda run: run.printed("{")["result"]),
+    "Codex": (npm_clients.CODEX, _codex_said),
+    "opencode": (npm_clients.OPENCODE, lambda run: _last(run.events, "text")["part"]["text"]),
+    **dict.fromkeys(("PI", "PI over Responses", "PI over Messages"), (npm_clients.PI, _pi_said)),
+    "OpenClaw": (npm_clients.OPENCLAW, lambda run: run.printed("{")["payloads"][-1]["text"]),
+    "Qwen Code": (npm_clients.QWEN_CODE, lambda run: run.printed("[")[-1]["result"]),
 }
+_TOLD: Final = yaml.safe_load((DATA_DIR / "clients/agents.yaml").read_text())
+AGENTS: Final = {name: Agent(*PACKAGES[name], **row) for name, row in _TOLD.items()}

@@ -21,13 +21,12 @@ class AnthropicReader:
 
     def __init__(self) -> None:
         self._content = b""
-        transport = httpx2.MockTransport(self._answer)
+        transport = httpx2.MockTransport(
+            lambda _: httpx2.Response(200, headers=_TYPE, content=self._content)
+        )
         self._client = anthropic.Anthropic(
             base_url="http://test", api_key="k", http_client=httpx2.Client(transport=transport)
         )
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, headers=_TYPE, content=self._content)
 
     def message(self, frames: Sequence[bytes]) -> dict[str, Any]:
         """Return the message that the SDK adds the stream up to."""
@@ -51,13 +50,12 @@ class OpenAIReader:
 
     def __init__(self) -> None:
         self._content = b""
-        transport = httpx.MockTransport(self._answer)
+        transport = httpx.MockTransport(
+            lambda _: httpx.Response(200, headers=_TYPE, content=self._content)
+        )
         self._client = openai.OpenAI(
             base_url="http://test", api_key="k", http_client=httpx.Client(transport=transport)
         )
-
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, headers=_TYPE, content=self._content)
 
     def response(self, frames: Sequence[bytes]) -> Read:
         """Return what the SDK adds the stream up to; every event is one that it declares."""

@@ -102,8 +102,7 @@ class FamilyChecks:
         return splitter.parts
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _pieces(self, ids: list[int]) -> Iterator[str]:
         """Yield a text token by token; a character of several tokens comes with its last."""

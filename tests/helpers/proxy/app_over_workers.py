@@ -51,8 +51,7 @@ class Front:
         reply = await self.ask(method, "/v1/cache")
         assert reply.status == 200
         assert reply.json["object"] == "cache"
-        rows: list[dict[str, Any]] = reply.json["workers"]
-        return rows
+        return list(reply.json["workers"])
 
     async def generate(self, script: str) -> tuple[str, int]:
         """Have a worker answer; return the request id as the client was told it, and its size."""

@@ -31,6 +31,14 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
+async def until(condition: Callable[[], Any], told: Callable[[], Any]) -> None:
+    """Wait until the condition holds; `told` is what a failure shows."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        await asyncio.sleep(0.01)
+
+
 class Bench:
     """A pool, its supervisor, and what the workers wrote down."""
 
@@ -44,11 +52,8 @@ class Bench:
         rows = self.log.read_text().splitlines() if self.log.exists() else []
         return [row for row in map(json.loads, rows) if row["event"] == kind]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        deadline = time.monotonic() + wait_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            await asyncio.sleep(0.01)
+    async def until(self, condition: Callable[[], Any]) -> None:
+        await until(condition, lambda: [worker.row() for worker in self.supervisor.workers])
 
     def ready_count(self) -> int:
         return sum(link.is_ready for link in self.pool.links.values())
@@ -59,8 +64,7 @@ async def bench(directory: Path, count: int = 1, **environ: str) -> AsyncIterato
     made = Bench(directory, count, **environ)
     await made.supervisor.start()
     try:
-        if "FAKE_WORKER_REFUSES" not in environ:
-            await made.until(lambda: made.ready_count() == count)
+        await made.until(lambda: made.ready_count() == count)
         yield made
     finally:
         made.pool.close()

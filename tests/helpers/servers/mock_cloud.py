@@ -67,8 +67,7 @@ class CloudRequest:
 class MockCloud:
     """One cloud account; use as a context manager.
 
-    The answer to a request is the first of `queue`, or that of its model in `answers`, or what
-    `rule` says.
+    The answer to a request is the first of `queue`, or that of its model in `answers`, or HELLO.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,6 @@ class MockCloud:
         self.requests: list[CloudRequest] = []
         self.queue: list[CloudAnswer] = []
         self.answers: dict[str, CloudAnswer] = {}
-        self.rule: Callable[[CloudRequest], CloudAnswer] = lambda request: HELLO
 
     @property
     def url(self) -> str:
@@ -183,8 +181,8 @@ class MockCloud:
         self, request: web.Request, record: CloudRequest, dialect: str
     ) -> web.StreamResponse:
         """Send an answer as its script says, with every way of breaking off."""
-        scripted = self.queue.pop(0) if self.queue else self.answers.get(record.model)
-        answer, is_stream = scripted or self.rule(record), record.json.get("stream")
+        answer = self.queue.pop(0) if self.queue else self.answers.get(record.model, HELLO)
+        is_stream = record.json.get("stream")
         await _break_off(request, answer, "before the head")
         if answer.error is not None and answer.error_place == "before the head":
             raise RefusedBody(answer.error)

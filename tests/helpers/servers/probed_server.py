@@ -4,15 +4,15 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from aiohttp import web
-from aiohttp.test_utils import TestServer
+from unittest import mock
+from urllib.parse import quote
 
 from hearth.commands import probe_cache
-from hearth.commands.server_client import COUNTERS, run
+from hearth.commands.server_client import COUNTERS, Answer, Refused, Server, run
+from hearth.commands.stream_client import Tokens
 
 Row = dict[str, Any]
 Probe = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
@@ -41,61 +41,59 @@ class Flaws:
     rejects: bool = False  # counts drift as what no rule explains
     drifts_counted: int = 1  # for each that there was
     splits_lines: bool = False  # drift opens a line
-    breaks_off: bool = False
-    reads_text_only: bool = False
-    forgets_images: bool = False  # a prompt with one finds nothing
 
 
 @dataclass
 class FakeServer:
-    """Speaks two dialects; a token is a word. Keeps every prompt with its answer."""
+    """Answers in the place of a server; a token is a word. Keeps every prompt with its answer."""
 
     flaws: Flaws = field(default_factory=Flaws)
-    calls_tools: bool = False
     kept: list[list[str]] = field(default_factory=list)
     lines: dict[str, list[Row]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    asked: list[tuple[Row, dict[str, str]]] = field(default_factory=list)
+    asked: list[tuple[Row, Mapping[str, str]]] = field(default_factory=list)
     workers: list[Row] = field(default_factory=list)
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_post("/v1/messages", self.messages)
-        app.router.add_post("/v1/messages/count_tokens", self.count)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/cache", self.cache)
-        app.router.add_get("/v1/sessions", self.sessions)
-        app.router.add_get("/v1/sessions/{session}", self.session)
-        return app
-
-    async def models(self, _: web.Request) -> web.Response:
-        modalities = ["text"] if self.flaws.reads_text_only else ["text", "image"]
-        row = {"id": "tiny", "architecture": {"input_modalities": modalities}}
-        return web.json_response({"data": [row]})
-
-    async def cache(self, _: web.Request) -> web.Response:
-        halves = [{name: self.counts[name] // 2} for name in COUNTERS]
-        rest = {name: self.counts[name] - self.counts[name] // 2 for name in COUNTERS}
-        told = {name: value for half in halves for name, value in half.items()}
-        workers = [{"worker": 0, "counts": told}, {"worker": 1, "sessions": rest}]
-        return web.json_response({"workers": self.workers or workers})
-
-    async def sessions(self, _: web.Request) -> web.Response:
-        rows = [
+    async def told(self, _server: Server, _method: str, path: str, body: Row | None, _: Any) -> Row:
+        """Stand in for what asks the server for JSON."""
+        if body is not None:
+            return {"input_tokens": len(self.rendered(body))}
+        sessions = [
             {"session": name, "agent": "", "lines": len(found), "turns": 2, "idle_s": 1.5}
             for name, found in self.lines.items()
         ]
-        return web.json_response({"sessions": rows})
+        answers: dict[str, Row] = {
+            "/v1/models": {"data": [{"id": "tiny"}]},
+            "/v1/cache": {"workers": self.workers or self.halves()},
+            "/v1/sessions": {"sessions": sessions},
+        }
+        for name, found in self.lines.items():
+            answers[f"/v1/sessions/{quote(name, safe='')}"] = {"lines": found}
+        if path not in answers:
+            raise Refused(404, path)
+        return answers[path]
 
-    async def session(self, request: web.Request) -> web.Response:
-        lines = self.lines.get(request.match_info["session"])
-        if lines is None:
-            return web.Response(status=404, text="no such session")
-        return web.json_response({"lines": lines})
+    def halves(self) -> list[Row]:
+        """Return two workers that have counted half each, in both places where counters stand."""
+        half = {name: self.counts[name] // 2 for name in COUNTERS}
+        rest = {name: self.counts[name] - half[name] for name in COUNTERS}
+        return [{"worker": 0, "counts": half}, {"worker": 1, "sessions": rest}]
 
-    async def count(self, request: web.Request) -> web.Response:
-        return web.json_response({"input_tokens": len(self.rendered(await request.json()))})
+    async def answer(
+        self, _server: Server, _path: str, body: Row, headers: Mapping[str, str]
+    ) -> Answer:
+        """Stand in for what asks for an answer: tell what a request costs, and some words."""
+        self.asked.append((body, headers))
+        prompt = self.rendered(body)
+        cached = max((common(prompt, each) for each in self.kept), default=0)
+        if self.flaws.hides and self.kept:
+            cached = len(prompt) - 1
+        cached = 0 if self.flaws.forgets else min(cached, len(prompt) - 1)
+        self.note(headers.get("x-session-id", ""), body, prompt)
+        said = [f"word{len(self.asked)}", "and", "so", "on"] * 12
+        self.kept.append(prompt if self.flaws.forgets_answers else [*prompt, *said, "<end>"])
+        tokens = Tokens(len(prompt), cached, len(prompt) - cached, len(said) + 1, "")
+        return Answer(tokens, " ".join(said), "", [])
 
     def rendered(self, body: Row) -> list[str]:
         system = "\n".join(block["text"] for block in body.get("system") or [])
@@ -110,22 +108,6 @@ class FakeServer:
             tokens += [f"<{message['role']}>", *words(text), "<end>"]
         return [*tokens, "<assistant>"]
 
-    def cost(self, body: Row, headers: dict[str, str]) -> tuple[Row, list[str]]:
-        """Return the usage of a request, and the words of its answer."""
-        self.asked.append((body, headers))
-        prompt = self.rendered(body)
-        cached = max((common(prompt, each) for each in self.kept), default=0)
-        if self.flaws.hides and self.kept:
-            cached = len(prompt) - 1
-        cached = 0 if self.flaws.forgets else min(cached, len(prompt) - 1)
-        if self.flaws.forgets_images and "image" in json.dumps(body["messages"]):
-            cached = 0
-        self.note(headers.get("x-session-id", ""), body, prompt)
-        answer = [f"word{len(self.asked)}", "and", "so", "on"] * 12
-        self.kept.append(prompt if self.flaws.forgets_answers else [*prompt, *answer, "<end>"])
-        usage = {"prompt": len(prompt), "cached": cached, "completion": len(answer) + 1}
-        return usage, answer
-
     def note(self, session: str, body: Row, prompt: list[str]) -> None:
         """Group the request into its line, and count what drifted."""
         lines = self.lines.setdefault(session, [])
@@ -138,47 +120,6 @@ class FakeServer:
                 line |= {"name": name, "prompt": prompt[:-1]}
                 return
         lines.append({"line": len(lines), "name": name, "prompt": prompt[:-1], "requests": []})
-
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        usage, answer = self.cost(await request.json(), dict(request.headers))
-        fresh = usage["prompt"] - usage["cached"]
-        told = {"input_tokens": fresh, "cache_read_input_tokens": usage["cached"]}
-        end = {"output_tokens": usage["completion"], "kv_cache": {"prefilled": fresh}}
-        delta = {"type": "text_delta", "text": " ".join(answer)}
-        events: list[Row] = [
-            {"type": "message_start", "message": {"usage": told}},
-            {"type": "content_block_delta", "delta": delta},
-            {"type": "message_delta", "usage": end},
-            {"type": "message_stop"},
-        ]
-        return self.stream(events)
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        usage, answer = self.cost(await request.json(), dict(request.headers))
-        deltas: list[Row] = [{"content": " ".join(answer)}]
-        if self.calls_tools:
-            deltas += call_deltas("c1", '{"path": "a", ', '"limit": 5000.0}')
-        told = {
-            "prompt_tokens": usage["prompt"],
-            "completion_tokens": usage["completion"],
-            "prompt_tokens_details": {"cached_tokens": usage["cached"]},
-        }
-        events: list[Row] = [{"choices": [{"delta": delta}]} for delta in deltas]
-        events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        events.append({"choices": [], "usage": told})
-        return self.stream(events)
-
-    def stream(self, events: list[Row]) -> web.StreamResponse:
-        if self.flaws.breaks_off:
-            events = events[:1]
-        raw = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-        return web.Response(body=raw + b"data: [DONE]\n\n", content_type="text/event-stream")
-
-
-def call_deltas(call_id: str, *arguments: str) -> list[Row]:
-    first = {"index": 0, "id": call_id, "function": {"name": "read", "arguments": arguments[0]}}
-    rest = [{"index": 0, "function": {"arguments": each}} for each in arguments[1:]]
-    return [{"tool_calls": [each]} for each in (first, *rest)]
 
 
 def common(one: list[str], other: list[str]) -> int:
@@ -193,10 +134,8 @@ def played(
     *arguments: str,
 ) -> int:
     """Return the exit status of a probe of `fake`."""
-
-    async def play() -> int:
-        async with TestServer(fake.app()) as server:
-            options = options_of([*arguments, "--base-url", str(server.make_url(""))])
-            return await probe(options)
-
-    return run(play())
+    with (
+        mock.patch.object(Server, "_json", lambda *request: fake.told(*request)),
+        mock.patch.object(Server, "ask", lambda *request: fake.answer(*request)),
+    ):
+        return run(probe(options_of([*arguments])))

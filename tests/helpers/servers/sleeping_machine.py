@@ -91,29 +91,16 @@ class _EarlyTimer:
         return self.due_at
 
 
-class ShiftedTime:
-    """Python's clocks, which a signal moves on."""
-
-    def __init__(self) -> None:
-        self._monotonic, self._time = time.monotonic, time.time
-        self.monotonic_ahead_s = self.time_ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return self._monotonic() + self.monotonic_ahead_s
-
-    def time(self) -> float:
-        return self._time() + self.time_ahead_s
-
-
 def play_sleep_on_signals() -> None:
     """Patch the clocks of this process; before anything of Hearth's is imported."""
-    clocks = ShiftedTime()
-    vars(time).update(monotonic=clocks.monotonic, time=clocks.time)
+    ahead_s, monotonic, now = {"monotonic": 0.0, "time": 0.0}, time.monotonic, time.time
+    vars(time)["monotonic"] = lambda: monotonic() + ahead_s["monotonic"]
+    vars(time)["time"] = lambda: now() + ahead_s["time"]
     vars(uvloop).update(Loop=SleepingUvloop)
 
     def sleep(number: int, _frame: Any) -> None:
-        clocks.time_ahead_s += SLEPT_S
-        clocks.monotonic_ahead_s += SLEPT_S * (number == SIGNALS["all clocks"])
+        ahead_s["time"] += SLEPT_S
+        ahead_s["monotonic"] += SLEPT_S * (number == SIGNALS["all clocks"])
         loop = asyncio._get_running_loop()
         if isinstance(loop, SleepingUvloop):
             loop.sleep()
@@ -126,23 +113,17 @@ def is_slow() -> bool:
     return Path(os.environ["SLOW_WHILE"]).exists()
 
 
-def slowed(act: Callable[..., Any]) -> Callable[..., Any]:
+def slowed(act: Callable[..., Any], *, is_held: bool) -> Callable[..., Any]:
+    """Return `act`, which comes later while it is slow; where it is held, not before the end."""
+
     @functools.wraps(act)
     def slow(*args: Any, **more: Any) -> Any:
         time.sleep(SLOW_S * is_slow())
-        return act(*args, **more)
-
-    return slow
-
-
-def held_up(act: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(act)
-    def hold(*args: Any, **more: Any) -> Any:
-        while is_slow():
+        while is_held and is_slow():
             time.sleep(SLOW_S)
         return act(*args, **more)
 
-    return hold
+    return slow
 
 
 def worker_main() -> int:
@@ -151,12 +132,8 @@ def worker_main() -> int:
     from hearth.worker.engine.decode.decoder import Decoder
     from hearth.worker.engine.engine import Engine
 
-    for kind, name, patch in (
-        (Engine, "prefill", slowed),
-        (Decoder, "step", slowed),
-        (FileStore, "put", held_up),
-    ):
-        setattr(kind, name, patch(getattr(kind, name)))
+    for kind, name in ((Engine, "prefill"), (Decoder, "step"), (FileStore, "put")):
+        setattr(kind, name, slowed(getattr(kind, name), is_held=kind is FileStore))
     return worker.main()
 
 

@@ -52,5 +52,4 @@ class Workers:
 
 def prompt(name: str, *said: str) -> list[int]:
     text = "".join(f"<|im_start|>user\n{part}<|im_end|>\n" for part in said)
-    ids: list[int] = loaded(name).tokenizer.encode(text + "<|im_start|>assistant\n")
-    return ids
+    return list(loaded(name).tokenizer.encode(text + "<|im_start|>assistant\n"))

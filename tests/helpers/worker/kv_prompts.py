@@ -35,5 +35,4 @@ def follow(name: str, ids: list[int], answer: list[int], length: int, seed: int 
 
 
 def kept_bytes(warm: Machine) -> int:
-    used: int = warm.keeper.store.budget.bytes_used
-    return used
+    return int(warm.keeper.store.budget.bytes_used)

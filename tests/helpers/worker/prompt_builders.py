@@ -49,8 +49,7 @@ def builder_for(
 
 
 def encoded(name: str, text: str) -> list[int]:
-    ids: list[int] = family(name).tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return list(family(name).tokenizer.encode(text, add_special_tokens=False))
 
 
 def parts_of(name: str, kind: str = SPOKEN) -> AnswerParts:

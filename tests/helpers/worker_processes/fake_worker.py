@@ -1,13 +1,12 @@
 """Runs a scripted worker over real ZeroMQ, with the command line of a real one, to test the proxy.
 
 What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`, or
-`full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
-first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
-request's first N tools. With `accepted=N` and `rejected=N` it says that so many of its tokens, and
-of others, were drafted. With `hang=1` it counts no step from then on. All its requests but the
-oldest are told as waiting. Each image of a prompt counts IMAGE_TOKENS. With FAKE_WORKER_LOG set it
-appends a JSON line with a time for everything it receives. With FAKE_WORKER_END_S and
-FAKE_WORKER_END_CODE it ends that late, and with that code, where it is told to.
+`full=01` for workers 0 and 1. It says that half of each prompt was kept; with `wide=N` its words
+have N characters. With `calls=N` it ends with calls of the request's first N tools. With `hang=1`
+it counts no step from then on. All its requests but the oldest are told as waiting. Each image of a
+prompt counts IMAGE_TOKENS. With FAKE_WORKER_LOG set it appends a JSON line with a time for
+everything it receives. With FAKE_WORKER_END_S and FAKE_WORKER_END_CODE it ends that late, and with
+that code, where it is told to. It does not start while the file FAKE_WORKER_REFUSES_WHILE is there.
 """
 
 import argparse
@@ -109,14 +108,14 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
         return
     tokens = prompt_tokens(submit.prompt)
     yield Admitted(name, tokens, SIGNATURE)
-    kept = int(words.get("kept", tokens // 2))
+    kept = tokens // 2
     yield Progress(name, kept, tokens)
     prefill_s = float(words.get("prefill", 0))
     for done in range(3):
         yield prefill_s / 3
         yield Progress(name, min(kept + done, tokens), tokens)
     if submit.prefill_only:
-        usage = Usage(tokens, tokens // 2, tokens - tokens // 2, 0, source="ram", finish_ms=5)
+        usage = Usage(tokens, kept, tokens - kept, 0, source="ram", finish_ms=5)
         yield Finished(name, "prefilled", None, usage)
         return
     yield from _pieces(submit, words)
@@ -126,17 +125,14 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
     said = reason_count + min(count, limit or count)
     calls = list(_calls(submit, words, said))
     yield from calls
-    accepted = int(words.get("accepted", 0))
     yield Finished(
         name,
         "tool_calls" if calls else reason,
-        "STOP" if "stopped" in words else None,
+        None,
         Usage(
-            *(tokens, tokens // 2, tokens - tokens // 2, count + reason_count, reason_count, "ram"),
+            *(tokens, kept, tokens - kept, count + reason_count, reason_count, "ram"),
             image_tokens=image_tokens(submit.prompt),
-            accepted_prediction_tokens=accepted,
-            rejected_prediction_tokens=int(words.get("rejected", 0)),
-            decode_forwards=count + reason_count - accepted,  # each that was right saved one
+            decode_forwards=count + reason_count,
         ),
     )
 
@@ -189,7 +185,6 @@ class FakeWorker:
         self._beat_at = 0.0
         self._steps = 0
         self._hangs = False
-        self._is_busy = False  # and says that it computes
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
         self._sessions: dict[str, list[str]] = {}  # session -> its request ids
         self._pins: dict[str, str] = {}  # request id -> whose pin it asked for
@@ -217,9 +212,7 @@ class FakeWorker:
             running = len(self._running) - len(queue)
             wait_s = 1.5 * len(queue)
             told = (running, len(queue), self._steps, 0, FACTS, wait_s, queue)
-            cpu_s = now if self._is_busy else 0.0
-            beat = Heartbeat("ready", *told, requests_max=REQUESTS_MAX, cpu_s=cpu_s)
-            self._port.post(peer, beat)
+            self._port.post(peer, Heartbeat("ready", *told, requests_max=REQUESTS_MAX))
 
     def _take(self, peer: bytes, message: Message) -> None:
         self._note(message)
@@ -230,58 +223,54 @@ class FakeWorker:
             self._port.post(peer, welcome)
         elif isinstance(message, Submit):
             self._hangs |= "hang" in script_of(message)
-            self._is_busy |= "busy" in script_of(message)
-            tokens = prompt_tokens(message.prompt)
-            self._prompts[message.request_id] = list(range(tokens))
-            session = message.prompt.speaker.session
-            self._sessions.setdefault(session, []).append(message.request_id)
+            name, speaker = message.request_id, message.prompt.speaker
+            self._prompts[name] = list(range(prompt_tokens(message.prompt)))
+            self._sessions.setdefault(speaker.session, []).append(name)
             if message.pin:
-                self._pins[message.request_id] = message.prompt.speaker.key
-            self._running[message.request_id] = (
-                peer,
-                steps_of(message, self._worker_id),
-                time.monotonic(),
-            )
-            self._lease[message.request_id] = time.monotonic() + LEASE_S
+                self._pins[name] = speaker.key
+            now = time.monotonic()
+            self._running[name] = (peer, steps_of(message, self._worker_id), now)
+            self._lease[name] = now + LEASE_S
         elif isinstance(message, Cancel):
             self._running.pop(message.request_id, None)
         elif isinstance(message, Renew):
             for name in message.request_ids:
                 self._lease[name] = time.monotonic() + LEASE_S
         elif isinstance(message, Count):
-            tokens = prompt_tokens(message.prompt)
-            self._port.post(peer, Counted(message.request_id, tokens))
+            self._port.post(peer, Counted(message.request_id, prompt_tokens(message.prompt)))
         elif isinstance(message, Status):
             self._port.post(peer, self._told(message))
 
     def _told(self, status: Status) -> Told | Failed:
-        """Tell about a cache in which each prompt is an entry of a byte a token, and a line."""
+        try:
+            return Told(status.request_id, self._known(status))
+        except KeyError:
+            return Failed(status.request_id, 404, "not_found", "Not known.")
+
+    def _known(self, status: Status) -> dict[str, Any]:
+        """Tell about a cache in which each prompt is an entry of a byte a token, and a line.
+
+        Raises KeyError: nothing is known of what is asked.
+        """
         if status.what == "sessions":
             rows = [
                 {"session": name, "client": "", "lines": len(ids)}
                 for name, ids in self._sessions.items()
             ]
-            return Told(status.request_id, {"sessions": rows})
+            return {"sessions": rows}
         if status.what in ("session", "tree"):
-            lines = [{"request_id": name} for name in self._sessions.get(status.about, ())]
-            if not lines:
-                return Failed(status.request_id, 404, "not_found", "Not known.")
-            return Told(status.request_id, {"session": status.about, "lines": lines})
+            lines = [{"request_id": name} for name in self._sessions[status.about]]
+            return {"session": status.about, "lines": lines}
         if status.what == "prompt":
-            ids = self._prompts.get(status.about)
-            if ids is None:
-                return Failed(status.request_id, 404, "not_found", "Not remembered.")
-            return Told(status.request_id, {"ids": ids})
+            return {"ids": self._prompts[status.about]}
         if status.what == "unpin":
-            owner = self._pins.get(status.about)
-            if owner is None or status.key not in ("", owner):
-                return Failed(status.request_id, 404, "not_found", "Not pinned.")
+            if status.key not in ("", self._pins[status.about]):
+                raise KeyError(status.key)
             del self._pins[status.about]
         if status.what == "clear_cache":
             self._prompts.clear()
         entries = [{"tokens": len(ids), "bytes": len(ids)} for ids in self._prompts.values()]
-        body = {"bytes": sum(len(ids) for ids in self._prompts.values()), "entries": entries}
-        return Told(status.request_id, body)
+        return {"bytes": sum(map(len, self._prompts.values())), "entries": entries}
 
     def _advance(self, name: str) -> None:
         peer, steps, due = self._running[name]
@@ -333,9 +322,6 @@ def main() -> None:
     parser.add_argument("--worker-id", type=int, required=True)
     parser.add_argument("--endpoint", required=True)
     options = parser.parse_args()
-    if reason := os.environ.get("FAKE_WORKER_REFUSES"):
-        print(f"hearth: {reason}", file=sys.stderr)
-        sys.exit(78)
     if os.path.exists(os.environ.get("FAKE_WORKER_REFUSES_WHILE", "")):
         sys.exit(78)
     if os.environ.get("MODEL_PATH") == MISSING:

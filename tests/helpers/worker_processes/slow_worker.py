@@ -1,8 +1,10 @@
-"""Runs a real worker whose chunks are slow, and notes what it does while it ends.
+"""Runs a real worker whose chunks are slow, or that hangs, and notes what it does while it ends.
 
 Each chunk of a prefill takes SLOW_CHUNK_S seconds longer, for ever where that is `inf`. To the file
 SLOW_LOG it adds a line for each chunk that begins and ends, each call that concerns the device, and
-its exit. It takes its device for one with a working set. It waits SLOW_WAIT_S for a chunk.
+its exit. It takes its device for one with a working set. It waits SLOW_WAIT_S for a chunk. While
+the file HANG_WHILE exists, its inference thread hangs as it decodes, as in a stuck driver; the
+others live on: heartbeats go out and say what it holds.
 """
 
 import math
@@ -17,6 +19,8 @@ import mlx.core as mx
 
 from hearth.shared.stop_signals import CHUNK_WAIT_S, SAY_AFTER_S
 from hearth.worker import main as real
+from hearth.worker.engine import engine
+from hearth.worker.engine.decode.decoder import Decoder, SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.setup import rank_setup
@@ -36,6 +40,15 @@ class SlowEngine(Engine):
         super().prefill(cache, ids, *images)
         if len(ids) > PROBE_TOKENS:
             note(f"chunk ends {len(ids)}")
+
+
+class HangingDecoder(Decoder):
+    """Decodes nothing while it is to hang."""
+
+    def step(self) -> list[SampledToken]:
+        if os.path.exists(os.environ.get("HANG_WHILE", "")):
+            threading.Event().wait()
+        return super().step()
 
 
 def note(line: str) -> None:
@@ -60,6 +73,7 @@ def main() -> int:
     wait_s = float(os.environ.get("SLOW_WAIT_S", CHUNK_WAIT_S))
     with (
         mock.patch.object(rank_setup, "Engine", SlowEngine),
+        mock.patch.object(engine, "Decoder", HangingDecoder),
         mock.patch.object(mx, "device_info", lambda: info),
         mock.patch.object(shutdown, "CHUNK_WAIT_S", wait_s),
         mock.patch.object(shutdown, "SAY_AFTER_S", min(wait_s, SAY_AFTER_S)),

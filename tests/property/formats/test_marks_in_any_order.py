@@ -23,7 +23,6 @@ from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.stream.answer_splitter import AnswerPart
 from tests.helpers.clients.api_events import called, done, frames_of
 from tests.helpers.families.family_cases import TOOLS, family_names, written_family
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.worker.output_formats import joined, marks_of, pieces, streamed
 
 NAMES: Final = [each["function"]["name"] for each in TOOLS]
@@ -88,9 +87,7 @@ def texts_of(draw: Any, own: Any) -> str:
     return re.sub(WORD, lambda _: f"w{next(words)}w", "".join(parts))
 
 
-REAL: Final = [
-    pytest.param(name, marks=NEEDS_REAL_TEMPLATES) for name in family_names(is_real=True)
-]
+REAL: Final = [pytest.param(name, marks=pytest.mark.night) for name in family_names(is_real=True)]
 
 
 @pytest.mark.parametrize("name", [*family_names(is_real=False), *REAL])

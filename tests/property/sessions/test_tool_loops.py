@@ -12,7 +12,6 @@ import pytest
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from scripts.harness.constrained_answers import tool
 from tests.helpers.families.family_cases import family_names
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.families.real_tokenizers import PLAIN, SOURCE_OF, TOLD
 from tests.helpers.families.tool_loops import (
     CUTS,
@@ -51,7 +50,7 @@ def faults(desk: LoopDesk) -> Iterator[str]:
 FAMILIES: Final = [
     *(pytest.param(name, False, id=name) for name in family_names(is_real=False)),
     *(
-        pytest.param(name, is_real, id=f"{name}, {is_real}", marks=NEEDS_REAL_TEMPLATES)
+        pytest.param(name, is_real, id=f"{name}, {is_real}", marks=pytest.mark.night)
         for is_real, names in ((False, family_names(is_real=True)), (True, SOURCE_OF))
         for name in names
     ),
@@ -73,7 +72,7 @@ def conversations(text: str) -> list[list[dict[str, Any]]]:
     return [[asked], talk, [*talk, answer, asked], [QUESTION, call, result]]
 
 
-@NEEDS_REAL_TEMPLATES
+@pytest.mark.night
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_has_the_ids_that_transformers_gives(name: str) -> None:
     family = desk_of(name, is_real=True).family

@@ -9,7 +9,6 @@ from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 from hearth.worker.stream.output_processor import OutputProcessor
 from tests.helpers.families.family_cases import TOOLS, family_names, written_family
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.worker.output_formats import Pieces, joined, streamed
 
 # By case: what stands behind "I think." (C a call of Oslo, D one of Rome, X one of no tool, H half
@@ -71,7 +70,7 @@ def test_a_call_amid_thinking_is_made_where_the_answer_ends_behind_it(name: str)
     hold(name, list)
 
 
-@NEEDS_REAL_TEMPLATES
+@pytest.mark.night
 @pytest.mark.parametrize("name", family_names(is_real=True))
 def test_makers_calls_amid_thinking_are_made_where_the_answer_ends_behind_them(name: str) -> None:
     hold(name, list)

@@ -13,8 +13,6 @@ from tests.helpers.servers.probed_server import (
     played,
 )
 
-pytestmark = pytest.mark.process
-
 
 def probed(fake: FakeServer, *arguments: str) -> int:
     arguments = ("--tokens", "1500", *arguments)

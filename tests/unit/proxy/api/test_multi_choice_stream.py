@@ -15,16 +15,27 @@ from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.chat_completions_events import ChatWriter
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.proxy.local_answers import ANSWERS
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
+from tests.helpers.clients.api_events import Given, Scripted, done, said
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.read_bodies import read as parsed
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
-from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
 
 
-def made(*scripts: Sequence[Step]) -> AdmittedRequest:
+def ticket(request: ParsedRequest, *scripts: Sequence[Given]) -> AdmittedRequest:
+    """Return the ticket of `request` whose choices play the scripts."""
+    answers: Any = [Scripted(*steps) for steps in scripts]
+    return AdmittedRequest(request, "m", answers[0], tuple(answers[1:]))
+
+
+async def listed(iterator: Any) -> list[Any]:
+    return [row async for row in iterator]
+
+
+def made(*scripts: Sequence[Given]) -> AdmittedRequest:
     body = {"messages": [{"role": "user", "content": "x"}], "n": len(scripts)}
     return ticket(chat_completions.parse(body), *scripts)
 
@@ -49,18 +60,18 @@ def whole(given: AdmittedRequest) -> Any:
 
 
 def test_each_choice_keeps_its_own_order_and_ends_once() -> None:
-    given = made([said("a"), 0.03, said("b"), end()], [0.01, said("c"), end("length")])
+    given = made([said("a"), 0.03, said("b"), done()], [0.01, said("c"), done("length")])
     rows, _ = read(given)
-    assert [row for index, row in rows if index == 0] == [said("a"), said("b"), end()]
-    assert [row for index, row in rows if index == 1] == [said("c"), end("length")]
+    assert [row for index, row in rows if index == 0] == [said("a"), said("b"), done()]
+    assert [row for index, row in rows if index == 1] == [said("c"), done("length")]
     assert rows.index((1, said("c"))) < rows.index((0, said("b")))  # nobody waits for another
 
 
 def test_a_silence_of_all_is_told_and_one_of_some_is_not() -> None:
-    rows, _ = read(made([0.25, said("a"), end()], [0.25, said("b"), end()]), wait_s=0.1)
+    rows, _ = read(made([0.25, said("a"), done()], [0.25, said("b"), done()]), wait_s=0.1)
     assert rows.count((0, None)) == 2
     talking = [step for _ in range(5) for step in (0.05, said("b"))]
-    rows, _ = read(made([0.25, said("a"), end()], [*talking, end()]), wait_s=0.15)
+    rows, _ = read(made([0.25, said("a"), done()], [*talking, done()]), wait_s=0.15)
     assert (0, None) not in rows
 
 
@@ -77,7 +88,7 @@ async def test_where_one_fails_the_worker_is_told_to_stop_the_others(streams: bo
 
 def test_a_failure_of_one_ends_all_before_anybody_reads_of_it() -> None:
     with pytest.raises(WorkerLost):
-        read(made([said("a"), 9.0, end()], [0.01, WorkerLost("gone")], [WorkerLost("gone too")]))
+        read(made([said("a"), 9.0, done()], [0.01, WorkerLost("gone")], [WorkerLost("gone too")]))
 
     async def read_to_the_error() -> bool:
         given = made([said("a"), 9.0], [0.001, RequestError("late")])
@@ -109,7 +120,7 @@ def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
     for number, row in enumerate(usages):
         drafted = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5 * number}
         usages[number] = dataclasses.replace(row, **drafted, decode_forwards=2 + number)
-    _, choices = read(made(*([end(usage=row)] for row in usages)))
+    _, choices = read(made(*([done(**dataclasses.asdict(row))] for row in usages)))
     told = choices.usage
     assert (told.prompt_tokens, told.cached_tokens, told.prefilled_tokens) == (10, 4, 6)
     assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")
@@ -121,7 +132,10 @@ def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
 
 
 def test_the_last_delta_of_all_tells_the_cache_once() -> None:
-    rows = [row["choices"][0] for row in chunks(made([said("a"), end()], [0.1, said("b"), end()]))]
+    rows = [
+        row["choices"][0]
+        for row in chunks(made([said("a"), done(source="ram")], [0.1, said("b"), done()]))
+    ]
     told = [row for row in rows if "provider_specific_fields" in row["delta"]]
     assert told == [rows[-2]], "when all of them have ended"
     assert rows[-2]["index"] == rows[-1]["index"] == 1
@@ -129,19 +143,19 @@ def test_the_last_delta_of_all_tells_the_cache_once() -> None:
 
 
 def test_every_prompt_and_choice_of_a_completion_is_counted() -> None:
-    scripts = [[said("a"), said("b"), end()]] + [[said("c"), end("length")]] * 3
+    scripts = [[said("a"), said("b"), done()]] + [[said("c"), done("length")]] * 3
     answer = whole(ticket(parsed("completions", prompt=["x", "y"], n=2), *scripts))
     choices = [(row["index"], row["text"], row["finish_reason"]) for row in answer["choices"]]
     cut = [(index, "c", "length") for index in (1, 2, 3)]
     assert choices == [(0, "ab", "stop"), *cut]
     usage = answer["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (24, 28)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (20, 12)
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "n_predict"])
 def test_a_limit_of_no_tokens_was_refused_and_echoes_each_prompt(field: str) -> None:
     request = parsed("completions", prompt=["a", "b"], n=2, echo=True, **{field: 0})
-    ends = [[end("prefilled")] for _ in range(4)]
+    ends = [[done("prefilled")] for _ in range(4)]
     choices = whole(ticket(request, *ends))["choices"]
     wanted = [(text, "length") for text in "aabb"]
     assert [(row["text"], row["finish_reason"]) for row in choices] == wanted

@@ -6,7 +6,6 @@ from scripts.nightly.sources import FetchError
 from tests.helpers.families.families_table import LEFT, is_in_full, line_of, lines
 from tests.helpers.families.family_cases import family_names, written_family
 from tests.helpers.families.family_checks import FamilyChecks
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 
 AGAIN = "python -m tests.helpers.families.families_table writes the page anew"
 
@@ -17,7 +16,7 @@ def test_a_family_is_read_as_the_page_tells(name: str) -> None:
     assert line_of(name, checks.cells()) == lines()[name], (AGAIN, checks.faults)
 
 
-@NEEDS_REAL_TEMPLATES
+@pytest.mark.night
 @pytest.mark.parametrize("name", family_names(is_real=True))
 def test_a_family_is_read_behind_its_makers_template(name: str) -> None:
     try:

@@ -6,7 +6,6 @@ import pytest
 
 from scripts.nightly.sources import FetchError
 from tests.helpers.families.family_cases import FAMILIES
-from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.prompts.conversations import IN_DIALECTS
 from tests.helpers.prompts.prompt_checks import EQUAL, NEITHER, PromptChecks
 from tests.helpers.prompts.prompts_table import OWN, PAGE, line_of, lines, sources, with_lists
@@ -23,7 +22,7 @@ def test_prompts_are_what_the_page_tells(name: str) -> None:
     assert line_of(name, own(name).found) == lines()[name], AGAIN
 
 
-@NEEDS_REAL_TEMPLATES
+@pytest.mark.night
 @pytest.mark.parametrize("name", sorted(lines().keys() - set(OWN)))
 def test_prompts_are_those_of_the_makers_template(name: str) -> None:
     try:
