@@ -30,12 +30,6 @@ HOW: Final = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def end_ids() -> list[int]:
     config = json.loads((fixture_dir("qwen3") / "config.json").read_text())
     return list(config["eos_token_id"])

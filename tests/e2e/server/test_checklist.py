@@ -15,7 +15,6 @@ from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.clients.sdk_conversations import OSLO, TOOLS, UTC, dictation
 from tests.helpers.servers.audited_server import GENERATE, body_of
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import Server
 
 CHAT = "/v1/chat/completions"
 ANSWER = AnswerParts("They ask.", "Warm.", (OSLO, UTC))
@@ -65,18 +64,6 @@ def test_chunks_of_a_chat_have_one_role_whole_calls_a_reason_and_the_usage(
     assert usage["choices"] == [] and told["prompt_tokens"] == len(asked.ids)
     assert told["completion_tokens"] == len(asked.sampled) + 1, "and the one that ends the turn"
     assert told["total_tokens"] == told["prompt_tokens"] + told["completion_tokens"]
-
-
-def test_thinking_mode_off_no_think_blocks(server: Server) -> None:
-    """A random model, whose template opens a think block unless it is told not to."""
-    told = {}
-    for on in (True, False):
-        body = body_of(CHAT, "What?", max_tokens=40, temperature=1.0, enable_thinking=on)
-        answer = httpx.post(server.url + CHAT, json=body, timeout=60).json()
-        told[on] = answer["choices"][0]["message"]
-    assert told[True]["reasoning_content"] and not told[True]["content"]
-    assert told[False]["content"] and "think>" not in told[False]["content"]
-    assert not told[False].get("reasoning_content")
 
 
 @pytest.mark.parametrize("path", [path for path in GENERATE if path != "/v1/completions"])
