@@ -335,7 +335,9 @@ AGENTS: Final = {
             _claude_said,
             logs=(".claude/debug/*.txt",),
             trouble=r"\[(WARN|ERROR)\]|parse",
-            harmless=r"isn't described|Skill listing over budget|Failed to save config with lock",
+            # It tells of a stall where a loaded machine prefills its long prompt for half a minute.
+            harmless=r"isn't described|Skill listing over budget|Failed to save config with lock"
+            r"|[Ss]tall",
         ),
         Agent(
             "Codex",
