@@ -15,16 +15,9 @@ if TYPE_CHECKING:
 LONGEST: Final = (
     *("test_models", "test_restart", "test_broken_caches", "test_bench_command"),
     *("test_docs_snippets", "test_told_facts", "test_security_restart"),
-    *("test_remote", "test_security", "test_dashboard", "test_proxy_start", "test_origin"),
-    *("test_eval", "test_figures", "test_fallbacks", "test_crossings"),
-    *(
-        "test_clients",
-        "test_edits",
-        "test_cloud_clients",
-        "test_lifecycle",
-        "test_chaos",
-        "test_faults",
-    ),  # with the mark `clock`
+    *("test_remote", "test_security", "test_dashboard", "test_eval", "test_figures"),
+    *("test_fallbacks", "test_crossings", "test_clients", "test_edits", "test_cloud_clients"),
+    *("test_lifecycle", "test_chaos", "test_faults", "test_cache_routes"),
 )
 
 

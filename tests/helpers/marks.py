@@ -13,8 +13,6 @@ from typing import Final
 
 PROJECT_DIR: Final = Path(__file__).parents[2]
 HEAVY: Final = {"litellm", "llguidance", "mlx", "mlx_lm", "mlx_vlm", "tokenizers", "transformers"}
-# Files under tests/e2e that look at the clock or flood the machine: they run few at a time.
-CLOCKED: Final = {"test_clients", "test_cloud_clients", "test_edits"}
 BROWSER: Final = {
     *("test_dashboard", "test_dashboard_page"),
     *("test_chat_page", "test_page_hostile", "test_page_requests", "test_page_sign_in"),
@@ -31,7 +29,7 @@ FILE_MARK: Final = re.compile(r"^pytestmark = .*\bmark\.process\b", re.MULTILINE
 def marks_of(path: Path) -> frozenset[str]:
     """Return the names of the marks that all tests of the file `path` have."""
     if "e2e" in path.relative_to(PROJECT_DIR / "tests").parts:
-        sets = {"clock": CLOCKED, "browser": BROWSER, "clients": CLIENTS}
+        sets = {"browser": BROWSER, "clients": CLIENTS}
         return frozenset({"e2e", *(mark for mark, names in sets.items() if path.stem in names)})
     if FILE_MARK.search(path.read_text()):
         return frozenset({"process"})

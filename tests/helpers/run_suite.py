@@ -21,7 +21,7 @@ from tests.helpers.marks import PROJECT_DIR, pure_files
 
 PROCESSES_MAX: Final = 8  # each imports MLX and holds a model
 # What `test` leaves to `test all`, by its mark.
-LEFT: Final = ("night", "clock", "browser", "clients", "weights")
+LEFT: Final = ("night", "browser", "clients", "weights")
 LEFT_OUT: Final = f"not ({' or '.join(LEFT)})"
 # A file's tests share its server; tests/conftest.py orders the files.
 BY_FILE: Final = ("--dist", "loadfile", "--no-loadscope-reorder", "--durations=15")
@@ -51,17 +51,15 @@ def pytest_of(*arguments: str, processes: int) -> tuple[str, ...]:
 def parts_of(circle: str) -> dict[str, tuple[str, ...]]:
     """Return the commands of a circle by their names; each runs alone.
 
-    A server often waits, so that one process more than there are cores keeps them busy. Tests that
-    look at the clock, or flood the machine, have a core each.
+    A server often waits, so that one process more than there are cores keeps them busy.
     """
     if circle == "fast":
         return {"fast": pytest_of("-m", "pure and not night", *pure_files(), processes=cores())}
     if circle == "test":
         return {"test": pytest_of(*BY_FILE, "-m", LEFT_OUT, "tests", processes=cores() + 1)}
     seed = f"--hypothesis-seed={random.SystemRandom().randrange(10**9)}"
-    every = pytest_of(*BY_FILE, seed, "-m", "not clock", "tests", processes=cores() + 1)
-    clocked = pytest_of(*BY_FILE, seed, "-m", "clock", "tests", processes=cores())
-    return {"everything": every, "clocked": clocked} | BEYOND_PYTEST
+    every = pytest_of(*BY_FILE, seed, "tests", processes=cores() + 1)
+    return {"everything": every} | BEYOND_PYTEST
 
 
 def run(name: str, command: tuple[str, ...], environ: dict[str, str]) -> int:

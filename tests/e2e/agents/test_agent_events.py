@@ -252,28 +252,6 @@ def test_a_dear_event_costs_what_it_must(kind: tuple[str, str], event: str, tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tool_whose_reference_was_compacted_away_is_still_shown(
-    kind: tuple[str, str], tmp_path: Path
-) -> None:
-    desk = desk_of(kind, tmp_path)
-    agent = Agent(desk, "one")
-    load_a_tool(agent)
-    agent.body["messages"] = [{"role": "user", "content": "Summary: searched. " * 10}]
-    shown = desk.family.tokenizer.decode(desk.ask(agent.prompt(), ANSWER).ids)
-    assert shown.index("Summary: searched.") < shown.index("WebFetch")
-    agent.body["metadata"] = {"user_id": '{"session_id":"another"}'}
-    shown = desk.family.tokenizer.decode(desk.ask(agent.prompt(), ANSWER).ids)
-    assert "WebFetch" not in shown, "another session never loaded it"
-
-
-def test_going_back_to_before_a_tool_was_loaded_shows_it_not(tmp_path: Path) -> None:
-    agent = Agent(desk_of(KINDS[0], tmp_path), "one")
-    load_a_tool(agent)
-    del agent.messages[1:]
-    assert agent.desk.ask(agent.prompt(), ANSWER).ids == agent.replies[0].ids
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_thinking_that_has_to_go_goes_while_the_client_is_busy(
     kind: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -4,22 +4,16 @@ The model's words are scripted at token level (helpers/worker_processes/scripted
 else is real.
 """
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
 
-import httpx
 import pytest
 
 from scripts.harness.agent_worker import ideals
 from scripts.harness.model_families import family
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
-from tests.helpers.clients.run_clients import AGENTS, MODEL, Agent, Place
+from tests.helpers.clients.run_clients import AGENTS, Agent, Place
 from tests.helpers.servers.scripted_server import Asked, ScriptedServer
-from tests.helpers.servers.server import WAIT_S_MAX
 from tests.helpers.worker_processes.scripted_worker import (
     AGAIN,
     MISSION,
@@ -29,7 +23,6 @@ from tests.helpers.worker_processes.scripted_worker import (
 
 SLACK = 16  # tokens that a step may prefill beyond what is new
 SHARED_MIN = 0.80  # of the prompt of a fresh Claude Code session in a known directory
-SLOW_CHUNK_S = 3.5  # two of them without an event would be longer than a client should wait
 
 FAMILIES = ("qwen3", *(pytest.param(name, marks=pytest.mark.night) for name in ("qwen3_5", "glm4")))
 
@@ -95,43 +88,4 @@ def test_two_fresh_sessions_of_claude_code_share_most_of_their_prompts(
     openings = [row for row in scripted.asked()[before:] if row.tools]
     assert len({row.session for row in openings}) == len(openings) == 2
     shared = openings[1].cached / len(openings[1].ids)
-    print(f"a fresh session shares {shared:.3f} of its {len(openings[1].ids):,} tokens")
     assert shared >= SHARED_MIN, shared
-
-
-QUESTION: Any = [{"role": "user", "content": "What are words? " * 50}]
-ASKED: Final[dict[str, dict[str, Any]]] = {
-    "/v1/chat/completions": {"messages": QUESTION},
-    "/v1/messages": {"messages": QUESTION, "max_tokens": 99},
-    "/v1/responses": {"input": QUESTION},
-}
-
-
-def streamed(url: str, path: str) -> tuple[str, float]:
-    """Return all that a stream of the path's dialect says, and its longest silence in seconds.
-
-    Each has a prompt of its own.
-    """
-    body = {"model": MODEL, "stream": True, "session_id": path, **ASKED[path]}
-    how: Any = {"json": body, "headers": {"x-session-id": path}, "timeout": WAIT_S_MAX}
-    text, moments = "", [time.monotonic()]
-    with httpx.stream("POST", url + path, **how) as answer:
-        moments.append(time.monotonic())
-        for piece in answer.raise_for_status().iter_text():
-            text += piece
-            moments.append(time.monotonic())
-    return text, max(late - early for early, late in pairwise(moments))
-
-
-def test_no_stream_is_silent_while_prompts_are_prefilled(scripted: ScriptedServer) -> None:
-    """Three dialects wait for two slow chunks each, and for one another's."""
-    scripted.forget()
-    scripted.pause(SLOW_CHUNK_S)
-    try:
-        with ThreadPoolExecutor() as pool:
-            told = list(pool.map(streamed, [scripted.url] * len(ASKED), ASKED))
-    finally:
-        scripted.pause(0)
-    assert all("words" in text for text, _ in told)
-    silences = [silence_s for _, silence_s in told]
-    assert max(silences) < 2 * SLOW_CHUNK_S, silences

@@ -17,17 +17,12 @@ NAMES = ("local", "law", "code")
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> str:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("adapters")
     model = load_model(load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None))
     law = write_adapter(directory / "law", model, 1, scale=128.0)
     code = write_adapter(directory / "code", model, 2, kind="dora", scale=64.0)
-    return f"law={law},code={code}"
-
-
-@pytest.fixture(scope="module")
-def server(adapters: str) -> Iterator[Server]:
-    with Server(ADAPTERS=adapters) as made:
+    with Server(ADAPTERS=f"law={law},code={code}") as made:
         yield made
 
 
@@ -61,15 +56,3 @@ def test_each_name_answers_with_its_own_kv_and_a_switch_is_told(server: Server) 
     }
     causes = [told["divergence"] and told["divergence"]["cause"] for _, told, _ in first.values()]
     assert causes == [None, "other adapter", "other adapter"]
-
-
-def test_behind_a_restart_each_finds_its_own_on_disk(adapters: str) -> None:
-    server = Server(ADAPTERS=adapters)
-    with server, server.openai() as client:
-        said = {name: ask(client, name, "s") for name in NAMES}
-        server.stop()
-        server.start()
-        server.wait_until_ready()
-        for name in NAMES[::-1]:
-            again, told, _ = ask(client, name, "s")
-            assert again == said[name][0] and told["prefix_length"] > 200, name

@@ -1,7 +1,6 @@
 """Greedy output through the whole chain against mlx_lm.stream_generate, token for token."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,11 @@ from tests.helpers.servers.server import Server
 
 TOKENS_MAX = 48
 BITS_MAX = 8
-# One of each kind of cache; all ten where somebody asks for more (HEARTH_EXAMPLES, any number).
+# One of each kind of cache; the others are for the night.
 EACH_KIND = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")
-NAMES = TEXT_NAMES if os.environ.get("HEARTH_EXAMPLES") else EACH_KIND
+NAMES = [
+    pytest.param(name, marks=() if name in EACH_KIND else pytest.mark.night) for name in TEXT_NAMES
+]
 TEXTS = [f"{n} tell me about caches {'and long tails ' * n}" for n in (1, 40, 150, 400)]
 
 
@@ -88,7 +89,7 @@ class Chain:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """One server for all of them: who is asked gets the worker."""
-    first, *others = NAMES
+    first, *others = TEXT_NAMES
     made = Server(
         MODEL_PATH=str(fixture_dir(first)),
         PROXY_MODEL_ID=first,

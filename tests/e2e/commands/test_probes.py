@@ -1,7 +1,6 @@
-"""The probes as commands against a real server, on a dense, a hybrid and a window model."""
+"""The probes as commands against a real server, on a hybrid; at night on two other kinds."""
 
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -17,8 +16,10 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server
 
 PROBE_S_MAX = 180.0
-# A dense and a window model too where somebody asks for more (HEARTH_EXAMPLES, any number).
-FIXTURES = ["qwen3", "qwen3_5", "gpt_oss"] if os.environ.get("HEARTH_EXAMPLES") else ["qwen3_5"]
+FIXTURES = (
+    "qwen3_5",
+    *(pytest.param(name, marks=pytest.mark.night) for name in ("qwen3", "gpt_oss")),
+)
 
 
 @pytest.fixture(scope="module", params=FIXTURES)

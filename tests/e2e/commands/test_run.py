@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import Server
+from tests.helpers.servers.server import Server, until
 from tests.helpers.worker_processes.scripted_worker import DICTATION, FREEDOM
 
 COMMAND = ("hearth.commands.main", "run")
@@ -85,10 +84,7 @@ def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
 ) -> None:
     before = len(scripted.asked())
     chat.type(FREEDOM + "\r")
-    deadline = time.monotonic() + WAIT_S
-    while len(scripted.asked()) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(scripted.asked()) > before)
     chat.type("\x03")
     at = chat.until(b"stopped")
     at = chat.until(PROMPT, at)  # until then another Ctrl-C still stops the answer
@@ -163,13 +159,6 @@ def children(settings: Mapping[str, str]) -> list[int]:
     return [supervisor.pid, *(worker.pid for worker in workers)]
 
 
-def until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while any(process_started(pid) is not None for pid in pids):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.05)
-
-
 def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
     settings: dict[str, str],
 ) -> None:
@@ -193,7 +182,7 @@ def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number:
         pids = children(settings)
         status = chat.end(number)
     assert status == (-number if number == signal.SIGKILL else 128 + number)
-    until_gone(pids)
+    until(lambda: all(process_started(pid) is None for pid in pids))
 
 
 def test_a_start_that_fails_shows_the_end_of_its_log(

@@ -4,7 +4,6 @@ import plistlib
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hearth.commands.service import service_manager
 from hearth.commands.service.launchd import Launchd
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.server import READY_S_MAX, free_port
+from tests.helpers.servers.server import READY_S_MAX, free_port, until
 
 pytestmark = pytest.mark.night
 
@@ -26,6 +25,14 @@ def install_package(site: Path) -> None:
     folders = {"shared": "shared", "proxy": "proxy", "worker": "worker"}
     for name, folder in {**folders, "commands": "scripts/commands"}.items():
         shutil.copytree(PROJECT_DIR / folder, site / "hearth" / name)
+
+
+def is_ready(server: "subprocess.Popen[bytes]", port: int) -> bool:
+    assert server.poll() is None
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.fixture
@@ -54,7 +61,7 @@ def test_a_real_server_runs_as_a_service_and_leaves_what_is_kept(
         stdin=subprocess.DEVNULL,
     )
     try:
-        until_ready(server, port)
+        until(lambda: is_ready(server, port), READY_S_MAX)
         family = psutil.Process(server.pid).children(recursive=True)
         assert len(family) == 1 and all(each.cwd() == str(home / ".hearth") for each in family)
     finally:
@@ -65,14 +72,3 @@ def test_a_real_server_runs_as_a_service_and_leaves_what_is_kept(
     # What is kept, the log that goes with an uninstall, and kernels.
     kept = (".hearth/kv/", ".hearth/.env", ".hearth/logs/service.log", ".hearth/tmp/mlx/")
     assert not [name for name in left if not name.startswith(kept)]
-
-
-def until_ready(server: "subprocess.Popen[bytes]", port: int) -> None:
-    deadline = time.monotonic() + READY_S_MAX
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
-            return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError(f"no server on {port}: status {server.poll()}")

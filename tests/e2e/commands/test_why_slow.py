@@ -58,23 +58,3 @@ def test_a_command_of_the_guide_shows_what_it_says(
     done = shell.run(CodeBlock(GUIDE, 0, "sh", command, ""), WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [text for text in shown if text not in done.stdout] == [], done.stdout
-
-
-def test_the_guide_has_a_command_for_each_thing_that_it_shows() -> None:
-    assert [known for known in SHOWS if not any(known in command for command in COMMANDS)] == []
-
-
-def test_what_the_terminal_and_the_guide_read_is_told_in_the_routes(lossy: Server) -> None:
-    (worker,) = lossy.get("/v1/cache")["workers"]
-    assert {"bytes", "budget_bytes", "evictions", "reuses"} <= worker.keys()
-    sums = lossy.get("/v1/cache")["totals"]
-    rows = [row for row in lossy.get("/v1/sessions")["recent"] if row["session"] == "my-session"]
-    assert [bool(row["divergence"]) for row in rows] == [True, False, False], "the newest first"
-    assert all(row["finish_ms"] >= row["ttft_ms"] >= row["queue_ms"] >= 0 for row in rows)
-    assert not any(row["ended"] == "client_closed" for row in rows)
-    lines = lossy.get("/v1/sessions/my-session")["lines"]
-    matches = sorted(row["match"] for line in lines for row in line["requests"])
-    assert matches == ["lcp", "miss", "prefix"]
-    for name in ("prompt", "cached", "prefilled"):
-        assert sums[f"{name}_tokens"] >= sum(row[name] for row in rows)
-    assert sums["prompt_tokens"] == sums["cached_tokens"] + sums["prefilled_tokens"]

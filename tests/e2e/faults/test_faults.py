@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.servers.audited_server import GENERATE, body_of
 from tests.helpers.servers.leaving_clients import Leaving
-from tests.helpers.servers.server import WAIT_S_MAX, Server
+from tests.helpers.servers.server import Server, until
 
 PATHS = [path for path in GENERATE if path != "/v1/completions"]
 DISCONNECTS = 30
@@ -39,15 +39,15 @@ def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:
 
 def until_answered(client: openai.OpenAI) -> None:
     """Ask until the worker is back; meanwhile it is said that it is not."""
-    deadline = time.monotonic() + WAIT_S_MAX
-    while True:
+
+    def is_back() -> bool:
         try:
-            ask(client, "are you back?", max_tokens=2)
-            return
+            return bool(ask(client, "are you back?", max_tokens=2))
         except openai.APIStatusError as error:
             assert error.status_code == 503, error
-            assert time.monotonic() < deadline, "the worker did not come back"
-            time.sleep(0.1)
+            return False
+
+    until(is_back)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.night)])

@@ -1,7 +1,6 @@
 """Prompts that end the worker that reads them: each ends two at most, and others are served."""
 
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,7 +8,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from tests.helpers.servers.server import WAIT_S_MAX, Server
+from tests.helpers.servers.server import WAIT_S_MAX, Server, until
 
 LAUNCH: Final = """
 import sys
@@ -47,14 +46,13 @@ def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
 
 def until_answered(server: Server, text: str) -> str:
     """Send a prompt until it is served, as a client does that retries."""
-    deadline = time.monotonic() + WAIT_S_MAX
-    while time.monotonic() < deadline:
+
+    def answered() -> str:
         status, told = ask(server, text, 60)
-        if status == 200:
-            return told
-        assert status == 503, told
-        time.sleep(0.1)
-    raise AssertionError("it is not served")
+        assert status in (200, 503), told
+        return told if status == 200 else ""
+
+    return str(until(answered))
 
 
 def send_poison(server: Server, mark: str, times: int = SENT) -> list[tuple[int, str]]:

@@ -1,10 +1,6 @@
-"""A session goes on where it was after its server ended, however that ended.
-
-HEARTH_RESTARTS=20 runs the whole of what the project promises; CI runs a few.
-"""
+"""A session goes on where it was after its server ended, however that ended."""
 
 import itertools
-import os
 import signal
 
 import psutil
@@ -14,7 +10,6 @@ from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
 from tests.helpers.servers.leaving_clients import Leaving
 from tests.helpers.servers.server import Server, until
 
-RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "2"))
 CHUNK = 128  # tokens of one forward, and so of one extent at most
 MARGIN = 16  # tokens that the template puts between two turns
 QUESTIONS = (
@@ -24,7 +19,6 @@ QUESTIONS = (
     "What is 8 + 1?",
 )
 AFTER = "What is 2 + 5?"  # asked of what the question after a restart has left
-ASKED = list(itertools.islice(itertools.cycle(QUESTIONS), RESTARTS))
 SAID = f"{NOTES}\n{FACT.format('7731')}"
 
 
@@ -44,14 +38,21 @@ def queued_bytes(server: Server) -> int:
     return sum(row["disk"]["queue_bytes"] for row in server.get("/v1/cache")["workers"])
 
 
-@pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.night), "kill -9"])
-def test_a_session_goes_on_where_it_was(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "restarts"),
+    [
+        ("kill -9", 2),
+        pytest.param("SIGTERM", 2, marks=pytest.mark.night),
+        *(pytest.param(how, 20, marks=pytest.mark.night) for how in ("kill -9", "SIGTERM")),
+    ],
+)
+def test_a_session_goes_on_where_it_was(how: str, restarts: int) -> None:
     with Server(PREFILL_CHUNK=str(CHUNK)) as server:
         talk = Talk(server)
         talk.say(SAID)
         left: list[Leaving] = []  # clients whose answer broke off
         lengths = [0, talk.cached + talk.prefilled]  # of each prompt
-        for number, question in enumerate(ASKED):
+        for number, question in zip(range(restarts), itertools.cycle(QUESTIONS)):
             if number % 2:
                 amid = talk.body(question) | {"max_tokens": 20_000, "stream": True}
                 left.append(Leaving(server, "/v1/chat/completions", amid))

@@ -1,7 +1,6 @@
 """LiteLLM's virtual keys under attack: what one may ask for, and what it sees of another's."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.cloud.cloud_answers import ERRORS, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
 from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.servers.server import until
 from tests.helpers.servers.virtual_key_server import (
     CLOUD_ONLY,
     MASTER,
@@ -33,10 +33,7 @@ def server() -> Iterator[VirtualKeyServer]:
         "RERANK_MODEL": str(embedding_checkpoint("bert_ranker")),
     }
     with MockCloud() as cloud, VirtualKeyServer(cloud, **encoders) as server:
-        deadline = time.monotonic() + 60
-        while ask(server, "GET", "/v1/models", key=MINE)[0] != 200:
-            assert time.monotonic() < deadline, server.log.read_text()
-            time.sleep(0.1)
+        until(lambda: ask(server, "GET", "/v1/models", key=MINE)[0] == 200)
         yield server
 
 

@@ -6,7 +6,6 @@ What it has in common with the others is in test_sdk_answers.py.
 import json
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.clients.npm_clients import OLLAMA, NotInstallableError, node_bin, node_modules
 from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import WAIT_S_MAX
+from tests.helpers.servers.server import until
 
 KEY: Final = "a-key-of-the-test"
 CALLS: Final = Path(__file__).parents[2] / "helpers" / "clients" / "ollama_calls.mjs"
@@ -140,10 +139,7 @@ def test_a_model_is_unloaded_by_wish_and_loaded_again(
     server: ScriptedServer, client: ollama.Client
 ) -> None:
     assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
-    deadline = time.monotonic() + WAIT_S_MAX
-    while server.worker()["state"] != "unloaded":
-        assert time.monotonic() < deadline, server.worker()
-        time.sleep(0.05)
+    until(lambda: server.worker()["state"] == "unloaded")
     assert client.ps().models == []
     assert client.list().models[0].size, "what was found out about it is still known"
     assert client.chat(MODEL).done_reason == "load"

@@ -17,8 +17,8 @@ WORDS = (" the", " in", " nor", " and", " at", " but", " le", " when", " we", " 
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with Server() as server, server.openai() as made:
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai() as made:
         yield made
 
 

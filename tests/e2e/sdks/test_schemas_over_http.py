@@ -137,34 +137,3 @@ def test_an_answer_starts_no_process_and_emptying_the_cache_cuts_none_under_way(
     reader.join(WAIT_S_MAX)
     assert len(json.loads(reader.text)["flags"]) == 400
     assert post(scripted, body).status_code == 200
-
-
-LINKS: Final = {f"d{n}": closed(a={"$ref": f"#/$defs/d{n + 1}"}) for n in range(5_000)}
-ENDING: Final = {
-    "a chain of references": {"$ref": "#/$defs/d0", "$defs": {**LINKS, "d5000": CITY}},
-    "a large multiple": closed(a={"type": "integer", "multipleOf": 999_983}),
-    "a multiple of multiples": closed(
-        a={"type": "integer", "multipleOf": 997, "allOf": [{"multipleOf": 991}]}
-    ),
-    "30,000 that may be left out": {
-        **closed(),
-        "properties": {f"p{n}": {} for n in range(30_000)},
-        "required": [],
-    },
-}
-
-
-@pytest.mark.night
-def test_schemas_that_end_their_trial_are_400s_and_end_no_stream(scripted: ScriptedServer) -> None:
-    """Compiled in the worker they take its stack, its memory or many seconds."""
-    before = processes(scripted)
-    flags = closed(flags={"type": "array", "items": CITY, "minItems": 300})
-    reader = Reader(scripted, asked_for(flags, 1_500))
-    reader.start()
-    for attack, schema in ENDING.items():
-        reply = post(scripted, asked_for(schema))
-        says = ("CPU time", "nested too deeply")
-        assert reply.status_code == 400 and any(w in reply.text for w in says), (attack, reply.text)
-    reader.join(WAIT_S_MAX)
-    assert reader.text.lstrip().startswith('{"flags":')
-    assert processes(scripted) == before, "the worker is the same, and nothing is left beside it"

@@ -5,36 +5,29 @@
 
 import json
 import time
-from typing import Any
 
 import httpx
 import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts
 from tests.helpers.clients.run_clients import MODEL
-from tests.helpers.clients.sdk_conversations import OSLO, TOOLS, UTC, dictation
+from tests.helpers.clients.sdk_conversations import OSLO, UTC, dictation
 from tests.helpers.servers.audited_server import GENERATE, body_of
 from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import Server
 
 CHAT = "/v1/chat/completions"
 ANSWER = AnswerParts("They ask.", "Warm.", (OSLO, UTC))
 WORDS = 1_500  # of an answer whose client leaves it
 
 
-def streamed(server: ScriptedServer, path: str, text: str, **more: Any) -> list[str]:
-    """Return the lines of a stream as they are on the wire."""
-    body = body_of(path, text, 4_000, model=MODEL, stream=True, **more)
-    answer = httpx.post(server.url + path, json=body, timeout=60).raise_for_status()
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    return answer.text.split("\n")
-
-
 @pytest.mark.parametrize("path", GENERATE)
 def test_sse_json_is_valid_and_parseable_by_standard_clients(
     scripted: ScriptedServer, path: str
 ) -> None:
-    lines = streamed(scripted, path, dictation(ANSWER))
+    body = body_of(path, dictation(ANSWER), 4_000, model=MODEL, stream=True)
+    answer = httpx.post(scripted.url + path, json=body, timeout=60).raise_for_status()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = answer.text.split("\n")
     assert lines[-2:] == ["", ""], "the last event is ended too"
     kinds = {line.partition(": ")[0] for line in lines if line}
     assert kinds <= {"event", "data"}, "no comments, no ids, nothing folded"
@@ -44,39 +37,6 @@ def test_sse_json_is_valid_and_parseable_by_standard_clients(
         assert data.pop() == "[DONE]"
     rows = [json.loads(row) for row in data]
     assert names == ([] if is_openai else [row["type"] for row in rows])
-
-
-def test_chunks_of_a_chat_have_one_role_whole_calls_a_reason_and_the_usage(
-    scripted: ScriptedServer,
-) -> None:
-    tools = [{"type": "function", "function": tool} for tool in TOOLS]
-    more = {"tools": tools, "stream_options": {"include_usage": True}}
-    lines = streamed(scripted, CHAT, dictation(ANSWER), **more)
-    *rows, usage = (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
-    deltas = [row["choices"][0]["delta"] for row in rows]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert [delta for delta in deltas if "role" in delta] == deltas[:1]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    heads = [(call["index"], call["function"]["name"]) for call in calls if "id" in call]
-    assert heads == [(0, OSLO.name), (1, UTC.name)]
-    reasons = [row["choices"][0]["finish_reason"] for row in rows]
-    assert reasons == [None] * (len(rows) - 1) + ["tool_calls"]
-    told, asked = usage["usage"], scripted.asked()[-1]
-    assert usage["choices"] == [] and told["prompt_tokens"] == len(asked.ids)
-    assert told["completion_tokens"] == len(asked.sampled) + 1, "and the one that ends the turn"
-    assert told["total_tokens"] == told["prompt_tokens"] + told["completion_tokens"]
-
-
-def test_thinking_mode_off_no_think_blocks(server: Server) -> None:
-    """A random model, whose template opens a think block unless it is told not to."""
-    told = {}
-    for on in (True, False):
-        body = body_of(CHAT, "What?", max_tokens=40, temperature=1.0, enable_thinking=on)
-        answer = httpx.post(server.url + CHAT, json=body, timeout=60).json()
-        told[on] = answer["choices"][0]["message"]
-    assert told[True]["reasoning_content"] and not told[True]["content"]
-    assert told[False]["content"] and "think>" not in told[False]["content"]
-    assert not told[False].get("reasoning_content")
 
 
 @pytest.mark.parametrize("path", [path for path in GENERATE if path != "/v1/completions"])
