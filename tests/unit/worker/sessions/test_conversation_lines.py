@@ -81,35 +81,7 @@ def digests(said: Sequence[str]) -> list[bytes]:
 # ---------------------------------------------------------------- chains
 
 
-def test_a_chain_names_all_messages_before_it_in_their_order() -> None:
-    names = prompt_of([*MAIN, "a:done"]).names
-    links = chains(names)
-    assert links[0] == b"" and len(links) == 4 and len(set(links)) == 4
-    assert chains(names[:2]) == links[:3]
-    assert chains([names[1], names[0], names[2]])[-1] != links[-1]
-
-
-def test_a_message_whose_canonical_form_is_nothing_leaves_the_chain_as_it_is() -> None:
-    links = chains(prompt_of([*MAIN, f"u:{BLANK}", "a:done"]).names)
-    assert links[2] == links[3] != links[4]
-    assert links[4] == chains(prompt_of([*MAIN, "a:done"]).names)[-1]
-
-
 # ---------------------------------------------------------------- extending and opening
-
-
-def test_a_request_that_extends_a_line_advances_it() -> None:
-    desk = Desk()
-    first = desk.ask(MAIN)
-    longer = (*MAIN, "a:reading", "t:its text")
-    place = desk.arrive(longer)
-    assert place.line is first and place.relative is None and place.before is not None
-    assert exact(first) == digests(MAIN), "placing changes nothing"
-    assert desk.end(place, tokens=20) is first
-    assert exact(first) == digests(longer)
-    assert first.tokens is not None and len(first.tokens) == 20
-    assert (first.turns, first.prompt_tokens) == (2, 19)
-    assert list(desk.session().lines.values()) == [first]
 
 
 def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_point() -> None:
