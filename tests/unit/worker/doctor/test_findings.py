@@ -120,6 +120,15 @@ def test_a_report_of_another_version_has_no_findings(odd: dict[str, object]) -> 
     assert findings_of({"findings": as_row(FOUND) | odd}) is None
 
 
+def test_a_link_in_its_place_is_as_good_as_none(tmp_path: Path) -> None:
+    """What else may lie there is held where small files are read."""
+    file, path = FindingsFile(tmp_path, SUBJECT), path_of(tmp_path)
+    file.save(FOUND)
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+    assert file.load() is None
+
+
 def test_figures_that_are_no_numbers_become_none(tmp_path: Path) -> None:
     file = FindingsFile(tmp_path, SUBJECT)
     odd = CheckResult("logits", "fault", {"worst": math.nan, "best": math.inf, "count": 3})

@@ -99,6 +99,24 @@ def test_nothing_goes_while_a_request_runs() -> None:
     warm.check()
 
 
+def test_what_was_used_since_stays_with_its_slot() -> None:
+    warm = machine("qwen3", ttl_s=TTL_S)
+    old, young = prompt("qwen3", 300, 100), prompt("qwen3", 300, 80, seed=5)
+    for ids in (old, young):
+        warm.ask(ids)
+        warm.work_ahead()
+    for line in warm.keeper.lines:
+        line.used_at -= TTL_S / 2
+        line.sponsor = None  # the first does not wait for the second
+    for slot in warm.keeper.slots:
+        slot.used_at -= TTL_S / 2
+    warm.ask(young)
+    Idle(warm).pass_by(TTL_S / 2 + 1)
+    assert warm.ask(young).prefilled <= 16
+    assert warm.ask(old).cached == 0
+    warm.check()
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("has_disk", [True, False])
 def test_a_request_that_comes_amid_it_goes_on_from_what_is_left(

@@ -50,6 +50,15 @@ def test_a_short_prompt_overtakes_a_long_prefill_but_does_not_stop_it() -> None:
     assert engine.decoder.log.index("add short") < 8
 
 
+def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
+    made, engine = scheduler()
+    made.submit(request("long", prompt=200))
+    for number in range(100):
+        made.submit(request(f"s{number}", prompt=8))
+        list(made.step())
+    assert "add long" in engine.decoder.log
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3, 12])
 def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> None:
     made, engine = scheduler(x=[1] * 1000)

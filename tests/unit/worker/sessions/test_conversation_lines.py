@@ -81,6 +81,20 @@ def digests(said: Sequence[str]) -> list[bytes]:
 # ---------------------------------------------------------------- chains
 
 
+def test_a_chain_names_all_messages_before_it_in_their_order() -> None:
+    names = prompt_of([*MAIN, "a:done"]).names
+    links = chains(names)
+    assert links[0] == b"" and len(links) == 4 and len(set(links)) == 4
+    assert chains(names[:2]) == links[:3]
+    assert chains([names[1], names[0], names[2]])[-1] != links[-1]
+
+
+def test_a_message_whose_canonical_form_is_nothing_leaves_the_chain_as_it_is() -> None:
+    links = chains(prompt_of([*MAIN, f"u:{BLANK}", "a:done"]).names)
+    assert links[2] == links[3] != links[4]
+    assert links[4] == chains(prompt_of([*MAIN, "a:done"]).names)[-1]
+
+
 # ---------------------------------------------------------------- extending and opening
 
 
