@@ -113,13 +113,3 @@ def test_newcomers_without_end_starve_nobody() -> None:
         line.come(f"newer{number}")
         served += line.give() in flood
     assert served >= 5, "it has its share, though two come for each one that is served"
-
-
-def test_sixty_of_one_and_one_of_another() -> None:
-    line = Line()
-    for _ in range(60):
-        line.come("flood")
-    for _ in range(7):
-        line.give()
-    lone = line.come("lone")
-    assert [line.give().asker, line.give()] == ["flood", lone]

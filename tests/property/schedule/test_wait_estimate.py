@@ -7,8 +7,6 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.schedule.wait_estimate import (
     DECODE_S,
-    PREFILL_TOKENS_PER_S,
-    PROMPT_TOKENS,
     Pace,
     Work,
 )
@@ -63,14 +61,6 @@ def test_whoever_finds_a_free_slot_does_not_wait(
     pace: Pace, running: list[Work], slots: int
 ) -> None:
     assert pace.wait_s(running[: slots - 1], [], slots) == 0
-
-
-def test_without_a_history_the_wait_is_that_of_an_assumed_machine() -> None:
-    pace = Pace()
-    assert pace.prompt_tokens / pace.prefill_tokens_per_s == PROMPT_TOKENS / PREFILL_TOKENS_PER_S
-    unknown_s = PROMPT_TOKENS / PREFILL_TOKENS_PER_S + DECODE_S
-    assert pace.wait_s([], [Work(None)], 1) == unknown_s
-    assert pace.wait_s([], [Work(None)] * 3, 1) == pytest.approx(3 * unknown_s)
 
 
 def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -> None:

@@ -1,7 +1,8 @@
 """Nothing that a client changed is hidden by a record, a canonical rule or a remembered text.
 
-On excerpts of real sessions (tests/data/traces); scripts/mutate_traces.py tries every change of
-every session, and takes ten minutes a family.
+On excerpts of real sessions (tests/data/traces) and on live ones; scripts/mutate_traces.py tries
+every change of every session, and takes ten minutes a family. Attacks that once hid something stand
+in tests/unit/worker/sessions/test_echo_attacks.py.
 """
 
 import functools
@@ -29,6 +30,8 @@ from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verd
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.mutate_traces import sampled
+from tests.helpers.clients.client_echoes import CLIENTS, CWD
+from tests.helpers.servers.live_sessions import SCRIPT, TOOLS, exchanges_of
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 STRINGS = 60  # changes tried of one session
@@ -224,3 +227,38 @@ def test_a_changed_request_is_answered_as_by_a_model_that_keeps_nothing(
     computed = [forwards.compute(mutation) for mutation in tried]
     assert max(moved for _, moved in computed) > LOGPROB_TOLERANCE, "there was nothing to notice"
     assert sum(warm.cached for warm, _ in computed) > 0, computed
+
+
+# ---------------------------------------------------------------- random edits
+
+EDITS = 60  # of one captured session
+LIVE_EDITS = 50  # of a live one
+# What may become of an edit but that it reaches the model; all else hides it.
+REACHED = {"shown", "in the ids"}
+EXPLAINED = {
+    *("thinking-stripped", "cd-stripped", "number-printed", "value-coerced"),
+    *("as written", "template", "refused"),
+}
+
+
+def judged(proof: Proof, count: int) -> int:
+    """Return how many edits reach the model; fails where one is hidden."""
+    tried = proof.edits(count)
+    assert len({edit.kind for edit in tried}) > 30 and len(tried) == count
+    found = outcomes((str(edit), proof.edited(edit)) for edit in tried)
+    assert found.keys() <= {*REACHED, *EXPLAINED}
+    return found["shown"] + found["in the ids"]
+
+
+def test_no_random_edit_of_a_captured_session_is_hidden(name: str, proof: Proof) -> None:
+    found = judged(proof, EDITS)
+    least = 0.3 if CASES[name] == "harmony" else 0.8  # whose template leaves much out
+    assert found > least * EDITS, found
+
+
+@pytest.mark.parametrize("client_name", ["claude-code", "codex", "opencode"])
+def test_no_random_edit_of_a_live_session_is_hidden(client_name: str, tmp_path: Path) -> None:
+    live = Desk(FIXTURES["qwen3_5"], family("qwen3_5"), tmp_path)
+    session = exchanges_of(live, CLIENTS[client_name](tools=TOOLS), SCRIPT)
+    found = judged(Proof(session, "qwen3_5", tmp_path, directory=CWD), LIVE_EDITS)
+    assert found > 0.7 * LIVE_EDITS, found

@@ -11,10 +11,9 @@ from typing import Any, Final, cast
 
 import pytest
 
-from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.cache.block_hash import ROOT_SCHEMA, key_root, pack, prefix_hashes, root_hash
+from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes, root_hash
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.vlm_loader import VisionModel
@@ -192,13 +191,6 @@ def test_the_blas_decides_the_last_bits_on_the_cpu_alone(
     monkeypatch.setattr(kv_setup, "loaded_blas", lambda: "golden BLAS")
     assert root(model) == "03d478d3d84f200aa1eaa4d2614a713a"
     assert root(metal) == before
-
-
-def test_the_default_settings_that_enter_the_root_are_what_they_were() -> None:
-    settings: Settings = load_settings({}, None)
-    entering = (settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
-    assert entering == (0, kv_setup.ROOT_GROUP_SIZE, 5_000)
-    assert ROOT_SCHEMA == 3
 
 
 def test_the_root_of_texts_is_what_it_was() -> None:

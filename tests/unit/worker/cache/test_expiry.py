@@ -20,23 +20,6 @@ def expired(store: ExtentStore, now: float) -> tuple[Extent, ...]:
     return find_expired(store, (), now, TTL_S).extents
 
 
-def test_a_branch_expires_and_the_trunk_stays_as_long_as_another_branch() -> None:
-    store = new_store()
-    trunk, *old = kept(store, 1, used_at=0.0)
-    _, *young = kept(store, 2, used_at=50.0)
-    assert expired(store, 99.0) == ()
-    found = find_expired(store, (), 100.0, TTL_S)
-    assert found.extents == tuple(reversed(old)) and found.next_at == 150.0
-    assert set(expired(store, 150.0)) == {trunk, *old, *young}
-    assert find_expired(store, (), 150.0, TTL_S).next_at == math.inf
-
-
-def test_the_children_come_before_their_parents() -> None:
-    store = new_store()
-    rows = kept(store, 1, 0.0, length=64)
-    assert expired(store, 200.0) == tuple(reversed(rows))
-
-
 def test_a_line_that_waits_for_its_sub_agents_is_as_young_as_they_are() -> None:
     store = new_store()
     waiting = kept(store, 1, 0.0)

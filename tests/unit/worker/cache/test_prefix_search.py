@@ -1,6 +1,5 @@
 """Checks the hashes of prefixes, and how far a prompt is found in the kept extents."""
 
-import numpy as np
 import pytest
 
 from hearth.worker.cache.block_hash import (
@@ -16,12 +15,10 @@ from scripts.harness.store_builders import (
     HYBRID,
     ROOT,
     WINDOWED,
-    Part,
     ask,
     every,
     furnish,
     keep,
-    name_of,
     new_line,
     new_store,
     text,
@@ -36,21 +33,9 @@ def test_a_name_is_of_the_tokens_and_not_of_how_they_were_cut() -> None:
     assert len(set(names)) == 1 and len(names[0]) == HASH_BYTES
 
 
-def test_tokens_are_named_as_packed_integers_and_not_as_text() -> None:
-    packed = pack([1, 23])
-    assert packed.dtype == np.int32 and packed.tobytes() == b"\1\0\0\0\x17\0\0\0"
-    assert name_of([1, 23]) != name_of([12, 3])
-
-
 def test_an_id_that_does_not_fit_is_refused_rather_than_wrapped() -> None:
     with pytest.raises(OverflowError):
         pack([2**31])
-
-
-def test_names_are_asked_for_in_order_and_within_the_tokens() -> None:
-    for ends in ([3, 2], [4]):
-        with pytest.raises(AssertionError):
-            prefix_hashes(ROOT, pack([1, 2, 3]), ends)
 
 
 def test_the_common_length_ends_at_the_first_difference_or_the_shorter_one() -> None:
@@ -86,23 +71,6 @@ def test_a_window_is_resumed_only_where_its_rows_reach_back_far_enough() -> None
     assert search(store, tokens, cuts).position == 11
     store.set_window(kept[1], None, 8)
     assert search(store, tokens, cuts).position == 4, "row 7 is missing, then all of 4 to 7"
-
-
-def test_a_window_far_behind_is_not_needed() -> None:
-    store = new_store(WINDOWED)
-    kept = keep(store, text(1, 12), [4, 8, 11])
-    store.set_window(kept[0], None, 4)
-    assert search(store, text(1, 13), [4, 8, 11]).position == 11
-    store.set_window(kept[2], Part(1), 9)
-    assert search(store, text(1, 13), [4, 8, 11]).position == 8, "row 8 is missing at 11"
-
-
-def test_a_generated_run_is_used_up_to_the_last_cut_where_it_goes_on_behind_it() -> None:
-    store = new_store()
-    (prompt,) = keep(store, text(1, 10), [10])
-    keep(store, text(1, 30), [30], is_canonical=False, start=prompt.end)
-    assert search(store, text(1, 28), [10, 25]).position == 25, "it ends behind the prompt"
-    assert search(store, text(1, 33), [10, 25]).position == 25, "it ends in the prompt's tail"
 
 
 def test_exact_search_sees_no_generated_run_and_no_cut_but_the_prompts_own() -> None:

@@ -1,7 +1,9 @@
 """Attacks what tells weights apart: files are changed, swapped and linked unseen."""
 
+import functools
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -9,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.engine import weights_identity
+from hearth.worker.engine.model_loader import load_model
 from hearth.worker.engine.weights_identity import (
     FILES_MAX,
     MEMORY_NAME,
@@ -19,6 +24,8 @@ from hearth.worker.engine.weights_identity import (
     hash_file,
     stamp_of,
 )
+from hearth.worker.setup.kv_setup import cache_root, identify
+from scripts.fixtures.fixture_cache import fixture_dir
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 HOUR_NS = 3_600_000_000_000
@@ -168,6 +175,25 @@ def test_nothing_is_hashed_where_no_kv_outlives_the_process(
 def test_a_start_that_ends_waits_for_no_hash(model: Path) -> None:
     with pytest.raises(SystemExit):
         WeightsIdentity(model, None, is_over=lambda: True).parts()
+
+
+def test_a_worker_whose_weights_changed_in_place_with_their_times_restored_has_another_root(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "weights"
+    shutil.copytree(fixture_dir("qwen3"), directory)
+    environ = {"MODEL_PATH": str(directory), "KV_CACHE_DIR": str(tmp_path / "kv")}
+    settings = load_settings(environ, None)
+
+    def root() -> PrefixHash:
+        told = functools.partial(identify, settings, lambda: False)
+        return cache_root(load_model(settings, identify=told), settings)
+
+    before = root()
+    assert root() == before
+    (weights,) = directory.glob("*.safetensors")
+    in_place(weights, lambda content: content[:-2_000] + bytes(2_000))
+    assert root() != before, "so that no KV of before is found"
 
 
 # ---------------------------------------------------------------- the memory

@@ -12,27 +12,10 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
-
-
-class Watched:
-    """A worker that may hold `limit` bytes of KV, slots and kept ones together."""
-
-    def __init__(self, limit: int, name: str = "qwen3", **rules: Any) -> None:
-        self.machine: Machine = machine(name, memory=MemoryGuard(lambda: limit, self.held), **rules)
-
-    def held(self) -> int:
-        keeper = self.machine.keeper
-        return int(keeper.store.budget.bytes_used + sum(map(keeper.slot_bytes, keeper.slots)))
-
-
-def slot_bytes(tokens: int) -> int:
-    size: int = machine("qwen3").layers.slot_bytes(tokens, None)
-    return size
 
 
 def give_up_parts(warm: Machine) -> None:
@@ -265,30 +248,3 @@ def test_kv_of_other_types_or_shapes_than_the_models_is_read_anew(
 
 
 # ---------------------------------------------------------------- the memory guard
-
-
-def test_kept_kv_stays_while_a_prompt_waits_that_it_could_not_help() -> None:
-    watched = Watched(slot_bytes(2_000))
-    warm, kept = watched.machine, prompt("qwen3", 100, 100)
-    warm.ask(kept)
-    running = warm.submit(prompt("qwen3", 400, 400, seed=1), 40)
-    warm.run(until=lambda: bool(running.request.completion_tokens))
-    waiting = warm.submit(prompt("qwen3", 900, 400, seed=2))
-    for _ in range(5):
-        warm.step()
-    assert waiting.request.slot is None and not running.reason
-    assert warm.keeper.plan(warm.submit(kept).request.query).position > 200
-    warm.run()
-    assert waiting.reason == "length"
-
-
-def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
-    limit = slot_bytes(1_536)  # two prompts of some 630 tokens, rounded up to 768
-    watched = Watched(limit, slots_max=3)
-    warm, ids = watched.machine, prompt("qwen3", 300, 300)
-    first = warm.ask(ids)
-    warm.ask(prompt("qwen3", 300, 300, seed=1))  # used later: the first would go before it
-    assert len(warm.keeper.slots) == 2
-    longer = warm.ask(follow("qwen3", ids, first.request.sampled, 300))
-    assert longer.cached >= len(ids)
-    assert len(warm.keeper.slots) == 1 and watched.held() <= limit

@@ -15,8 +15,6 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_reserve import working_bytes
-from hearth.worker.kv import kv_manager
-from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
@@ -26,16 +24,6 @@ from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
 CUTS = CutRule(64, TurnMarks(frozenset(), ()))
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_same_request_again_prefills_its_generation_prompt_only(name: str) -> None:
-    warm = machine(name)
-    ids = prompt(name, 150, 100)
-    assert warm.ask(ids).cached == 0
-    again = warm.ask(ids)
-    assert again.prefilled == len(message(name, "assistant", []))
-    assert warm.keeper.counts["match_exact"] == 1
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -54,46 +42,6 @@ def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: i
         ids = longer
         assert warm.ask(ids, 1).prefilled <= new + 16
     assert warm.keeper.counts["match_prefix"] >= 4
-
-
-def test_a_plan_that_ends_amid_an_image_is_dropped_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No plan does; here each position but the beginning is taken for the inside of an image."""
-    warm = machine("qwen3")
-    ids = prompt("qwen3", 150, 100)
-    first = warm.ask(ids, 4)
-    assert warm.keeper.counts["vlm_retreat"] == 0
-    monkeypatch.setattr(kv_manager, "is_inside", lambda tokens, at: at > 0)
-    again = warm.ask(ids, 4)
-    assert (again.cached, again.prefilled) == (0, len(ids))
-    assert again.tokens == first.tokens
-    assert warm.keeper.counts["vlm_retreat"] >= 1
-
-
-def test_rows_kept_further_than_a_state_are_counted() -> None:
-    warm = machine("qwen3_5", slots_max=1)
-    ids = prompt("qwen3_5", 150, 100)
-    warm.ask(ids, 4)
-    warm.ask(prompt("qwen3_5", 30, 10, seed=4), 2)
-    assert warm.keeper.counts["hybrid_trim_miss"] == 0
-    for joint in list(warm.keeper.store.joints):
-        if joint.snapshot is not None and joint.position > 200:
-            warm.keeper.store.set_snapshot(joint, None)
-    assert 0 < warm.ask(ids, 4).cached <= 200
-    assert warm.keeper.counts["hybrid_trim_miss"] == 1
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_system_prompt_is_shared_and_another_one_is_not(name: str) -> None:
-    warm = machine(name)
-    system = len(message(name, "system", words(0, 200)))
-    warm.ask(prompt(name, 200, 50))
-    shared = prompt(name, 200)[: -len(message(name, "assistant", []))]
-    shared += message(name, "user", words(99, 60)) + message(name, "assistant", [])
-    assert warm.ask(shared).cached == system
-    other = warm.ask(prompt(name, 200, 50, seed=5))
-    assert other.cached == 0 and warm.keeper.counts["match_miss"] == 2
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -369,20 +317,3 @@ def test_packed_rows_are_priced_as_what_they_take() -> None:
         cached.append(warm.ask(prompt("qwen3", 400, 100, seed=seed), 1).cached)
     assert warm.keeper.counts["cut_outs_refused"] == 0
     assert min(cached) > 400, "four conversations fit, packed"
-
-
-def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = loaded("glm4_moe_lite", "bfloat16", 4)
-    engine = Engine(model)
-    with engine.stream():
-        keeper = make_kv_manager(
-            engine,
-            model,
-            load_settings({"CACHE_STORE_BITS": "8", "MAX_KV_SIZE_GB": "0"}, None),
-            CUTS,
-        )
-    assert isinstance(keeper, KVManager)
-    assert keeper.rules.is_exact and keeper.rules.store_format is None
-    assert "CACHE_STORE_BITS is ignored" in caplog.text

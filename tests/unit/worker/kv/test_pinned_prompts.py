@@ -138,18 +138,6 @@ def test_a_pin_has_all_that_its_end_needs_though_there_was_no_room_before(
     same_tokens(answer, cold)
 
 
-def test_what_is_no_longer_pinned_may_go() -> None:
-    warm, ids = small("qwen3_5"), prompt("qwen3_5", 150, 150)
-    prefill(warm, ids, pin_key=ME)
-    (row,) = warm.keeper.pins_report()["pins"]
-    assert not warm.keeper.unpin("nobody's", ME)
-    assert not warm.keeper.unpin(row["id"], OTHER), "it is another key's"
-    assert warm.keeper.unpin(row["id"], ME)
-    assert not warm.keeper.unpin(row["id"], ME), "once"
-    need_all(warm)
-    assert warm.ask(ids).cached == 0
-
-
 def test_pins_are_told_to_whom_they_belong() -> None:
     warm = machine("qwen3")
     ids = [prompt("qwen3", 150, 100), other_question("qwen3", 150)]

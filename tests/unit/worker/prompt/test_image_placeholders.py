@@ -50,12 +50,6 @@ def test_texts_beside_an_image_are_one_with_it_and_others_stay_apart() -> None:
     assert digests == ["one", "two"]
 
 
-def rest_of(one: BuiltPrompt) -> list[int]:
-    """Return the prompt's ids without those of its images."""
-    amid = {at for run in one.images for at in range(run.start, run.end)}
-    return [token for at, token in enumerate(one.ids) if at not in amid]
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_images_stand_where_the_messages_have_them(name: str) -> None:
     call = "" if name in ("gemma3", "chatml", "deepseek", "mistral") else "read"

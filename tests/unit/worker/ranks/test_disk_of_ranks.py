@@ -197,17 +197,6 @@ def test_what_waits_on_the_slowest_rank_is_written_before_it_ends(tmp_path: Path
     assert disks.holders(second.name) == [0, 1]
 
 
-def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(disks: DisksOfRanks) -> None:
-    disks.stores[1].refuses = True
-    first = disks.record(1)
-    disks.write(first)
-    assert disks.read(first.name) == [None]
-    assert not disks.leading.holds(first.name)
-    disks.stores[1].refuses = False
-    disks.write(disks.record(1))
-    assert disks.holders(first.name) == [0, 1] and disks.leading.holds(first.name)
-
-
 def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(disks: DisksOfRanks) -> None:
     first = disks.record(1)
     disks.write(first)

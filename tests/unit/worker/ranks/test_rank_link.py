@@ -29,17 +29,6 @@ def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], li
         assert [(each.name, each.arguments, each.drops) for each in came] == told
 
 
-def test_what_differs_between_ranks_is_told_with_both_values() -> None:
-    leader, followers = ranks_in_memory(2)
-    leader.witness("prefill", 7, [1, 2, 3])
-    followers[1].witness("prefill", 7, [1, 2, 3])
-    leader.witness("step", [4])
-    followers[1].witness("step", [5])
-    with pytest.raises(RankMismatch) as caught:
-        leader.tell("next")
-    assert str(caught.value) == "step 2: rank 0 computes ['step', [4]], rank 1 ['step', [5]]"
-
-
 def test_arrays_and_objects_are_refused() -> None:
     leader, _ = ranks_in_memory(2)
     with pytest.raises(WireError):

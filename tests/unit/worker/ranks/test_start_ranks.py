@@ -29,7 +29,6 @@ from hearth.worker.ranks.start_ranks import (
     with_told,
 )
 from hearth.worker.setup.draft_setup import draft_policy
-from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.socketless_worker import loaded, machine
 from tests.helpers.records.disk_records import ROOT
@@ -61,13 +60,6 @@ def test_nothing_is_drafted_and_the_reason_names_ranks() -> None:
     policy = draft_policy(settings(), None, engine, is_exact=False, is_cpu=True)
     assert (policy.reach, policy.reach_max) == ("none", "none")
     assert "RANKS is 2" in policy.reason
-
-
-def test_kv_of_other_ranks_or_splits_is_never_found() -> None:
-    model = loaded("qwen3", tiny=True)
-    environs = ({}, {"RANKS": "2"}, {"RANKS": "3"}, {"RANKS": "2", "RANK_SPLIT": "pipeline"})
-    roots = {cache_root(model, load_settings(environ, None)) for environ in environs}
-    assert len(roots) == len(environs)
 
 
 def test_a_rank_that_cannot_load_its_part_is_named_with_its_reason() -> None:
@@ -192,10 +184,6 @@ def test_ranks_of_one_machine_meet_at_a_socket_and_others_at_a_port(tmp_path: Pa
         "tcp://192.168.2.1:4111",
         "tcp://192.168.2.1:0",
     )
-
-
-def test_a_rank_with_the_same_model_takes_part() -> None:
-    check_same_model(FACTS, [dict(FACTS)], HOSTS[:2])
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,6 @@ def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
     assert "add long" in engine.decoder.log
 
 
-def test_no_more_than_the_slots_hold_a_cache() -> None:
-    made, _ = scheduler(slots=2)
-    for number in range(5):
-        made.submit(request(f"r{number}", prompt=50))
-    list(made.step())
-    assert (made.running, made.waiting) == (2, 3)
-    events = run(made)
-    assert sum(isinstance(e, Finished) for e in events) == 5
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3, 12])
 def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> None:
     made, engine = scheduler(x=[1] * 1000)
@@ -83,22 +73,21 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     assert leaving.slot is None
 
 
-def test_the_limit_ends_with_length_and_shows_what_was_held_back() -> None:
-    made, _ = scheduler(x=[1, 2, 3, 4])
-    made.submit(request("x", tokens_max=3, stop="cd"))
-    events = run(made)
-    assert text_of(events, "x") == "abc"
-    assert finish_of(events, "x").reason == "length"
-
-
-def test_a_stop_string_ends_the_text_before_it_and_is_named() -> None:
+@pytest.mark.parametrize(
+    ("tokens_max", "text", "reason", "stop", "tokens"),
+    [(3, "abc", "length", None, 3), (99, "ab", "stop", "cd", 4)],
+    ids=["its limit, which shows what was held back", "a stop string, which is named"],
+)
+def test_an_answer_ends_at_its_limit_or_before_a_stop_string(
+    tokens_max: int, text: str, reason: str, stop: str | None, tokens: int
+) -> None:
     made, _ = scheduler(x=[1, 2, 3, 4, 5])
-    made.submit(request("x", stop="cd"))
+    made.submit(request("x", tokens_max=tokens_max, stop="cd"))
     events = run(made)
-    assert text_of(events, "x") == "ab"
+    assert text_of(events, "x") == text
     finished = finish_of(events, "x")
-    assert (finished.reason, finished.stop_sequence) == ("stop", "cd")
-    assert finished.usage.completion_tokens == 4
+    assert (finished.reason, finished.stop_sequence) == (reason, stop)
+    assert finished.usage.completion_tokens == tokens
 
 
 @given(
@@ -156,18 +145,6 @@ def test_only_what_both_prefill_alike_is_waited_for() -> None:
         list(made.step())
         steps += 1
     assert steps == 4, "three shared chunks of 10 tokens, and a slot at the fourth step"
-
-
-def test_a_sessions_one_request_does_not_wait_for_anothers_whole_queue() -> None:
-    made, _ = scheduler(slots=1)
-    for number in range(60):
-        made.submit(request(f"flood{number}", prompt=25, asker="flood"))
-    list(made.step())
-    made.submit(request("lone", asker="lone"))
-    ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
-    assert ends.index("lone") <= 2, "the one that ran, and one more of the flood's at most"
-    floods = [name for name in ends if name != "lone"]
-    assert floods == [f"flood{number}" for number in range(60)], "its own keep their order"
 
 
 def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:

@@ -1,12 +1,10 @@
 """A conversation that goes on with another adapter is told what that costs, and goes on right."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit
-from hearth.worker.cache.block_hash import adapter_root, key_root
+from hearth.shared.wire_messages import Prompt, Speaker
+from hearth.worker.cache.block_hash import adapter_root
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
-from hearth.worker.requests.request_builder import root_of
 from hearth.worker.setup.prompt_and_session_setup import make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk, Reply
@@ -76,11 +74,3 @@ def test_a_prompt_that_a_worker_died_with_is_suspected_by_its_adapter_too(tmp_pa
         names.append({*request.query.names, request.prompt_name})
         assert request.query.adapter == worker.adapter
     assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])
-
-
-def test_the_root_has_the_key_and_the_adapter() -> None:
-    message = Submit("r", Prompt([]), Sampling(), adapter="one")
-    adapters = {"one": "its bytes"}
-    assert root_of(message, ROOT, adapters) == adapter_root(ROOT, "its bytes")
-    apart = replace(message, prompt=Prompt([], speaker=Speaker("mine")))
-    assert root_of(apart, ROOT, adapters) == adapter_root(key_root(ROOT, "mine"), "its bytes")

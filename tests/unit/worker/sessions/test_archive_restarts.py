@@ -150,23 +150,3 @@ def test_turns_are_apart_by_model_tokenizer_and_template(tmp_path: Path) -> None
     made.append(directory("qwen3", template="another template"))
     assert len(set(made)) == 4 and directory("qwen3") == made[0]
     assert all(path.parent == tmp_path and path.name.startswith("turns-") for path in made)
-
-
-def test_an_edit_is_explained_after_a_restart_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    living, restarted = shops(tmp_path, monkeypatch, "qwen3", "pi")
-    long = replace(SCRIPT[2], content="All that was there is as it was before. " * 9)
-    found = []
-    for shop in (living, restarted):
-        for parts in [*SCRIPT[:2], long]:
-            shop.ask(parts)
-        shop.client.turns[-1]["content"] = "Done: nothing changed." + long.content
-        shop.client.user("Go on.")
-        request = shop.ask(SCRIPT[2])
-        assert request.visit is not None and request.visit.divergence is not None
-        found.append(told(request))
-        shop.desk.sessions.close()
-    assert found[0] == found[1]
-    assert found[0]["divergence"].cause.name == "assistant turn"
-    assert found[0]["states"] == {2: "kept", 4: "kept", 6: "changed"}

@@ -98,20 +98,6 @@ def test_a_message_whose_canonical_form_is_nothing_leaves_the_chain_as_it_is() -
 # ---------------------------------------------------------------- extending and opening
 
 
-def test_a_request_that_extends_a_line_advances_it() -> None:
-    desk = Desk()
-    first = desk.ask(MAIN)
-    longer = (*MAIN, "a:reading", "t:its text")
-    place = desk.arrive(longer)
-    assert place.line is first and place.relative is None and place.before is not None
-    assert exact(first) == digests(MAIN), "placing changes nothing"
-    assert desk.end(place, tokens=20) is first
-    assert exact(first) == digests(longer)
-    assert first.tokens is not None and len(first.tokens) == 20
-    assert (first.turns, first.prompt_tokens) == (2, 19)
-    assert list(desk.session().lines.values()) == [first]
-
-
 def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_point() -> None:
     desk = Desk()
     history = [*MAIN, "a:x1", "t:y1", "a:x2", "t:y2", "u:now this"]

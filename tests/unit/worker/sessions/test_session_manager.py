@@ -125,15 +125,6 @@ def test_an_echo_with_its_ids_is_found_behind_other_messages() -> None:
     assert desk.arrive([*compacted[:2], stripped(SAID)]).states == {2: RENDERED}
 
 
-def test_a_signature_finds_the_turn_behind_other_messages() -> None:
-    desk = Desk()
-    first = desk.ask(QUESTION, WORDS)
-    assert first.turn is not None
-    sent = echo(WORDS, signatures=[first.turn.signature])
-    assert desk.arrive([QUESTION[1], sent]).turns == [None, first.turn]
-    assert desk.arrive([QUESTION[1], echo(WORDS, signatures=["forged"])]).turns == [None, None]
-
-
 def test_an_answer_that_its_client_never_parsed_is_known_as_it_was_written() -> None:
     desk = Desk()
     text = "Let me check.\n<tool_call>read /a</tool_call>\n"
@@ -433,3 +424,57 @@ def test_a_client_that_numbers_each_answers_calls_anew_has_results_at_their_own_
     calls = [visit.messages[at]["tool_calls"][0]["id"] for at in (2, 4)]
     assert [visit.messages[at]["tool_call_id"] for at in (3, 5)] == calls
     assert calls[0] != calls[1] == "call_0"
+
+
+# ---------------------------------------------------------------- who is told by which client
+
+
+def named_by_client(client: str = "", conversation: str = "", title: str = "") -> Speaker:
+    text = client.capitalize() and f"{client.capitalize()} 1.2"
+    return Speaker("key", client=client, client_name=text, conversation=conversation, title=title)
+
+
+def test_clients_without_ids_are_told_apart_by_client_and_conversation() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=named_by_client("curl", "curl-1", "Hello"))
+    other = [QUESTION[0], {"role": "user", "content": "Another question?"}]
+    desk.ask(other, WORDS, speaker=named_by_client("pi", "pi-2", "Another question?"))
+    rows = {row["session"]: row for row in desk.sessions.reports.sessions()}
+    assert list(rows) == ["pi-2", "curl-1"], "the last used first"
+    assert [rows[name]["title"] for name in rows] == ["Another question?", "Hello"]
+    assert [rows[name]["client"] for name in rows] == ["Pi 1.2", "Curl 1.2"]
+    assert {row["begun_at"] is not None for row in rows.values()} == {True}
+    told = desk.sessions.reports.session("curl-1")
+    assert told is not None and [line["turns"] for line in told["lines"]] == [1]
+    assert [name for name, _ in desk.log.rows] == ["curl", "pi"], "a file of each client"
+
+
+def test_a_title_is_in_no_row_of_the_log() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=named_by_client("pi", "pi-1", "Xylophone"))
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Xylophone"))
+    assert [row["title"] for row in desk.sessions.reports.sessions()] == ["Xylophone"] * 2
+    assert "Xylophone" not in repr(desk.log.rows)
+
+
+def test_the_title_of_a_side_call_makes_way_for_that_of_the_conversation() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Name this conversation"))
+    mended = replace(ME, title="Mend the test")
+    desk.end(
+        desk.arrive(QUESTION, mended, tools=[{"type": "function", "function": {"name": "read"}}]),
+        WORDS,
+    )
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Name it again"))
+    (row,) = desk.sessions.reports.sessions()
+    assert row["title"] == "Mend the test"
+
+
+def test_a_conversation_that_moves_to_another_client_still_finds_its_line() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID, speaker=named_by_client("curl", "curl-1"))
+    visit = desk.arrive(
+        [*QUESTION, echo(replace(SAID, reasoning="")), {"role": "user", "content": "And?"}],
+        named_by_client("pi", "pi-1"),
+    )
+    assert visit.place.line is not None and visit.count(KEPT) == 1

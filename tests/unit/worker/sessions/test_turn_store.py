@@ -127,11 +127,12 @@ def test_two_api_keys_never_meet() -> None:
     assert mine not in by_place(store, KEY, PLACE)
 
 
-def test_the_same_turn_twice_is_one() -> None:
-    first = turn(1)
-    store = filled(first, turn(1))
-    assert len(store) == 1 and store.nbytes == first.nbytes
-    assert by_place(store, KEY, PLACE) == [first]
+def test_the_same_turn_twice_is_one_and_a_use_of_it() -> None:
+    first, second, third = (turn(n) for n in range(3))
+    store = filled(first, second, turn(0), turns_max=2)
+    assert len(store) == 2 and store.nbytes == first.nbytes + second.nbytes
+    store.add(third)
+    assert by_place(store, KEY, PLACE) == [first, third]
 
 
 def test_the_same_tokens_are_two_turns_where_they_were_given_by_other_ids() -> None:
@@ -153,14 +154,6 @@ def test_the_turn_that_was_not_used_longest_goes_first() -> None:
     assert by_place(store, KEY, b"0") and by_ids(store, KEY, echo("id1"))  # so 2 goes, not 0
     store.add(turns[3])
     assert [bool(by_place(store, KEY, b"%d" % n)) for n in range(4)] == [True, True, False, True]
-
-
-def test_adding_a_turn_again_is_a_use_of_it() -> None:
-    first, second, third = (turn(n) for n in range(3))
-    store = filled(first, second, turns_max=2)
-    store.add(turn(0))
-    store.add(third)
-    assert by_place(store, KEY, PLACE) == [first, third]
 
 
 def test_bytes_are_counted_and_bounded() -> None:

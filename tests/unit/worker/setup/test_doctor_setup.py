@@ -8,7 +8,7 @@ import pytest
 
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.doctor.checked_machine import subject_of
-from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
+from hearth.worker.doctor.findings import CheckResult, Findings
 from hearth.worker.doctor.measure_speed import best_chunk
 from hearth.worker.engine.compute_dtype import device_architecture
 from hearth.worker.engine.memory_pressure import Pressure
@@ -147,13 +147,6 @@ def test_checks_take_what_is_free_beside_a_forward_and_nothing_under_pressure(
     assert free_bytes(dataclasses.replace(memory, used=lambda: 2000)) == 0
     monkeypatch.setattr(doctor_setup, "system_pressure", lambda: Pressure.WARNING)
     assert free_bytes(memory) == 0
-
-
-def test_findings_of_another_machine_are_not_read(tmp_path: Path) -> None:
-    other = dataclasses.replace(FOUND.subject, chip="Apple M9")
-    FindingsFile(tmp_path, other).save(dataclasses.replace(FOUND, subject=other))
-    plain = settings(tmp_path)
-    assert ModelDoctor(plain, MODEL, starts_itself=True).settings == plain
 
 
 @pytest.mark.parametrize(

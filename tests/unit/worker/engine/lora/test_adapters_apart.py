@@ -77,15 +77,6 @@ def test_nobody_waits_for_a_prefill_of_another_adapter() -> None:
 # ------------------------------------------------------------ kept KV
 
 
-def test_what_was_pinned_without_an_adapter_serves_none() -> None:
-    warm = adapted_machine("qwen3")
-    ids = prompt("qwen3", 120, 60)
-    warm.ask(ids, 1, is_prefill_only=True, pin_key="")
-    assert warm.keeper.pins_report()["pinned_bytes"] > 0
-    assert warm.ask(ids, ANSWER, adapter="one").cached == 0
-    assert warm.ask(ids, ANSWER).cached > 0
-
-
 # ------------------------------------------------------------ the disk
 
 

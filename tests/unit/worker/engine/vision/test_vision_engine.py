@@ -264,13 +264,6 @@ def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> N
     assert not remembers_positions(vision.language)
 
 
-@pytest.mark.parametrize("name", VISION_NAMES)
-def test_quantised_kv_is_taken_or_refused_with_a_reason(name: str) -> None:
-    reason = new_engine(name).why_not_quantised(8, 64)
-    assert (reason is None) == (name != "gemma3")
-    assert reason is None or "RotatingKVCache" in reason
-
-
 def test_an_image_that_the_encoder_does_not_take_ends_its_request_alone() -> None:
     name = "qwen3_vl"
     good = picture(name, 1)
