@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,13 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
+async def until(condition: Callable[[], Any], wait_s: float = 60.0) -> None:
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.01)
+
+
 class Bench:
     """A pool, its supervisor, and what the workers wrote down."""
 
@@ -44,11 +51,7 @@ class Bench:
         rows = self.log.read_text().splitlines() if self.log.exists() else []
         return [row for row in map(json.loads, rows) if row["event"] == kind]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        deadline = time.monotonic() + wait_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
     def ready_count(self) -> int:
         return sum(link.is_ready for link in self.pool.links.values())
@@ -73,10 +76,6 @@ async def stop(supervisor: Supervisor) -> None:
     for worker in supervisor.workers:
         if worker.process is not None:
             await worker.process.wait()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 180))
 
 
 def request(script: str, **fields: Any) -> ParsedRequest:

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +12,14 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor
-from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, stop, worker_environment
+from tests.helpers.proxy.fake_worker_pool import (
+    COMMAND,
+    read,
+    request,
+    stop,
+    until,
+    worker_environment,
+)
 from tests.helpers.worker_processes.fake_worker import MISSING
 
 MODELS: Final = (ServedModel("smollm2"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
@@ -48,11 +54,7 @@ class Host:
             tuple(worker.row()[field] for field in fields) for worker in self.supervisor.workers
         ]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        deadline = time.monotonic() + wait_s
-        while not condition():
-            assert time.monotonic() < deadline, self.rows("state", "model")
-            await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
 
 @contextlib.asynccontextmanager
