@@ -37,6 +37,13 @@ def knowing(**sent: int) -> CacheAffinity:
     return affinity
 
 
+def test_a_message_that_comes_and_goes_changes_nothing() -> None:
+    affinity = CacheAffinity(4)
+    affinity.remember(marks_of(prompt("s a -")), 1)
+    assert chosen(affinity, prompt("s a b -"), 0, 0) == 1
+    assert marks_of(prompt("s - a")) == marks_of(prompt("s a"))
+
+
 def test_a_session_that_begins_anew_stays_with_its_worker() -> None:
     affinity = CacheAffinity(4)
     affinity.remember(marks_of(prompt("s a", "one")), 1)
@@ -51,6 +58,12 @@ def test_nothing_is_found_by_another_api_key() -> None:
     affinity.remember(marks_of(prompt("s a", "one")), 1)
     assert chosen(affinity, prompt("s a", "one", key="other"), 0, 0) == 0
     assert not set(marks_of(prompt("s", "one"))) & set(marks_of(prompt("s", "one", key="")))
+
+
+def test_a_worker_that_is_not_ready_leaves_it_to_a_shorter_prefix() -> None:
+    affinity = knowing(s_a=2, s_a_b=7)
+    assert chosen(affinity, prompt("s a b c"), 0, 0, 0) == 2
+    assert affinity.choose([], marks_of(prompt("s a b c"))) is None
 
 
 def test_a_worker_that_is_gone_is_forgotten_and_the_others_are_not() -> None:
