@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-async def until(condition: Callable[[], Any], told: Callable[[], Any]) -> None:
+async def until(
+    condition: Callable[[], Any], told: Callable[[], Any] = lambda: "waited too long"
+) -> None:
     """Wait until the condition holds; `told` is what a failure shows."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -77,10 +79,6 @@ async def stop(supervisor: Supervisor) -> None:
     for worker in supervisor.workers:
         if worker.process is not None:
             await worker.process.wait()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 180))
 
 
 def request(script: str, **fields: Any) -> ParsedRequest:

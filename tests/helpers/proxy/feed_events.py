@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -118,10 +118,6 @@ async def read_until(events: AsyncGenerator[bytes, None], kind: str) -> dict[str
         while (told := await read(events))["type"] != kind:
             pass
     return told
-
-
-def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(body())
 
 
 async def snapshot_of(feed: DashboardFeed, key: str = "") -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http.connection_places import ConnectionPlaces
-from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
@@ -53,6 +53,17 @@ def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
     return asyncio.run(asked(edge, *request, **more))
 
 
+def sign_in(edge: ProxyApp, path: str, key: str, *headers: tuple[bytes, bytes]) -> Reply:
+    """Send the form of a page's sign-in."""
+    body = urlencode({"key": key}).encode()
+    return ask(edge, "POST", path, (b"content-length", b"%d" % len(body)), *headers, body=body)
+
+
+def cookie_of(reply: Reply) -> tuple[bytes, bytes]:
+    """Return the header that a browser sends back after a sign-in."""
+    return (b"cookie", reply.headers["set-cookie"].partition(";")[0].encode())
+
+
 async def asked(
     edge: ProxyApp,
     method: str = "GET",
@@ -61,14 +72,17 @@ async def asked(
     body: bytes = b"",
     host: tuple[bytes, bytes] | None = HOST,
     query: bytes = b"",
+    gone: asyncio.Event | None = None,
 ) -> Reply:
+    """Return the reply to a client that leaves once `gone` is set; a part of the reply sets it."""
     reply = Reply()
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         if incoming:
             return incoming.pop()
-        await asyncio.Event().wait()
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -76,6 +90,8 @@ async def asked(
             reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
         else:
             reply.content += message["body"]
+            if gone is not None and reply.content:
+                gone.set()
 
     scope = {
         "type": "http",
@@ -123,9 +139,3 @@ async def serving(
     finally:
         server.should_exit = True
         await task
-
-
-def served(run: Coroutine[Any, Any, None]) -> None:
-    """Run `run` on the loop that the server has: what an end of sending does is the loop's."""
-    with asyncio.Runner(loop_factory=SuspendingEventLoop) as runner:
-        runner.run(run)

@@ -11,6 +11,7 @@ from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.ollama import ollama_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.wire_messages import Prompt
 
 PARSE: Final[dict[str, Callable[[dict[str, Any]], ParsedRequest]]] = {
     "chat": chat_completions.parse,
@@ -34,6 +35,12 @@ BASES: Final[dict[str, dict[str, Any]]] = {
 def read(dialect: str, **body: Any) -> ParsedRequest:
     """Return what the dialect's plainest body becomes with `body` over it."""
     return PARSE[dialect](BASES[dialect] | body)
+
+
+def prompt_of(dialect: str, *rows: dict[str, Any], **fields: Any) -> Prompt:
+    """Return the prompt of a body of the messages, or input items, `rows`."""
+    place = "input" if dialect == "responses" else "messages"
+    return read(dialect, **{place: list(rows)}, **fields).prompt
 
 
 def shown(request: ParsedRequest) -> dict[str, Any]:

@@ -34,6 +34,12 @@ def opened(directory: Path, notes: Notes | None = None) -> tuple[JournalWriter[A
     return writer, [record for _, record in writer.read()]
 
 
+def put(writer: JournalWriter[Any], item: Any, *, renews: bool = False) -> None:
+    """Put an item and wait until it is written."""
+    writer.put(item, 1, renews=renews)
+    assert writer.flush(WAIT_S)
+
+
 def wrote(directory: Path, *records: Any) -> dict[str, int]:
     """Put `records` behind what is there, and close; return what was counted."""
     writer, _ = opened(directory)

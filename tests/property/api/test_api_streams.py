@@ -23,10 +23,9 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 NAMES = ("plain", "patch", "files__read", "tool_search", "made_up")
-PLAIN = {"type": "function", "name": "plain", "parameters": {"type": "object"}, "strict": False}
 FILES = {"type": "namespace", "name": "files", "description": "Of files."}
 TOOLS = [
-    PLAIN,
+    {"type": "function", "name": "plain", "parameters": {"type": "object"}, "strict": False},
     {"type": "custom", "name": "patch"},
     FILES | {"tools": [{"type": "function", "name": "read"}]},
     {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},

@@ -17,7 +17,6 @@ from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.proxy.request_bodies import BODIES
 
 PARSER = BodyParser(load_settings({"PROXY_API_KEYS": "a,b"}, None), ResponseStore())
-HEADERS = {"x-api-key": "a"}
 TEXT = st.text(max_size=40)
 PREDICTIONS = st.builds(
     lambda content: {"type": "content", "content": content},
@@ -36,7 +35,6 @@ OTHERS = st.fixed_dictionaries(
     },
 )
 DIALECTS = st.sampled_from(list(BODIES))  # Ollama has none of these fields
-WORDS = st.lists(st.sampled_from(("a date: 2026-11-25", "def f(x):", "hello", "7")), min_size=1)
 
 
 def asked(dialect: Dialect, words: list[str], fields: dict[str, Any]) -> ParsedRequest:
@@ -44,7 +42,7 @@ def asked(dialect: Dialect, words: list[str], fields: dict[str, Any]) -> ParsedR
     place = {"completions": "prompt", "responses": "input"}.get(dialect, "messages")
     value: Any = [{"role": "user", "content": said}] if place == "messages" else said
     body = BODIES[dialect] | {place: value} | fields
-    return asyncio.run(PARSER.complete(PARSER.parsed(dialect, body, HEADERS)))
+    return asyncio.run(PARSER.complete(PARSER.parsed(dialect, body, {"x-api-key": "a"})))
 
 
 def text_of(prediction: dict[str, Any]) -> str:
@@ -54,7 +52,7 @@ def text_of(prediction: dict[str, Any]) -> str:
 
 @given(
     DIALECTS,
-    WORDS,
+    st.lists(st.sampled_from(("a date: 2026-11-25", "def f(x):", "hello", "7")), min_size=1),
     OTHERS,
     st.sampled_from((None, True, False)),
     st.none() | PREDICTIONS,

@@ -23,11 +23,8 @@ LISTED: Final = ("mac.local", "nas.lan", "host.docker.internal")
 OWN: Final = ("127.0.0.1:4000", "localhost", "[::1]:4000")
 API: Final = (PROJECT_DIR / "docs" / "api.md").read_text()
 # Every path that the documentation names, those without a version, and what belongs to none.
-DOCUMENTED: Final = frozenset(
-    re.findall(r"(?<![\w.])(/(?:v1|health|metrics|dashboard)[\w/]*)", API)
-)
 PATHS: Final = sorted(
-    DOCUMENTED
+    frozenset(re.findall(r"(?<![\w.])(/(?:v1|health|metrics|dashboard)[\w/]*)", API))
     | {"/", "/chat/completions", "/completions", "/responses", "/models", "/embeddings"}
     | {"/v1/models/x", "/v1/sessions/x", "/v1/cache/pins/x", "/v1/cache/prompts/x"}
     | {"/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/dashboard/login"}

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlencode
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -16,7 +16,7 @@ from hypothesis import example, given, strategies as st
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.http_exchange import Receive, Scope, Send
-from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask
+from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask, cookie_of, sign_in
 
 KEY: Final = (b"x-api-key", b"sk-mine")
 MODEL: Final = "a-name-to-leak"
@@ -140,16 +140,9 @@ def test_no_spelling_of_a_path_opens_it_without_the_key(
         assert reply.status in (401, 403)
 
 
-def signed_in(edge: Any) -> tuple[bytes, bytes]:
-    body = urlencode({"key": "sk-mine"}).encode()
-    length = (b"content-length", str(len(body)).encode())
-    reply = ask(edge, "POST", "/chat/sign-in", length, OWN, body=body)
-    return (b"cookie", reply.headers["set-cookie"].partition(";")[0].encode())
-
-
 def test_a_pages_cookie_opens_the_pages_calls_alone_in_any_spelling(app: ProxyApp) -> None:
     edge = as_sent(app)
-    cookie = signed_in(edge)
+    cookie = cookie_of(sign_in(edge, "/chat/sign-in", "sk-mine", OWN))
 
     def statuses(*headers: tuple[bytes, bytes], paths: tuple[str, ...]) -> set[int]:
         return {ask(edge, "GET", path, cookie, *headers).status for path in paths}

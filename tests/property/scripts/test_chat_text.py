@@ -16,7 +16,6 @@ LINES = st.sampled_from(
         *("<div>", "~~~", "- ", "* * *", "\t tab", "**bold** and _it_", "[to](http://x.y)"),
     )
 )
-MARKDOWN = st.lists(LINES, max_size=12).map("\n".join)
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -24,7 +23,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
     return [(token.type, token.content) for token in AnswerMarkdown(text).parsed]
 
 
-@given(MARKDOWN)
+@given(st.lists(LINES, max_size=12).map("\n".join))
 @example("- a\n\n1. b")
 @example("1. a\n\n2. b")
 def test_what_is_finished_is_drawn_as_the_whole_would_be(text: str) -> None:

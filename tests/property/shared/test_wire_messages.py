@@ -58,14 +58,9 @@ def test_a_message_survives_the_wire_or_is_refused_before_it(
     assert repr(wire_messages.decode(frame)) == repr(message)  # repr, because NaN != NaN
 
 
-@pytest.mark.parametrize(
-    "value", [2**64, "\ud800", {1, 2}, b"x" * 3], ids=["int", "surrogate", "type", "fine"]
-)
+@pytest.mark.parametrize("value", [2**64, "\ud800", {1, 2}], ids=["int", "surrogate", "type"])
 def test_what_msgpack_cannot_carry_is_refused(value: Any) -> None:
     message = wire_messages.Submit("r", wire_messages.Prompt([value]), wire_messages.Sampling())
-    if isinstance(value, bytes):
-        assert wire_messages.decode(wire_messages.encode(message)) == message
-        return
     with pytest.raises(WireError, match="Submit cannot be sent"):
         wire_messages.encode(message)
 

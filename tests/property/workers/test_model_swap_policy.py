@@ -134,14 +134,3 @@ def test_models_that_take_turns_on_workers_enough_are_loaded_once(
             world.tick(now + second, asked)
     assert world.moves <= count - 1
     assert not world.waiting
-
-
-@given(st.integers(1, 8))
-def test_a_model_in_constant_use_does_not_keep_another_out(clients: int) -> None:
-    world = World(1, 0.0)
-    other = Asked(5.0, "b", 1.0)
-    for second in range(90):
-        come = [Asked(float(second), "a", 3.0)] * clients
-        world.tick(float(second), come + ([other] if second == 5 else []))
-    waited_s = next(wait_s for asked, wait_s in world.served if asked == other)
-    assert TURN_S <= waited_s <= TURN_S + 3 + LOAD_S + 2 * TICK_S

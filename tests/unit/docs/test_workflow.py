@@ -32,8 +32,3 @@ def test_each_command_exists_and_takes_what_it_is_given(command: str) -> None:
         assert words[1] in COMMANDS and not words[2:]
     else:
         assert words == ["cat", "doctor.md"]
-
-
-def test_it_is_told_as_unproved_for_as_long_as_it_says_so_itself() -> None:
-    is_unproved = "Unproved: nobody has run this file yet." in FILE.read_text()
-    assert ("nobody has run it yet" in (ROOT / "README.md").read_text()) is is_unproved

@@ -1,18 +1,13 @@
 """Shortens the waits that tests of the proxy would otherwise sit through."""
 
-import asyncio
-import inspect
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from hearth.proxy.monitoring import worker_poller
 from hearth.proxy.pool import worker_link
-
-TEST_S_MAX: Final = 180.0
 
 
 @pytest.fixture
@@ -34,19 +29,3 @@ def directory() -> Iterator[Path]:
     """A short path: a Unix socket's may have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="hearth-") as name:
         yield Path(name)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on a loop of its own, for TEST_S_MAX at most.
-
-    Its module's LOOP_FACTORY makes the loop, where it has one.
-    """
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    factory = getattr(pyfuncitem.module, "LOOP_FACTORY", None)
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(asyncio.wait_for(test(**given), TEST_S_MAX))
-    return True

@@ -1,6 +1,5 @@
 """No memory of the proxy serves one API key's client with what another's has said."""
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -13,7 +12,6 @@ from tests.helpers.proxy.proxy_app import Reply
 pytestmark = pytest.mark.process
 
 MINE, THEIRS = (b"x-api-key", b"mine"), (b"x-api-key", b"theirs")
-KEYS = {"PROXY_API_KEY": "", "PROXY_API_KEYS": "mine, theirs"}
 QUESTION = "Today's date: 2026-11-23\nthe code is swordfish 7731"
 SERVING = {"CacheAffinity.worker_ids", "MemoryByOwner._values", "ResponseStore._entries"}
 
@@ -33,20 +31,14 @@ async def talk(served: Front, spies: Spies, key: tuple[bytes, bytes]) -> str:
     return str(first)
 
 
-async def played() -> tuple[Spies, list[int]]:
-    """Return who found what, and how B's attempts at A's response ended."""
-    async with front(1, **KEYS) as served:
+async def test_a_probe_finds_nothing_in_any_memory_of_what_another_key_has_said() -> None:
+    async with front(1, PROXY_API_KEY="", PROXY_API_KEYS="mine, theirs") as served:
         spies = Spies(served.app, served.made.pool)
         response_id = await talk(served, spies, MINE)
         await talk(served, spies, THEIRS)
         path = f"/v1/responses/{response_id}"
         tried = [await served.ask_as(THEIRS, method, path) for method in ("GET", "DELETE")]
         tried.append(await asked(served, THEIRS, previous_response_id=response_id))
-        return spies, [reply.status for reply in tried]
-
-
-def test_a_probe_finds_nothing_in_any_memory_of_what_another_key_has_said() -> None:
-    spies, statuses = asyncio.run(played())
     assert spies.crossed() == {}
-    assert statuses == [404, 404, 404]
+    assert [reply.status for reply in tried] == [404, 404, 404]
     assert spies.own("mine") >= SERVING, "each serves the one who has said it"

@@ -77,7 +77,6 @@ def test_prompts_of_other_tokens_are_set_apart() -> None:
 
 
 ASKED = [{"role": "user", "content": "2 + 2?"}]
-RIGHT = {"role": "assistant", "content": "4"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ RIGHT = {"role": "assistant", "content": "4"}
             **{"custom_id": "q", "method": "POST", "url": "/v1/chat/completions"},
             **{"body": {"messages": ASKED}, "answer": ["4"]},
         },
-        {"id": "q", "messages": [*ASKED, RIGHT]},
+        {"id": "q", "messages": [*ASKED, {"role": "assistant", "content": "4"}]},
         {"id": "q", "messages": ASKED, "ideal": "4"},
     ],
 )
@@ -141,7 +140,6 @@ def test_the_answer_to_each_question_that_comes_with_hearth_stands_in_it() -> No
 
 
 REPLY = Reply("B é", "hm", ('read {"path": "a"}',), ((" B", -0.25), ("é", -3e-7)), 90, 80, "ssd")
-RUN = SavedRun({"q": "abc"}, {"cold": {"q": REPLY}, "warm": {}})
 
 
 def test_a_saved_run_is_the_owners_alone_also_over_an_open_file(tmp_path: Path) -> None:
@@ -149,5 +147,5 @@ def test_a_saved_run_is_the_owners_alone_also_over_an_open_file(tmp_path: Path) 
     path.write_text("x")
     path.chmod(0o644)
     check_writable(path)
-    save(path, RUN)
+    save(path, SavedRun({"q": "abc"}, {"cold": {"q": REPLY}, "warm": {}}))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

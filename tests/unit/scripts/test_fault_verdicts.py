@@ -144,22 +144,10 @@ def test_amid_a_fault_an_error_is_a_good_end_and_a_wrong_answer_never() -> None:
         assert entered("flood", kind).misses, kind
 
 
-def rounds(
-    rss: Sequence[float], files: Sequence[int] = (), threads: Sequence[int] = ()
-) -> list[Round]:
+def rounds(rss: Sequence[float]) -> list[Round]:
+    """Return rounds of a process that held so many MB at each."""
     return [
-        Round(
-            250 * (number + 1),
-            [
-                Held(
-                    "proxy",
-                    int(each * MB),
-                    files[number] if files else 20,
-                    threads[number] if threads else 10,
-                )
-            ],
-            *(5, 10, 7, 20),
-        )
+        Round(250 * (number + 1), [Held("proxy", int(each * MB), 20, 10)], *(5, 10, 7, 20))
         for number, each in enumerate(rss)
     ]
 

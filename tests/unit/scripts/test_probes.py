@@ -49,8 +49,7 @@ def test_four_scenarios_are_good_on_a_server_that_keeps_all(
 def test_each_flaw_is_missed_by_name(
     flaws: Flaws, missed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = FakeServer(flaws)
-    assert probed(fake, "--only", "normal", "--only", "drift") == 1
+    assert probed(FakeServer(flaws), "--only", "normal", "--only", "drift") == 1
     out = capsys.readouterr().out
     assert "verdict: MISSED" in out and missed in out
 

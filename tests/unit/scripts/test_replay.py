@@ -10,7 +10,7 @@ from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.commands.replay.traces import (
     waits_for,
 )
-from hearth.commands.stream_client import READERS, Reading, SseReader, Tokens, tokens_of
+from hearth.commands.stream_client import COUNT_MAX, READERS, Reading, SseReader, Tokens, tokens_of
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
@@ -96,6 +96,38 @@ def test_events_are_read_however_the_bytes_are_cut(sizes: list[int], newline: st
         start += size
     found += [*reader.feed(raw[start:]), *reader.close()]
     assert found == ['{"x": "é"}', "one\ntwo", "open end"]
+
+
+KEYS = ("choices", "delta", "usage", "content", "error", "type", "message", "response", "text")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(KEYS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(sorted(READERS)),
+    st.dictionaries(
+        st.sampled_from(
+            (
+                *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens"),
+                "prompt_tokens_details",
+            )
+        ),
+        JSON,
+        min_size=1,
+    ),
+    st.dictionaries(st.sampled_from(("prefilled", "source")), JSON),
+)
+def test_any_usage_counts_or_is_none(
+    dialect: str, usage: dict[str, Any], kv_cache: dict[str, Any]
+) -> None:
+    tokens = tokens_of(dialect, Reading(usage=usage, kv_cache=kv_cache))
+    if tokens is not None:
+        counts = (tokens.prompt, tokens.cached, tokens.prefilled, tokens.completion)
+        assert all(type(each) is int and 0 <= each <= 3 * COUNT_MAX for each in counts)
+        assert isinstance(tokens.source, str)
 
 
 # ---------------------------------------------------------------- what is sent, and when

@@ -22,6 +22,5 @@ def test_every_cause_of_a_loss_is_in_the_guide_and_no_other() -> None:
 def test_every_setting_that_the_guide_names_is_one() -> None:
     settings = {line.split("=")[0] for line in example_lines()[1::2]}
     named = {found for each in QUOTED for found in re.findall(r"\b[A-Z][A-Z_]{3,}[A-Z]\b", each)}
-    outside = {"POST", "DELETE"}
-    assert named - settings - outside == set()
+    assert named - settings - {"POST", "DELETE"} == set()
     assert len(named & settings) >= 20

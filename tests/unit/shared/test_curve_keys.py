@@ -67,33 +67,30 @@ def talk(port: RouterPort, endpoint: str, keys_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("attack", ["no key", "another's key", "another server's key"])
-def test_a_client_without_the_proxys_key_is_not_heard_and_hears_nothing(
+async def test_a_client_without_the_proxys_key_is_not_heard_and_hears_nothing(
     port: RouterPort, endpoint: str, keys_dir: Path, attack: str
 ) -> None:
     proxy = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
 
-    async def attempt() -> None:
-        context = zmq.asyncio.Context()
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        if attack != "no key":
-            keys = strangers_keys(proxy.trusted) if attack == "another's key" else proxy
-            server_key = zmq.curve_keypair()[0] if "server" in attack else proxy.trusted
-            dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
-            dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-            dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        dealer.connect(endpoint)
-        for message in (Hello(PROTOCOL_VERSION), Cancel("a")):
-            dealer.send(encode(message))
-        heard = []
-        for _ in range(int(WAIT_S / 0.05)):
-            heard += await asyncio.to_thread(port.turn, 0.05)
-        assert heard == [] and port.bad_frame_count == 0
-        assert await dealer.poll(0) == 0
-        dealer.close()
-        context.term()
-
-    asyncio.run(attempt())
+    context = zmq.asyncio.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    if attack != "no key":
+        keys = strangers_keys(proxy.trusted) if attack == "another's key" else proxy
+        server_key = zmq.curve_keypair()[0] if "server" in attack else proxy.trusted
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    dealer.connect(endpoint)
+    for message in (Hello(PROTOCOL_VERSION), Cancel("a")):
+        dealer.send(encode(message))
+    heard = []
+    for _ in range(int(WAIT_S / 0.05)):
+        heard += await asyncio.to_thread(port.turn, 0.05)
+    assert heard == [] and port.bad_frame_count == 0
+    assert await dealer.poll(0) == 0
+    dealer.close()
+    context.term()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +135,9 @@ def test_a_connection_that_shows_no_key_in_time_is_dropped_however_it_dawdles(
     port.close()
 
 
-def test_a_replaced_worker_is_told_nothing_by_the_proxy(endpoint: str, keys_dir: Path) -> None:
+async def test_a_replaced_worker_is_told_nothing_by_the_proxy(
+    endpoint: str, keys_dir: Path
+) -> None:
     """Who takes the worker's address has not the worker's secret: no prompt reaches them."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     impostor = context.socket(zmq.ROUTER)
@@ -147,14 +146,11 @@ def test_a_replaced_worker_is_told_nothing_by_the_proxy(endpoint: str, keys_dir:
     impostor.setsockopt(zmq.CURVE_SECRETKEY, secret)
     impostor.bind(endpoint)
 
-    async def talk() -> None:
-        keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
-        link = DealerLink(endpoint, lambda _: None, keys)
-        link.send(Hello(PROTOCOL_VERSION))
-        assert await asyncio.to_thread(impostor.poll, int(WAIT_S * 1000)) == 0
-        link.close()
-
-    asyncio.run(talk())
+    keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
+    link = DealerLink(endpoint, lambda _: None, keys)
+    link.send(Hello(PROTOCOL_VERSION))
+    assert await asyncio.to_thread(impostor.poll, int(WAIT_S * 1000)) == 0
+    link.close()
     impostor.close()
     context.term()
 

@@ -9,29 +9,10 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import durable_journal as journals, durable_journal_writer as writer_module
+from hearth.shared import durable_journal as journals
 from hearth.shared.durable_journal import SECRET_NAME, STALE_S, Journal, remove_stale
-from hearth.shared.durable_journal_writer import JournalWriter, NullJournalWriter
-from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
-
-
-def put(scribe: JournalWriter[Any], item: Any, *, renews: bool = False) -> None:
-    """Put an item and wait until it is written."""
-    scribe.put(item, 1, renews=renews)
-    assert scribe.flush(WAIT_S)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "kv" / "notes-0"
-
-
-@pytest.fixture
-def is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a file rewritten whenever it doubles."""
-    monkeypatch.setattr(journals, "REWRITE_BYTES_MIN", 64)
-    monkeypatch.setattr(writer_module, "RETRY_S", 0.0)
-
+from hearth.shared.durable_journal_writer import NullJournalWriter
+from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, put, wrote
 
 # ---------------------------------------------------------------- what comes back
 
@@ -83,8 +64,7 @@ def test_a_link_a_pipe_and_a_foreign_file_are_left_alone(home: Path, tmp_path: P
     (home / "0.journal").symlink_to(target)
     os.mkfifo(home / "1.journal")
     (home / "readme").write_text("mine")
-    counts = wrote(home, "b")
-    assert counts["opens_failed"] == 1
+    assert wrote(home, "b")["opens_failed"] == 1
     assert held(home) == ["a", "b"]
     assert target.read_bytes() == b"precious"
     assert {"0.journal", "1.journal", "readme"} <= {path.name for path in home.iterdir()}
@@ -115,8 +95,7 @@ def test_a_torn_secret_is_made_anew_and_what_it_covered_is_a_counted_loss(home: 
 
 @pytest.mark.parametrize("size", [10, 1 << 20, 3 << 20])
 def test_a_damaged_record_of_any_size_costs_itself_alone(home: Path, size: int) -> None:
-    counts = wrote(home, "a", "b" * size, "c")
-    assert counts == {"written": 3}
+    assert wrote(home, "a", "b" * size, "c") == {"written": 3}
     path = next(home.glob("*.journal"))
     octets = bytearray(path.read_bytes())
     octets[octets.find(b"bb")] ^= 1

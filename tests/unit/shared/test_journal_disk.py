@@ -13,31 +13,12 @@ import pytest
 
 from hearth.shared import durable_journal as journals, durable_journal_writer as scribes
 from hearth.shared.durable_journal_writer import (
-    JournalWriter,
     NullJournalWriter,
     open_journal_writer,
 )
-from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, put, wrote
 
 pytestmark = pytest.mark.process
-
-
-def put(scribe: JournalWriter[Any], item: Any, *, renews: bool = False) -> None:
-    """Put an item and wait until it is written."""
-    scribe.put(item, 1, renews=renews)
-    assert scribe.flush(WAIT_S)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "kv" / "notes-0"
-
-
-@pytest.fixture
-def is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a file rewritten whenever it doubles."""
-    monkeypatch.setattr(journals, "REWRITE_BYTES_MIN", 64)
-    monkeypatch.setattr(scribes, "RETRY_S", 0.0)
 
 
 class Disk:

@@ -1,5 +1,6 @@
-"""Checks what PROXY_HOST may be, which addresses a name has, and when it needs a key."""
+"""Checks what PROXY_HOST may be, where a name leads, when it needs a key, and macOS's hints."""
 
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from hearth.shared.listen_addresses import (
     is_loopback,
     listen_addresses,
 )
-from hearth.shared.macos_network_hints import listening_hint
+from hearth.shared.macos_network_hints import listening_hint, refused_hint
 from hearth.shared.settings_from_env import load_settings
 
 
@@ -95,3 +96,20 @@ def test_a_name_of_too_many_addresses_is_refused(names: Names) -> None:
     names.known["cdn"] = [(f"10.0.0.{last}", 0) for last in range(ADDRESSES_MAX + 1)]
     with pytest.raises(StartError, match=f"has {ADDRESSES_MAX + 1} addresses"):
         listen_addresses("cdn")
+
+
+# ---------------------------------------------------------------- where macOS may refuse it
+
+
+def test_no_route_to_a_neighbour_names_the_local_network_setting() -> None:
+    hint = refused_hint(OSError(errno.EHOSTUNREACH, "No route to host"), "darwin")
+    assert hint.startswith("Connecting gives 'No route to host'.")
+    for remedy in ("Privacy & Security > Local Network", "Terminal", "ssh", "launchd daemon"):
+        assert remedy in hint
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::"])
+def test_listening_where_others_can_connect_names_the_firewall_and_the_program(host: str) -> None:
+    hint = listening_hint(host, "/opt/python3.12", "darwin")
+    assert f"listening on {host}:" in hint and "--unblockapp /opt/python3.12" in hint
+    assert listening_hint(host, "/opt/python3.12", "linux") == ""

@@ -59,31 +59,28 @@ def test_a_peer_that_never_came_is_reported_and_takes_everything(port: RouterPor
     assert port.gone == {b"nobody"}
 
 
-def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
+async def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_transport, "QUEUE_FRAMES_MAX", 50)
     port = RouterPort(endpoint)
 
-    async def flood() -> None:
-        link = DealerLink(endpoint, ignore)
-        link.send(Hello(PROTOCOL_VERSION))
-        ((peer, _),) = await asyncio.to_thread(until_received, port)
-        text = "x" * 100_000
-        for seq in range(20_000):
-            port.post(peer, Delta("a", seq, "content", text))
-            port.turn(0)
-            if peer in port.gone:
-                break
-        assert peer in port.gone
-        link.close()
-
-    asyncio.run(flood())
+    link = DealerLink(endpoint, ignore)
+    link.send(Hello(PROTOCOL_VERSION))
+    ((peer, _),) = await asyncio.to_thread(until_received, port)
+    text = "x" * 100_000
+    for seq in range(20_000):
+        port.post(peer, Delta("a", seq, "content", text))
+        port.turn(0)
+        if peer in port.gone:
+            break
+    assert peer in port.gone
+    link.close()
     port.close()
 
 
 @pytest.mark.process
-def test_a_line_that_broke_twice_holds_up_no_other(
+async def test_a_line_that_broke_twice_holds_up_no_other(
     port: RouterPort, endpoint: str, tmp_path: Path
 ) -> None:
     """All links share zmq's one I/O thread: a link that nobody hears must not make it wait."""
@@ -92,37 +89,31 @@ def test_a_line_that_broke_twice_holds_up_no_other(
         connection, _ = listener.accept()
         connection.close()
 
-    async def talk() -> None:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.settimeout(60)
-            listener.bind(str(tmp_path / "breaks.sock"))
-            listener.listen()
-            link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"), ignore)
-            broken = asyncio.create_task(link.broken())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(60)
+        listener.bind(str(tmp_path / "breaks.sock"))
+        listener.listen()
+        link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"), ignore)
+        broken = asyncio.create_task(link.broken())
+        await asyncio.to_thread(break_off, listener)
+        await asyncio.wait_for(broken, 60)
+        for _ in range(3):  # zmq connects anew by itself
             await asyncio.to_thread(break_off, listener)
-            await asyncio.wait_for(broken, 60)
-            for _ in range(3):  # zmq connects anew by itself
-                await asyncio.to_thread(break_off, listener)
-            await exchange(port, endpoint)
-            link.close()
-
-    asyncio.run(talk())
-
-
-def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> None:
-    async def talk() -> None:
-        with zmq.Context.instance().socket(zmq.DEALER) as stranger:
-            stranger.connect(endpoint)
-            stranger.send(b"\xc1 not msgpack")
-            while not port.bad_frame_count:
-                assert not await asyncio.to_thread(port.turn, 0.05)
-        link = DealerLink(endpoint, ignore)
-        link.send(Cancel("a"))
-        received = await asyncio.to_thread(until_received, port)
-        assert [message for _, message in received] == [Cancel("a")]
+        await exchange(port, endpoint)
         link.close()
 
-    asyncio.run(talk())
+
+async def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> None:
+    with zmq.Context.instance().socket(zmq.DEALER) as stranger:
+        stranger.connect(endpoint)
+        stranger.send(b"\xc1 not msgpack")
+        while not port.bad_frame_count:
+            assert not await asyncio.to_thread(port.turn, 0.05)
+    link = DealerLink(endpoint, ignore)
+    link.send(Cancel("a"))
+    received = await asyncio.to_thread(until_received, port)
+    assert [message for _, message in received] == [Cancel("a")]
+    link.close()
     assert port.bad_frame_count == 1
 
 

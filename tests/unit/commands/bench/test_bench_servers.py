@@ -1,6 +1,5 @@
 """Servers of the bench get nothing of the user, are measured by defaults, and leave no process."""
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from hearth.shared.errors import StartError
 
 pytestmark = pytest.mark.process
 
-STARTED = [name for name, each in SERVERS.items() if not each.url]
 USERS = {
     "PATH": "/bin",
     "HOME": "/Users/ann",
@@ -39,7 +37,7 @@ def given(tmp_path: Path) -> dict[str, str]:
     return placeholders(tmp_path / "qwen", 4567, tmp_path / "home", 50)
 
 
-@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.parametrize("name", [name for name, each in SERVERS.items() if not each.url])
 def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
     name: str, tmp_path: Path
 ) -> None:
@@ -97,7 +95,7 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed", "is stubborn"])
-def test_no_process_outlives_its_block(
+async def test_no_process_outlives_its_block(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(started_server, "STOP_WAIT_S_MAX", 0.2)
@@ -105,25 +103,19 @@ def test_no_process_outlives_its_block(
     command = (sys.executable, str(tmp_path / "fake.py"), how.split()[-1], "{port}")
     server = Server("fake", command, extra={})
 
-    async def run() -> list[psutil.Process]:
-        async with started(server, tmp_path, tmp_path, Memory.DEFAULT, 50) as running:
-            processes = [psutil.Process(pid) for pid in running.pids()]
-            assert len(processes) == 2, "the one in a session of its own too"
-            if how == "is killed":
-                await running.kill()
-                assert running.pids() == []
-        return processes
-
-    assert psutil.wait_procs(asyncio.run(run()), timeout=5)[1] == []
-
-
-def test_a_server_by_url_is_asked_and_left_alone(tmp_path: Path) -> None:
-    async def run() -> None:
-        server = Server("mine", url="http://127.0.0.1:1", model="m")
-        async with started(server, tmp_path, tmp_path, Memory.DEFAULT, 50) as running:
-            assert running.target.base_url == server.url and running.target.model == "m"
-            assert (running.meter(), running.pids()) == (None, [])
+    async with started(server, tmp_path, tmp_path, Memory.DEFAULT, 50) as running:
+        processes = [psutil.Process(pid) for pid in running.pids()]
+        assert len(processes) == 2, "the one in a session of its own too"
+        if how == "is killed":
             await running.kill()
+            assert running.pids() == []
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
 
-    asyncio.run(run())
+
+async def test_a_server_by_url_is_asked_and_left_alone(tmp_path: Path) -> None:
+    server = Server("mine", url="http://127.0.0.1:1", model="m")
+    async with started(server, tmp_path, tmp_path, Memory.DEFAULT, 50) as running:
+        assert running.target.base_url == server.url and running.target.model == "m"
+        assert (running.meter(), running.pids()) == (None, [])
+        await running.kill()
     assert not list(tmp_path.iterdir())

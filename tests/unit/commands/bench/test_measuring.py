@@ -1,6 +1,5 @@
 """A workload is charged with all that a server does until it rests."""
 
-import asyncio
 import os
 
 from hypothesis import given, strategies as st
@@ -31,17 +30,14 @@ class ReadingServer(StartedServer):
         return [os.getpid()]
 
 
-def test_all_that_is_read_until_the_server_rests_is_the_workloads() -> None:
+async def test_all_that_is_read_until_the_server_rests_is_the_workloads() -> None:
     server = ReadingServer()
     visit = Visit(Server("made"), server, ModelFacts("m", "text", "qwen3", 1), SCALES["quick"], 0)
 
-    async def run() -> dict[str, float]:
-        async with measuring(visit) as taken:
-            server.read += 100
-            server.idle_looks = 4  # it reads on when the block has ended, at the next looks
-        return taken.values()
-
-    values = asyncio.run(run())
+    async with measuring(visit) as taken:
+        server.read += 100
+        server.idle_looks = 4  # it reads on when the block has ended, at the next looks
+    values = taken.values()
     assert values["read_tokens"] == 104
     assert 3 <= values["idle_tokens"] <= 4  # the look at the end may be one of them
     assert values["cpu_s"] >= 0 and values["written_bytes"] >= 0

@@ -111,9 +111,6 @@ def test_streams_that_lose_nothing_have_the_gaps_of_before() -> None:
     assert values["gap_p50_s"] == pytest.approx(0.1)
 
 
-TOKENS = 64
-
-
 def answer(completion: int, step_s: float = 0.01, first_s: float = 0.5) -> TimedAnswer:
     arrivals = tuple(first_s + step_s * number for number in range(completion))
     return TimedAnswer(0.0, first_s + step_s * completion, arrivals, 9, completion, "", "")
@@ -144,12 +141,11 @@ def test_of_too_few_tokens_nothing_is_said() -> None:
     assert decode_values(asking(1, 1, 1.0, 3), asking(1, 4, 1.1, 6)) == {}
     quick = decode_values(asking(1, 1, 1.0, 3), asking(1, 64, 0.9, 66))
     assert quick == {"forwards_per_token": 1.0}, "no speed of no time"
-    unmetered = decode_values(asking(1, 1, 1.0, None), asking(1, 64, 2.0, None))
-    assert unmetered == {"tokens_s": 63.0}
+    assert decode_values(asking(1, 1, 1.0, None), asking(1, 64, 2.0, None)) == {"tokens_s": 63.0}
 
 
 def test_a_failure_leaves_no_figures_of_decoding() -> None:
-    whole = asking(2, TOKENS, 1.5, 67)
+    whole = asking(2, 64, 1.5, 67)
     broken = replace(whole, answers=[whole.answers[0], replace(whole.answers[1], error="500 no")])
     found = Decoded(asking(2, 1, 1, 4), asking(2, 1, 0.5, 4), broken)
     values = found.values()

@@ -1,4 +1,4 @@
-"""A run of the bench leaves a file to go on with, a page, and the sentence in the README."""
+"""A run of the bench goes in rounds, and leaves a file to go on with, a page, and a sentence."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +14,17 @@ from hearth.commands.bench.results import HEARTH, ModelFacts, Results
 from hearth.commands.bench.rounds import command
 from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.rounds.visit_rounds import Course
+from hearth.commands.bench.server import Server
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.workload import SCALES
 from hearth.shared.errors import StartError
 from tests.helpers.bench.flat_results import MODELS, empty_results, flat_results, headline_results
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-VALUES = st.dictionaries(st.sampled_from(sorted(MEASURES)), st.floats(0, 1e9), max_size=4)
 ROUND = st.tuples(
     st.tuples(st.sampled_from("ab"), st.sampled_from("cd"), st.sampled_from("ef")),
     st.integers(0, 3),
-    VALUES,
+    st.dictionaries(st.sampled_from(sorted(MEASURES)), st.floats(0, 1e9), max_size=4),
     st.lists(WORDS, max_size=2),
     st.lists(WORDS, max_size=2),
 )
@@ -53,10 +53,36 @@ def test_what_is_put_is_there_the_last_of_each_round_and_comes_back_from_the_fil
         assert [path.name for path in Path(directory).iterdir()] == ["a.json"]
 
 
+# ---------------------------------------------------------------- in rounds
+
+
+def visits(*servers: str, rounds: int) -> list[tuple[str, int]]:
+    model = BenchModel(ModelFacts("tiny", "text", "qwen3", 1_000), Path("/home/some/tiny"))
+    course = Course([model], [Server(name) for name in servers], [], SCALES["quick"], rounds)
+    return [(visit.server.name, visit.round) for visit in course.visits()]
+
+
+def test_another_server_begins_each_round_and_every_other_round_goes_backwards() -> None:
+    names = [name for name, _ in visits("hearth", "b", "c", rounds=3)]
+    assert names == ["hearth", "b", "c", "b", "hearth", "c", "c", "hearth", "b"]
+
+
+@given(st.integers(1, 5), st.integers(1, 6))
+def test_every_server_has_one_visit_in_each_round(servers: int, rounds: int) -> None:
+    found = visits(*(f"s{number}" for number in range(servers)), rounds=rounds)
+    assert len(found) == len(set(found)) == servers * rounds
+    assert [number for _, number in found] == sorted(number for _, number in found)
+
+
 # ---------------------------------------------------------------- going on
 
-FACTS = ModelFacts("tiny", "text", "qwen3", 100)
-COURSE = Course([BenchModel(FACTS, Path("/m"))], [SERVERS["hearth"]], [], SCALES["quick"], 2)
+COURSE = Course(
+    [BenchModel(ModelFacts("tiny", "text", "qwen3", 100), Path("/m"))],
+    [SERVERS["hearth"]],
+    [],
+    SCALES["quick"],
+    2,
+)
 
 
 @pytest.fixture(autouse=True)

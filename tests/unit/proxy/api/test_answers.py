@@ -31,11 +31,10 @@ from tests.helpers.clients.api_events import (
 )
 from tests.helpers.proxy.read_bodies import PARSE, read
 
-TIMES: Final = {
+LEFT_OUT: Final = {
     *("created", "created_at", "completed_at", "total_duration", "load_duration"),
     *("prompt_eval_duration", "eval_duration"),
-}
-LEFT_OUT: Final = TIMES | {"usage", "kv_cache", "speculation", "sequence_number", "object", "model"}
+} | {"usage", "kv_cache", "speculation", "sequence_number", "object", "model"}
 OF_RESPONSES: Final = ("status", "output", "error", "incomplete_details")  # the rest is an echo
 
 

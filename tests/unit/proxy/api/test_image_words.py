@@ -15,7 +15,6 @@ from hearth.proxy.api.error_bodies import anthropic_error, openai_error
 from hearth.proxy.images.prompt_images import IMAGES_MAX
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.app_over_workers import Front, front
-from tests.helpers.proxy.in_loop import in_loop
 
 Block = dict[str, Any]
 
@@ -79,7 +78,6 @@ async def refused(made: Front, path: str, messages: list[Any], **fields: Any) ->
 
 
 @pytest.mark.process
-@in_loop
 async def test_an_image_that_cannot_be_read_ended_a_session_of_claude_code() -> None:
     async with front(1) as made:
         for name, block in UNREADABLE.items():
@@ -91,8 +89,7 @@ async def test_an_image_that_cannot_be_read_ended_a_session_of_claude_code() -> 
                 assert told.startswith(f"{place}: " if place else "Could not"), (name, told)
                 for path, stream in (("/v1/messages", True), ("/v1/messages/count_tokens", 0)):
                     fields = {"stream": True} if stream else {}
-                    again = await refused(made, path, messages, **fields)
-                    assert again == told, (name, path)
+                    assert (await refused(made, path, messages, **fields)) == told, (name, path)
         many = [{"role": "user", "content": [encoded(b"\x89PNG")] * (IMAGES_MAX + 1)}]
         assert "Could not process image: " in await refused(made, "/v1/messages", many)
 

@@ -20,7 +20,6 @@ from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
 from tests.helpers.clients.api_events import Given, Scripted, done, said
 from tests.helpers.proxy.app_over_workers import front
-from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.read_bodies import read as parsed
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 
@@ -77,7 +76,6 @@ def test_a_silence_of_all_is_told_and_one_of_some_is_not() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("streams", [True, False])
-@in_loop
 async def test_where_one_fails_the_worker_is_told_to_stop_the_others(streams: bool) -> None:
     async with front(1) as made:
         prompts = ["n=200 delay=0.05", "n=9 fail=2"]

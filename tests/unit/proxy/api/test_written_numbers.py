@@ -36,7 +36,6 @@ WRITTEN = {  # how a family writes the call of f with n
     "qwen3": '<tool_call>\n{{"name": "f", "arguments": {{"n": {}}}}}\n</tool_call>',
     "mistral": '[TOOL_CALLS]f[ARGS]{{"n": {}}}',
 }
-TOOL = tool(("f", {"n": "number"}))
 ASKED = '{"role": "user", "content": "x"}'
 CALL = '{"id": "c", "type": "function", "function": {"name": "f", "arguments": <A>}}'
 CALLED = f'{{"messages": [{ASKED}, {{"role": "assistant", "tool_calls": [{CALL}]}}]}}'
@@ -51,13 +50,12 @@ DIALECTS: dict[str, tuple[Any, str]] = {  # parser, a body with arguments
     "responses": (responses_request.parse, f'{{"input": [{ASKED}, {ITEM}]}}'),
     "ollama": (ollama_request.parse_chat, CALLED),
 }
-IN_STRINGS = ("chat", "responses")
 PIECE = re.compile(r'"(?:arguments|delta|partial_json)":"((?:[^"\\]|\\.)*)"')
 
 
 def asked(dialect: str, arguments: str) -> ParsedRequest:
     parse, text = DIALECTS[dialect]
-    written = json.dumps(arguments) if dialect in IN_STRINGS else arguments
+    written = json.dumps(arguments) if dialect in ("chat", "responses") else arguments
     request: ParsedRequest = parse(parse_object(text.replace("<A>", written).encode()))
     return request
 
@@ -68,7 +66,7 @@ def test_an_answer_has_the_digits_that_the_model_wrote(name: str, dialect: str) 
     request = asked(dialect, "{}")
     whole_of, writer = ANSWERS[request.dialect]
     for number in NUMBERS:
-        splitter = reader(name).splitter(False, [TOOL])
+        splitter = reader(name).splitter(False, [tool(("f", {"n": "number"}))])
         parts = streamed(splitter, WRITTEN[name].format(number), is_complete=True)
         rows: list[Given] = [called("c", parts[0].name, parts[0].text)]
         rows += [*(more(part.text) for part in parts[1:]), done("tool_calls")]

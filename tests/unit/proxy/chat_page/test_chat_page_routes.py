@@ -4,14 +4,13 @@ import hashlib
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.chat_page import chat_page_routes
 from hearth.proxy.request.client_name import PAGE_HEADER
-from tests.helpers.proxy.proxy_app import Reply, app_of, ask
+from tests.helpers.proxy.proxy_app import app_of, ask, cookie_of, sign_in
 
 KEYED = {"PROXY_API_KEY": "secret"}
 SIGN_IN = "/chat/sign-in"
@@ -25,19 +24,8 @@ PAGE = (PAGE_HEADER.encode(), b"1")
 PAGES = Path(chat_page_routes.__file__).parent / "pages"
 
 
-def sign_in(edge: ProxyApp, key: str = "secret", *headers: tuple[bytes, bytes]) -> Reply:
-    body = urlencode({"key": key}).encode()
-    length = (b"content-length", str(len(body)).encode())
-    return ask(edge, "POST", SIGN_IN, length, *headers, body=body)
-
-
-def cookie_of(reply: Reply) -> tuple[bytes, bytes]:
-    """Return the header that a browser sends back."""
-    return (b"cookie", reply.headers["set-cookie"].partition(";")[0].encode())
-
-
 def signed_in(edge: ProxyApp, key: str = "secret") -> tuple[bytes, bytes]:
-    return cookie_of(sign_in(edge, key, OWN))
+    return cookie_of(sign_in(edge, SIGN_IN, key, OWN))
 
 
 # ---------------------------------------------------------------- the page
@@ -208,7 +196,7 @@ def test_a_listed_sites_page_signs_nobody_in_or_out(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED, CORS_ORIGINS=LISTED)
     cookie = signed_in(edge)
     listed = (b"origin", LISTED.encode())
-    assert sign_in(edge, "secret", listed).status == 403
+    assert sign_in(edge, SIGN_IN, "secret", listed).status == 403
     assert ask(edge, "DELETE", SIGN_IN, cookie, listed).status == 403
     assert not ask(edge, "GET", SIGN_IN, cookie, listed).json["is_signed_in"]
     assert ask(edge, "GET", MODELS, cookie, SAME).status == 200

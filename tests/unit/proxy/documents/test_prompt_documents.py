@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
 from hearth.proxy.documents import prompt_documents
 from hearth.proxy.documents.document_reader import DocumentReader
 from hearth.proxy.documents.pdf_refusals import PdfRefused
@@ -18,6 +15,7 @@ from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.pdf_files import text_pdf
 from tests.helpers.proxy.proxy_app import app_of
+from tests.helpers.proxy.read_bodies import prompt_of
 
 PDF = b"%PDF-1.7 "
 SHOWN = "Page 1:\nfirst\n\nPage 2:\nsecond"
@@ -56,14 +54,6 @@ FORMS = [("chat", "text", chat_file), ("chat", "text", input_file)]
 FORMS += [("responses", "input_text", input_file), ("messages", "text", document)]
 
 
-def parsed(dialect: str, *rows: dict[str, Any], **fields: Any) -> Prompt:
-    if dialect == "chat":
-        return chat_completions.parse({"messages": list(rows)} | fields).prompt
-    if dialect == "responses":
-        return responses_request.parse({"input": list(rows)} | fields).prompt
-    return messages_request.parse({"messages": list(rows), "max_tokens": 9} | fields).prompt
-
-
 def read(prompt: Prompt, held: list[int] | None = None) -> Prompt:
     hold = [].append if held is None else held.append
     return asyncio.run(with_documents(prompt, DocumentReader(two_pages), "", hold))[0]
@@ -71,7 +61,7 @@ def read(prompt: Prompt, held: list[int] | None = None) -> Prompt:
 
 def refused(dialect: str, *rows: dict[str, Any], **fields: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        read(parsed(dialect, *rows, **fields))
+        read(prompt_of(dialect, *rows, **fields))
     assert caught.value.status == 400
     assert str(caught.value.param) in str(caught.value), "Messages' errors have no field for it"
     return caught.value
@@ -94,7 +84,7 @@ def test_a_document_is_shown_as_text_among_the_texts_with_its_name(
     dialect: str, kind: str, form: Any
 ) -> None:
     content = [text("before", kind), form(PDF), text("behind", kind), form(b"plain", None)]
-    prompt = parsed(dialect, {"role": "user", "content": content})
+    prompt = prompt_of(dialect, {"role": "user", "content": content})
     assert holds_documents(prompt)
     told = read(prompt)
     assert not holds_documents(told)
@@ -105,11 +95,11 @@ def test_a_document_is_shown_as_text_among_the_texts_with_its_name(
 def test_a_tools_result_shows_documents_and_says_which_cannot_be_read(
     dialect: str, kind: str, form: Any
 ) -> None:
-    (row,) = read(parsed(dialect, result(dialect, text("read", kind), form(PDF)))).messages
+    (row,) = read(prompt_of(dialect, result(dialect, text("read", kind), form(PDF)))).messages
     assert (row["role"], row["content"]) == ("tool", f"read\na.pdf\n{SHOWN}")
-    (row,) = read(parsed(dialect, result(dialect, form(PDF + b"bad")))).messages
+    (row,) = read(prompt_of(dialect, result(dialect, form(PDF + b"bad")))).messages
     assert row["content"].startswith("a.pdf\n[document omitted: The PDF specified was not valid")
-    (row,) = read(parsed(dialect, result(dialect, form(b"PK\3\4\0")))).messages
+    (row,) = read(prompt_of(dialect, result(dialect, form(b"PK\3\4\0")))).messages
     assert "[document omitted: A document is a PDF or text" in row["content"]
 
 
@@ -139,14 +129,14 @@ def test_anthropics_documents_show_title_and_context_above_their_text() -> None:
     ]
     for source in sources:
         block = {"type": "document", "title": "T", "context": "C", "source": source}
-        (row,) = read(parsed("messages", {"role": "user", "content": [block]})).messages
+        (row,) = read(prompt_of("messages", {"role": "user", "content": [block]})).messages
         assert row["content"] == "T\nC\nwords"
 
 
 def test_images_stay_where_they_are_beside_documents() -> None:
     image = {"type": "image_url", "image_url": {"url": PNG}}
     content = [text("a"), chat_file(PDF), image, chat_file(b"b", None), text("c")]
-    (row,) = read(parsed("chat", {"role": "user", "content": content})).messages
+    (row,) = read(prompt_of("chat", {"role": "user", "content": content})).messages
     before, shown, behind = row["content"]
     assert (before["text"], behind["text"]) == (f"a\na.pdf\n{SHOWN}", "b\nc")
     assert shown == {"type": "image", "url": PNG, "param": "messages[0].content[2].image_url"}
@@ -170,7 +160,7 @@ def test_a_file_that_would_have_to_be_fetched_is_refused_and_in_a_result_left_ou
 ) -> None:
     error = refused(dialect, {"role": "user", "content": [part]})
     assert str(error.param).endswith(f"content[0].{param}")
-    (row,) = read(parsed(dialect, result(dialect, part))).messages
+    (row,) = read(prompt_of(dialect, result(dialect, part))).messages
     assert "omitted" in row["content"]
 
 
@@ -179,7 +169,7 @@ def test_a_file_that_would_have_to_be_fetched_is_refused_and_in_a_result_left_ou
 
 def test_one_document_too_many_is_refused_before_any_is_read() -> None:
     most = {"role": "user", "content": [chat_file(b"x", None)] * DOCUMENTS_MAX}
-    assert read(parsed("chat", most)).messages[0]["content"].count("x") == DOCUMENTS_MAX
+    assert read(prompt_of("chat", most)).messages[0]["content"].count("x") == DOCUMENTS_MAX
     error = refused("chat", most, {"role": "user", "content": [chat_file(b"x")]})
     assert (error.code, error.param) == (
         "too_many_documents",
@@ -193,7 +183,7 @@ def test_texts_are_bounded_together_and_one_that_comes_twice_counts_twice(
     monkeypatch.setattr(prompt_documents, "TEXT_CHARS_MAX", 10)
     held: list[int] = []
     part = chat_file(b"12345", None)
-    assert read(parsed("chat", {"role": "user", "content": [part, part]}), held)
+    assert read(prompt_of("chat", {"role": "user", "content": [part, part]}), held)
     assert held == [5, 5]
     error = refused("chat", {"role": "user", "content": [part, part, chat_file(b"6", None)]})
     assert (error.code, "11" in str(error)) == ("documents_too_long", True)
@@ -203,7 +193,7 @@ def test_what_finds_no_room_ends_the_request_in_a_result_too() -> None:
     def no_room(count: int) -> None:
         raise Overloaded(f"no room for {count}")
 
-    prompt = parsed("chat", result("chat", chat_file(b"12345")))
+    prompt = prompt_of("chat", result("chat", chat_file(b"12345")))
     with pytest.raises(Overloaded):
         asyncio.run(with_documents(prompt, DocumentReader(two_pages), "", no_room))
 
@@ -212,7 +202,7 @@ def test_a_failure_of_ours_is_a_503_in_a_result_too() -> None:
     async def lost(data: bytes) -> list[str]:
         raise RequestError("It is lost.", status=503, code="pdf_reader_lost", retry_after_s=5)
 
-    prompt = parsed("messages", result("messages", document(PDF)))
+    prompt = prompt_of("messages", result("messages", document(PDF)))
     with pytest.raises(RequestError, match="It is lost") as caught:
         asyncio.run(with_documents(prompt, DocumentReader(lost), "", lambda _: None))
     assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
@@ -225,7 +215,7 @@ def test_documents_that_take_too_long_together_are_a_503(monkeypatch: pytest.Mon
         await asyncio.Event().wait()
         return []
 
-    prompt = parsed("chat", {"role": "user", "content": [chat_file(PDF)]})
+    prompt = prompt_of("chat", {"role": "user", "content": [chat_file(PDF)]})
     with pytest.raises(RequestError) as caught:
         asyncio.run(with_documents(prompt, DocumentReader(slow), "", lambda _: None))
     assert (caught.value.status, caught.value.code) == (503, "documents_too_slow")
@@ -235,24 +225,20 @@ def test_documents_that_take_too_long_together_are_a_503(monkeypatch: pytest.Mon
 
 
 @pytest.mark.process
-def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Path) -> None:
+async def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Path) -> None:
     """In whatever dialect and dress a document comes, the cache knows the conversation."""
-
-    async def names() -> list[Any]:
-        body_parser = app_of(tmp_path).local.body_parser
-        data, found = text_pdf("one", "two"), []
-        shown = "a.pdf\nPage 1:\none\n\nPage 2:\ntwo\nWhat is it?"
-        for dialect, form in (
-            ("chat", [chat_file(data), text("What is it?")]),
-            ("chat", shown),
-            ("chat", [input_file(data), text("What is it?")]),
-            ("messages", [document(data), text("What is it?")]),
-        ):
-            body = {"messages": [{"role": "user", "content": form}], "max_tokens": 9}
-            request = await body_parser.complete(body_parser.parsed(dialect, body, {}))
-            assert request.prompt.messages[0]["content"] == shown
-            found.append(request.prompt.names)
-        return found
-
-    first, *others = asyncio.run(names())
+    body_parser = app_of(tmp_path).local.body_parser
+    data, found = text_pdf("one", "two"), []
+    shown = "a.pdf\nPage 1:\none\n\nPage 2:\ntwo\nWhat is it?"
+    for dialect, form in (
+        ("chat", [chat_file(data), text("What is it?")]),
+        ("chat", shown),
+        ("chat", [input_file(data), text("What is it?")]),
+        ("messages", [document(data), text("What is it?")]),
+    ):
+        body = {"messages": [{"role": "user", "content": form}], "max_tokens": 9}
+        request = await body_parser.complete(body_parser.parsed(dialect, body, {}))
+        assert request.prompt.messages[0]["content"] == shown
+        found.append(request.prompt.names)
+    first, *others = found
     assert first and all(other == first for other in others)

@@ -17,9 +17,8 @@ from hearth.proxy.embeddings.encoder_bodies import (
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Embedded
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = st.recursive(
-    SCALARS,
+    (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.just("text"), inner, max_size=1),
     max_leaves=8,
 )

@@ -153,8 +153,6 @@ def world(tmp_path: Path) -> World:
 
 FULL = Overloaded("It is full.")
 LONG = PromptTooLong(tokens=10, tokens_max=5)
-LOST = WorkerLost("It is gone.")
-MISTAKE = RequestError("It is wrong.")
 
 
 def test_names_that_are_only_alike_go_behind_all_exact_ones_and_before_patterns(
@@ -185,13 +183,13 @@ LATE: Final = ["prompt_too_long"]
 # last who refuses nothing follows, and the first failure is told.
 REFUSALS: Final[tuple[tuple[str, dict[str, RequestError], str, list[str]], ...]] = (
     ("pair", {"a": FULL}, "ab", ["overloaded"]),
-    ("pair", {"a": FULL, "b": LOST}, "abc", ["overloaded", "worker_lost"]),
+    ("pair", {"a": FULL, "b": WorkerLost("It is gone.")}, "abc", ["overloaded", "worker_lost"]),
     ("pair", {"a": LONG, "b": LONG}, "abd", LATE * 2),
     ("c", {"c": LONG}, "ca", LATE),  # there is no list of its own for long ones
     ("d", {"d": LONG, "c": FULL, "a": FULL, "b": FULL}, "dcab", [*LATE, *["overloaded"] * 2]),
     ("pair", dict.fromkeys("abcd", FULL), "abcd", ["overloaded"] * 3),
     ("b", {"b": FULL}, "b", []),
-    ("pair", {"a": MISTAKE}, "a", []),
+    ("pair", {"a": RequestError("It is wrong.")}, "a", []),
 )
 
 

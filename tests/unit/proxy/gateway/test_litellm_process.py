@@ -35,6 +35,7 @@ from tests.helpers.cloud.gateway_server import cloud_entry
 from tests.helpers.servers.mock_cloud import KEY, MockCloud
 
 pytestmark = pytest.mark.process
+LOOP_FACTORY = SuspendingEventLoop  # the server's
 STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
@@ -90,12 +91,6 @@ def newest_child() -> psutil.Process:
     return max(psutil.Process().children(), key=lambda child: float(child.create_time()))
 
 
-@pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=SuspendingEventLoop) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[MockCloud]:
     with MockCloud() as made:
@@ -103,10 +98,9 @@ def cloud() -> Iterator[MockCloud]:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
+async def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
     cloud: MockCloud,
     tmp_path: Path,
-    runner: asyncio.Runner,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
@@ -151,26 +145,23 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
         with pytest.raises(LiteLLMUnavailable, match=STOPS):
             await asked(process, to)
 
-    async def body() -> None:
-        async with started(table) as process:
-            while not (tmp_path / CONFIG_NAME).exists():
-                await asyncio.sleep(0)
-            modes = [(tmp_path / CONFIG_NAME).stat().st_mode]
-            (await process.line()).close()
-            modes.append((tmp_path / SOCKET_NAME).stat().st_mode)
-            assert [stat.S_IMODE(mode) for mode in modes] == [0o600] * 2
-            assert not (tmp_path / CONFIG_NAME).exists()
-            deployments = table.deployments("two")
-            await asyncio.gather(*[asked(process, each) for each in deployments * 5])
-            await cut_off(process, deployments[0])
-
-    runner.run(body())
+    async with started(table) as process:
+        while not (tmp_path / CONFIG_NAME).exists():
+            await asyncio.sleep(0)
+        modes = [(tmp_path / CONFIG_NAME).stat().st_mode]
+        (await process.line()).close()
+        modes.append((tmp_path / SOCKET_NAME).stat().st_mode)
+        assert [stat.S_IMODE(mode) for mode in modes] == [0o600] * 2
+        assert not (tmp_path / CONFIG_NAME).exists()
+        deployments = table.deployments("two")
+        await asyncio.gather(*[asked(process, each) for each in deployments * 5])
+        await cut_off(process, deployments[0])
     models = sorted(request.model for request in cloud.generations())
     assert models == ["first"] * (8 if how == "kill" else 6) + ["second"] * 5
 
 
-def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_that_runs_does_not(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+async def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_that_runs_does_not(
+    cloud: MockCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing in Python runs while a pattern is looked for; a stop comes first, and kills it."""
     monkeypatch.setattr(litellm_process, "STALL_S_MAX", 5.0)
@@ -178,98 +169,82 @@ def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_that_run
     monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 0.0)
     held_up = tmp_path / "held_up"
 
-    async def body() -> None:
-        async with started(table_in(tmp_path, cloud, "held_up")) as process:
-            (await process.line()).close()
-            child = newest_child()
-            for _ in range(13):  # more than STALL_S_MAX; one wait of it were a sleeping machine's
-                await asyncio.sleep(0.5)
-            assert child.is_running()
-            with pytest.raises(LiteLLMUnavailable):
-                await process.choose("two", request={})
-            assert held_up.exists()
-            while not process.failure:
-                await asyncio.sleep(0.02)
-            held_up.unlink()
-            line = await process.line()
-            assert not child.is_running()
-            child = newest_child()
-            await line.write(json.dumps(["choose", CHOICE]).encode())
-            while not held_up.exists():
-                await asyncio.sleep(0.02)
-        line.close()
+    async with started(table_in(tmp_path, cloud, "held_up")) as process:
+        (await process.line()).close()
+        child = newest_child()
+        for _ in range(13):  # more than STALL_S_MAX; one wait of it were a sleeping machine's
+            await asyncio.sleep(0.5)
+        assert child.is_running()
+        with pytest.raises(LiteLLMUnavailable):
+            await process.choose("two", request={})
+        assert held_up.exists()
+        while not process.failure:
+            await asyncio.sleep(0.02)
+        held_up.unlink()
+        line = await process.line()
         assert not child.is_running()
+        child = newest_child()
+        await line.write(json.dumps(["choose", CHOICE]).encode())
+        while not held_up.exists():
+            await asyncio.sleep(0.02)
+    line.close()
+    assert not child.is_running()
 
-    runner.run(body())
 
-
-def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
+async def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
+    cloud: MockCloud, tmp_path: Path
 ) -> None:
     """And a cut text shows no part of a secret."""
     table = table_in(tmp_path, cloud, "slow")
     table.environ["A_KEY"] = KEY
 
-    async def body() -> None:
-        async with started(table) as process:
-            lines = [await process.line() for _ in range(50)]
-            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
-                await lines[0].ask("choose", CHOICE, 0.1)
-            for line in lines[1:]:
-                await line.write(json.dumps(["choose", CHOICE]).encode())
-            await asyncio.sleep(0.5)
-            for line in lines:
-                line.close()
-            await asyncio.sleep(2)
-            with pytest.raises(RequestError, match=r"^[1-9] collected\. x+") as caught:
-                await process.choose("two", request={})
-            assert KEY[:4] not in str(caught.value)
-
-    runner.run(body())
+    async with started(table) as process:
+        lines = [await process.line() for _ in range(50)]
+        with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
+            await lines[0].ask("choose", CHOICE, 0.1)
+        for line in lines[1:]:
+            await line.write(json.dumps(["choose", CHOICE]).encode())
+        await asyncio.sleep(0.5)
+        for line in lines:
+            line.close()
+        await asyncio.sleep(2)
+        with pytest.raises(RequestError, match=r"^[1-9] collected\. x+") as caught:
+            await process.choose("two", request={})
+        assert KEY[:4] not in str(caught.value)
 
 
-def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_that(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+async def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_that(
+    cloud: MockCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
     before = set(psutil.Process().children())
 
-    async def body() -> None:
-        async with started(table_in(tmp_path, cloud, "other")) as process:
-            while not (born := set(psutil.Process().children()) - before):
-                await asyncio.sleep(0.01)
-            with pytest.raises(LiteLLMUnavailable, match="still loading"):
-                await process.choose("two", request={})
-        assert not any(child.is_running() for child in born)
-
-    runner.run(body())
+    async with started(table_in(tmp_path, cloud, "other")) as process:
+        while not (born := set(psutil.Process().children()) - before):
+            await asyncio.sleep(0.01)
+        with pytest.raises(LiteLLMUnavailable, match="still loading"):
+            await process.choose("two", request={})
+    assert not any(child.is_running() for child in born)
 
 
-def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: Path) -> None:
-    async def held_and_told() -> tuple[int, bytes]:
-        read = asyncio.Event()
+async def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: Path) -> None:
+    read, frames, body = asyncio.Event(), list[bytes](), os.urandom(1 << 20) * 8
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read.wait()
-            frames.append(await read_frame(reader))
-            writer.close()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read.wait()
+        frames.append(await read_frame(reader))
+        writer.close()
 
-        frames: list[bytes] = []
-        async with await asyncio.start_unix_server(answer, tmp_path / "sock"):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
-            line = LiteLLMLine(reader, writer)
-            writing = asyncio.create_task(line.write(body))
-            await asyncio.sleep(0.1)
-            held = writer.transport.get_write_buffer_size()
-            read.set()
-            await writing
-            with pytest.raises(LiteLLMUnavailable):
-                await line.read()
-            await line.write(body)  # nobody reads it
-            line.close()
-        return held, frames[0]
-
-    body = os.urandom(1 << 20) * 8
-    held, told = asyncio.run(held_and_told())
-    assert told == body
-    assert held <= 2 * HELD_BYTES_MAX
+    async with await asyncio.start_unix_server(answer, tmp_path / "sock"):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+        line = LiteLLMLine(reader, writer)
+        writing = asyncio.create_task(line.write(body))
+        await asyncio.sleep(0.1)
+        assert writer.transport.get_write_buffer_size() <= 2 * HELD_BYTES_MAX
+        read.set()
+        await writing
+        with pytest.raises(LiteLLMUnavailable):
+            await line.read()
+        await line.write(body)  # nobody reads it
+        line.close()
+    assert frames == [body]

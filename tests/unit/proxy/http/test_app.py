@@ -1,4 +1,4 @@
-"""Checks the hosts, origins, keys, models and routes that are refused before a worker is asked."""
+"""Checks the origins, keys, models and routes that are refused before a worker is asked."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,31 +7,9 @@ from typing import Any
 import pytest
 
 from hearth.proxy.http import http_exchange as exchange_module
-from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.workers.keep_awake import KeepAwake
-from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
-from tests.helpers.cases import cases
+from tests.helpers.proxy.app_over_workers import DEBUG, KEY
 from tests.helpers.proxy.proxy_app import app_of, ask
-
-
-@pytest.mark.parametrize("case", cases("proxy/model_names.yaml"))
-def test_a_name_of_a_model_is_served_or_refused_as_the_table_says(case: dict[str, Any]) -> None:
-    names = ModelNames.of(load_settings(case["settings"], None))
-    assert [names.check(name) for name in case["served"]] == case["served"]
-    for name, words in case["refused"].items():
-        with pytest.raises(RequestError) as caught:
-            names.check(name)
-        assert caught.value.status == 404 and words in str(caught.value)
-
-
-def test_without_a_name_the_default_is_served_and_what_is_none_is_refused() -> None:
-    names = ModelNames("local", (), ())
-    assert names.check(None) == names.check("") == "local"
-    for wrong in (5, ["local"], False, {}):
-        with pytest.raises(RequestError) as caught:
-            names.check(wrong)
-        assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: Any) -> None:
@@ -89,6 +67,28 @@ def test_no_other_route_is_reachable(tmp_path: Any, path: str, method: str) -> N
     assert ask(app_of(tmp_path), method, path, body=b"{}").status in (404, 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/cache", "GET, HEAD, DELETE"),
+        ("/v1/cache/prompts/abc", "GET, HEAD"),
+        ("/v1/cache/prefill", "POST"),
+        ("/v1/cache/pins/x", "DELETE"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/sessions", "GET, HEAD"),
+        ("/v1/sessions/s", "GET, HEAD"),
+    ],
+)
+def test_a_route_takes_its_methods_from_whoever_has_the_key(
+    tmp_path: Any, path: str, allowed: str
+) -> None:
+    edge = app_of(tmp_path, **DEBUG)
+    assert ask(edge, allowed.split(", ")[0], path).status == 401
+    for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - set(allowed.split(", ")):
+        reply = ask(edge, method, path, KEY)
+        assert (reply.status, reply.headers["allow"]) == (405, allowed)
+
+
 def test_a_request_before_a_worker_is_ready_is_told_to_come_back(tmp_path: Any) -> None:
     body = b'{"model": "smollm2", "messages": [{"role": "user", "content": "x"}]}'
     reply = ask(app_of(tmp_path), "POST", "/v1/chat/completions", body=body)
@@ -101,8 +101,6 @@ def test_a_body_over_the_limit_is_measured(tmp_path: Any, monkeypatch: pytest.Mo
     reply = ask(app_of(tmp_path), "POST", "/v1/messages", body=b" " * 1_500)
     assert reply.status == 413
     assert "1,500 bytes and this server accepts 1,000" in reply.json["error"]["message"]
-    packed = (b"content-encoding", b"gzip")
-    assert ask(app_of(tmp_path), "POST", "/v1/messages", packed, body=b"x").status == 415
 
 
 def test_a_preflight_is_answered_for_listed_origins_only(tmp_path: Any) -> None:

@@ -36,8 +36,7 @@ async def test_other_workers_are_asked_where_one_is_full() -> None:
     async with front(3) as made:
         text, _ = await made.generate("n=2 full=01")
         assert text
-        asked = {row["pid"] for row in made.made.events("Submit")}
-        assert len(asked) == 3
+        assert len({row["pid"] for row in made.made.events("Submit")}) == 3
 
 
 async def test_the_refusal_is_told_where_all_are_full_and_no_link_keeps_anything() -> None:

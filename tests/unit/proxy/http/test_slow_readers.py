@@ -18,7 +18,6 @@ from tests.helpers.proxy.proxy_app import serving
 pytestmark = pytest.mark.process
 
 CHANNELS = ("reasoning", "content")
-USAGE = Usage(5, 2, 3, 5)
 BIG = 8 * 1024 * 1024
 
 
@@ -66,7 +65,7 @@ def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
             call = CallStart(f"c{len(sent)}", "f") if is_call else None
             sent.append(Delta("r", len(sent), channel, text, [logprob(1)] * rows, call))
             answer.take(sent[-1])
-        answer.take(Finished("r", "stop", None, USAGE))
+        answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
         while isinstance(row := await answer.next_event(), Delta):
             given.append(row)
         assert isinstance(row, Finished)

@@ -112,8 +112,7 @@ def test_a_large_body_is_read_in_a_thread_and_as_a_small_one_is() -> None:
 @given(JSON, st.integers(1, 9), st.sampled_from([None, 1]))
 def test_values_are_counted_without_reading_them(value: Any, size: int, indent: Any) -> None:
     with mock.patch.object(strict_json, "SLICE_BYTES", size):
-        text = json.dumps(value, indent=indent).encode()
-        assert json_values(text) == value_count(value)
+        assert json_values(json.dumps(value, indent=indent).encode()) == value_count(value)
 
 
 def test_a_body_of_too_many_values_is_refused_unread_and_one_of_too_many_commas_is_not() -> None:

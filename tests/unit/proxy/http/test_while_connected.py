@@ -2,9 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,16 +17,12 @@ MANNERS = ("ends", "ends late", "refuses", "breaks", "answers", "ignores it once
 REFUSAL, BUG = RequestError("no", status=400), ValueError("a bug")
 
 
-@dataclass
-class Moments:
+class Moments(NamedTuple):
     """What happens, and at which step: None = never."""
 
     leaves: int | None
     cancelled: int | None
     finishes: int | None
-
-    def __iter__(self) -> Iterator[int | None]:
-        return iter((self.leaves, self.cancelled, self.finishes))
 
 
 async def work(finish: asyncio.Event, end: str, manner: str) -> str:

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
 from hearth.proxy.images import prompt_images
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
 from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
 from hearth.proxy.request.content_pieces import join, join_text, merged
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
-from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.proxy_app import app_of
+from tests.helpers.proxy.read_bodies import prompt_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ONE, TWO = PNG + b"one", PNG + b"two"
@@ -60,21 +57,13 @@ MESSAGES = [
 ]
 
 
-def parsed(dialect: str, *rows: dict[str, Any], **fields: Any) -> Prompt:
-    if dialect == "chat":
-        return chat_completions.parse({"messages": list(rows)} | fields).prompt
-    if dialect == "responses":
-        return responses_request.parse({"input": list(rows)} | fields).prompt
-    return messages_request.parse({"messages": list(rows), "max_tokens": 9} | fields).prompt
-
-
 def read(prompt: Prompt, images: ImageFetcher | None = None) -> Prompt:
     return asyncio.run(with_images(prompt, images or ImageFetcher(False), lambda _: None))
 
 
 def refused(dialect: str, *rows: dict[str, Any], **fields: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        read(parsed(dialect, *rows, **fields))
+        read(prompt_of(dialect, *rows, **fields))
     assert caught.value.status == 400
     return caught.value
 
@@ -93,7 +82,7 @@ def refused(dialect: str, *rows: dict[str, Any], **fields: Any) -> RequestError:
 def test_images_of_any_turn_stand_among_the_texts_as_they_were_sent(
     dialect: str, kind: str, form: Any
 ) -> None:
-    prompt = parsed(
+    prompt = prompt_of(
         dialect,
         {"role": "user", "content": [text("a", kind), text("b", kind), form(ONE), form(TWO)]},
         {"role": "assistant", "content": "ok"},
@@ -140,20 +129,17 @@ def custom_result(*parts: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_images_of_tool_results_are_shown(dialect: str, result: Any, form: Any) -> None:
-    (row,) = read(parsed(dialect, *result(text("a"), form(ONE), text("b"), text("c")))).messages
+    (row,) = read(prompt_of(dialect, *result(text("a"), form(ONE), text("b"), text("c")))).messages
     assert row == {
         "role": "tool",
         "tool_call_id": "c",
         "content": [text("a"), shown(ONE), text("b"), text("c")],
     }
-    (alone,) = read(parsed(dialect, *result(form(ONE)))).messages
+    (alone,) = read(prompt_of(dialect, *result(form(ONE)))).messages
     assert alone["content"] == [shown(ONE)]
 
 
-PIECES = st.lists(st.text("ab\n", max_size=3) | st.just({"type": "image", "url": "u"}), max_size=6)
-
-
-@given(PIECES)
+@given(st.lists(st.text("ab\n", max_size=3) | st.just({"type": "image", "url": "u"}), max_size=6))
 def test_joined_pieces_are_the_pieces(pieces: list[Any]) -> None:
     content = merged(join(pieces))
     texts = [piece for piece in pieces if type(piece) is str]
@@ -161,15 +147,14 @@ def test_joined_pieces_are_the_pieces(pieces: list[Any]) -> None:
         assert content == join_text(texts)
         return
     assert type(content) is list
-    count = sum(part["type"] == "image" for part in content)
-    assert count == len(pieces) - len(texts)
+    assert sum(part["type"] == "image" for part in content) == len(pieces) - len(texts)
     runs = "\0".join(piece if type(piece) is str else "IMAGE" for piece in pieces)
     flat = "".join("IMAGE" if part["type"] == "image" else part["text"] for part in content)
     assert flat == runs.replace("\0IMAGE", "IMAGE").replace("IMAGE\0", "IMAGE").replace("\0", "\n")
 
 
 def test_a_prompt_without_images_is_none_that_shows_any() -> None:
-    assert not shows_images(parsed("chat", {"role": "user", "content": [text("a"), text("b")]}))
+    assert not shows_images(prompt_of("chat", {"role": "user", "content": [text("a"), text("b")]}))
     assert not shows_images(Prompt([], text="raw"))
 
 
@@ -284,9 +269,9 @@ def test_of_an_image_that_comes_twice_the_first_place_is_named() -> None:
 def test_one_image_too_many_is_refused_before_any_is_read() -> None:
     part = CHAT[0](ONE)
     most = {"role": "user", "content": [part] * IMAGES_MAX}
-    assert len(read(parsed("chat", most)).messages[0]["content"]) == IMAGES_MAX
+    assert len(read(prompt_of("chat", most)).messages[0]["content"]) == IMAGES_MAX
     with pytest.raises(RequestError, match=str(IMAGES_MAX)) as caught:
-        read(parsed("chat", most, {"role": "user", "content": [part]}))
+        read(prompt_of("chat", most, {"role": "user", "content": [part]}))
     assert (caught.value.code, caught.value.param) == (
         "too_many_images",
         "messages[1].content[0].image_url",
@@ -301,7 +286,7 @@ def test_images_are_bounded_together_and_one_that_comes_twice_counts_once(
     other = {"type": "image_url", "image_url": again}
     twice = {"role": "user", "content": [CHAT[0](ONE), other]}
     held: list[int] = []
-    told = asyncio.run(with_images(parsed("chat", twice), ImageFetcher(False), held.append))
+    told = asyncio.run(with_images(prompt_of("chat", twice), ImageFetcher(False), held.append))
     assert (told.images, held) == ({digest(ONE): ONE}, [len(ONE)])
     error = refused("chat", twice, {"role": "user", "content": [CHAT[0](TWO)]})
     assert (error.code, error.param) == ("images_too_large", "messages[1].content[0].image_url")
@@ -336,10 +321,9 @@ class Slow(ImageFetcher):
 
 def named(*urls: str) -> Prompt:
     parts = [{"type": "image_url", "image_url": url} for url in urls]
-    return parsed("chat", {"role": "user", "content": parts})
+    return prompt_of("chat", {"role": "user", "content": parts})
 
 
-@in_loop
 async def test_each_url_is_read_once_and_all_at_once() -> None:
     reader = Slow(3)
     told = await with_images(named("a", "b", "a", "c", "b"), reader, lambda _: None)
@@ -348,7 +332,6 @@ async def test_each_url_is_read_once_and_all_at_once() -> None:
     assert names == [digest(url.encode()) for url in ("a", "b", "a", "c", "b")]
 
 
-@in_loop
 async def test_what_is_kept_of_images_takes_room_and_without_room_nothing_goes_on() -> None:
     held: list[int] = []
     await with_images(named("aa", "bbb", "aa"), Slow(2), held.append)
@@ -361,7 +344,6 @@ async def test_what_is_kept_of_images_takes_room_and_without_room_nothing_goes_o
         await with_images(named("aa"), Slow(1), no_room)
 
 
-@in_loop
 async def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
     tmp_path: Path,
 ) -> None:
@@ -377,7 +359,6 @@ async def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_
     assert held == [len(ONE), len(ONE), len(TWO)]
 
 
-@in_loop
 async def test_images_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_images, "IMAGES_WAIT_S_MAX", 0.01)
 
@@ -393,7 +374,6 @@ async def test_images_that_never_come_are_not_waited_for(monkeypatch: pytest.Mon
     assert sorted(reader.ended) == ["b", "c"]
 
 
-@in_loop
 async def test_a_client_that_leaves_and_a_refusal_end_all_fetches() -> None:
     reader = Slow(9)
     task = asyncio.create_task(with_images(named("a", "b"), reader, lambda _: None))

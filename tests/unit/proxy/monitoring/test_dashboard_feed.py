@@ -21,7 +21,6 @@ from tests.helpers.proxy.feed_events import (
     read,
     read_until,
     request_of,
-    run,
     snapshot_of,
 )
 
@@ -35,10 +34,12 @@ def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> Non
 # ---------------------------------------------------------------- requests
 
 
-COSTS = st.tuples(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 300))
-
-
-@given(st.lists(st.none() | COSTS, max_size=30))
+@given(
+    st.lists(
+        st.none() | st.tuples(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 300)),
+        max_size=30,
+    )
+)
 def test_the_last_requests_are_kept_and_the_sums_are_of_all(rows: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recent_requests, "REQUESTS_MAX", 12)
@@ -88,7 +89,7 @@ def test_each_listener_is_told_each_request_once_however_slowly_it_reads(steps: 
                 await each.aclose()
         assert told["first"] == told["second"] == list(range(1, noted + 1))
 
-    run(body)
+    asyncio.run(body())
 
 
 async def test_a_listener_that_fell_behind_is_told_what_is_left_and_the_right_sums() -> None:

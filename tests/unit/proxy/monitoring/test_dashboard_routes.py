@@ -4,7 +4,6 @@ import asyncio
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
@@ -14,45 +13,19 @@ from hearth.proxy.monitoring import dashboard_routes as dashboard_module
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of
-from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask
+from tests.helpers.proxy.proxy_app import HOST, app_of, ask, asked, cookie_of, sign_in
 
 KEYED = {"PROXY_API_KEY": "secret"}
-APART = {"PROXY_API_KEYS": "one,two"}
 LOGIN = "/dashboard/login"
 EVENTS = "/dashboard/events"
 
 
-def log_in(edge: ProxyApp, key: str, *headers: tuple[bytes, bytes]) -> Reply:
-    body = urlencode({"key": key}).encode()
-    length = (b"content-length", str(len(body)).encode())
-    return ask(edge, "POST", LOGIN, length, *headers, body=body)
-
-
-def cookie_of(reply: Reply) -> tuple[bytes, bytes]:
-    """Return the header that a browser sends back, under the dashboard's path."""
-    return (b"cookie", reply.headers["set-cookie"].partition(";")[0].encode())
-
-
 async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
     """Return the first event of a stream, whose page goes away then; the stream must end too."""
-    gone, frames = asyncio.Event(), list[bytes]()
-    asked = [{"type": "http.request", "body": b"", "more_body": False}]
-
-    async def receive() -> Any:
-        if asked:
-            return asked.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body" and message["body"]:
-            frames.append(message["body"])
-            gone.set()
-
-    scope = {"type": "http", "method": "GET", "path": EVENTS, "scheme": "http"}
     async with asyncio.timeout(60):
-        await edge(scope | {"headers": [HOST, *headers]}, receive, send)
-    return frames[0].decode()
+        reply = await asked(edge, "GET", EVENTS, *headers, gone=asyncio.Event())
+    assert edge.routes.feed.listeners == 0, "a stream ends with its page"
+    return reply.content.decode()
 
 
 def note(edge: ProxyApp, key: str) -> None:
@@ -123,7 +96,7 @@ def test_what_is_not_there_is_refused(tmp_path: Any, method: str, path: str, sta
 
 
 def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path: Any) -> None:
-    reply = log_in(app_of(tmp_path, **KEYED), "secret")
+    reply = sign_in(app_of(tmp_path, **KEYED), LOGIN, "secret")
     assert (reply.status, reply.headers["location"]) == (303, "/dashboard")
     value, *attributes = reply.headers["set-cookie"].split("; ")
     assert {"HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(attributes)
@@ -136,7 +109,7 @@ def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path:
 
 def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
-    cookie = cookie_of(log_in(edge, "secret"))
+    cookie = cookie_of(sign_in(edge, LOGIN, "secret"))
     assert b'id="charts"' in ask(edge, "GET", "/dashboard", cookie).content
     assert "event: snapshot" in asyncio.run(first_event(edge, cookie))
     for path in ("/v1/models", "/v1/cache", "/v1/sessions", "/", "/metrics"):
@@ -146,7 +119,7 @@ def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any
 
 @pytest.mark.parametrize("key", ["", "wrong", "secre", "secret2", "ä", "\u2028"])
 def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> None:
-    reply = log_in(app_of(tmp_path, **KEYED), key)
+    reply = sign_in(app_of(tmp_path, **KEYED), LOGIN, key)
     assert reply.status == 401
     assert "set-cookie" not in reply.headers
     assert b'role="alert"' in reply.content
@@ -155,7 +128,7 @@ def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> Non
 @pytest.mark.parametrize("cookie", ["", "x", "hearth-4000=", "hearth-4000=guess", '="; ;;=\\'])
 def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
     edge = app_of(tmp_path, **KEYED)
-    log_in(edge, "secret")
+    sign_in(edge, LOGIN, "secret")
     refused = ask(edge, "GET", EVENTS, (b"cookie", cookie.encode()))
     assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
     assert (
@@ -166,7 +139,7 @@ def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
 @pytest.mark.parametrize("other", ['a={"b": "c"}', "x", "a b=c d", '="', "ä=ö", 'q="un;closed'])
 def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, other: str) -> None:
     edge = app_of(tmp_path, **KEYED)
-    _, ours = cookie_of(log_in(edge, "secret"))
+    _, ours = cookie_of(sign_in(edge, LOGIN, "secret"))
     for both in (other.encode() + b"; " + ours, ours + b"; " + other.encode()):
         assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content
 
@@ -175,7 +148,7 @@ def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, ot
 def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
     edge = app_of(tmp_path, PROXY_API_KEY=key)
     assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
-    assert log_in(edge, f" {key}\r\n").status == 303
+    assert sign_in(edge, LOGIN, f" {key}\r\n").status == 303
 
 
 def test_a_form_that_is_no_sign_in_is_refused_and_not_kept(tmp_path: Any) -> None:
@@ -193,12 +166,12 @@ def test_a_form_that_is_no_sign_in_is_refused_and_not_kept(tmp_path: Any) -> Non
 
 @pytest.mark.parametrize("key", ["one", "two"])
 def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, key: str) -> None:
-    edge = app_of(tmp_path, **APART)
+    edge = app_of(tmp_path, **{"PROXY_API_KEYS": "one,two"})
     note(edge, "one")
     note(edge, "two")
     note(edge, "two")
     count = {"one": 1, "two": 2}[key]
-    cookie = cookie_of(log_in(edge, key))
+    cookie = cookie_of(sign_in(edge, LOGIN, key))
     for header in (cookie, (b"x-api-key", key.encode())):
         told = asyncio.run(first_event(edge, header))
         assert told.count('"number":') == count
@@ -206,12 +179,6 @@ def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, 
 
 
 # ---------------------------------------------------------------- the stream
-
-
-def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
-    edge = app_of(tmp_path)
-    asyncio.run(first_event(edge))
-    assert edge.routes.feed.listeners == 0
 
 
 async def test_a_page_that_does_not_read_is_dropped_and_counted(

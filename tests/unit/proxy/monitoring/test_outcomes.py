@@ -26,30 +26,9 @@ from tests.helpers.proxy.metric_values import (
     value,
     values,
 )
-from tests.helpers.proxy.proxy_app import HOST, app_of
+from tests.helpers.proxy.proxy_app import app_of, asked
 
 RESPONSES = "/v1/responses"
-
-
-async def left(
-    edge: ProxyApp, method: str, path: str, gone: asyncio.Event, body: bytes = b""
-) -> None:
-    """Ask as a client that leaves when `gone` is set, or once the reply's first part has come."""
-    asked = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if asked:
-            return asked.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            gone.set()
-
-    scope = {"type": "http", "method": method, "path": path, "scheme": "http"}
-    async with asyncio.timeout(60):
-        await edge(scope | {"headers": [HOST, KEY]}, receive, send)
 
 
 def outcomes(edge: ProxyApp, dialect: str) -> dict[str, float]:
@@ -110,7 +89,7 @@ async def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_le
 
         monkeypatch.setitem(ANSWERS, "responses", (leaves, writer))
         content = orjson.dumps({"model": "smollm2", "input": "n=1"})
-        await left(made.app, "POST", RESPONSES, gone, content)
+        await asked(made.app, "POST", RESPONSES, KEY, body=content, gone=gone)
         assert outcomes(made.app, "responses") == {"cancelled": 1}
         assert last_row(made.app)["ended"] == "client_closed"
         assert value(made.app.metrics, "client_disconnects_total") == 1

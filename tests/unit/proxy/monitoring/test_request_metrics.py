@@ -32,7 +32,6 @@ from tests.helpers.proxy.request_bodies import BODIES, post
 
 KINDS = ("main", "agent", "side", "none")
 SOURCES = ("slot", "ram", "ssd", "none")
-TOKENS = ("prompt", "cached", "prefilled", "completion", "reasoning", "image")
 
 
 # ---------------------------------------------------------------- outcomes
@@ -137,7 +136,7 @@ def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
     for dialect, usage in asked:
         ended(metrics, replace(ASKED, dialect=dialect), [answered(usage)])
     told = values(metrics)
-    for name in TOKENS:
+    for name in ("prompt", "cached", "prefilled", "completion", "reasoning", "image"):
         spent = sum(getattr(usage, f"{name}_tokens") for _, usage in asked)
         assert total(told, f"hearth_{name}_tokens_total") == spent
     for dialect, count in Counter(dialect for dialect, _ in asked).items():

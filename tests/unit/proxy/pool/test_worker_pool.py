@@ -15,7 +15,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Counted, Delta, Finished, Progress, Usage
-from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
+from hearth.shared.zmq_transport import LEASE_S
 from tests.helpers.proxy.fake_worker_pool import bench, read, request, start
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 
@@ -38,8 +38,7 @@ async def test_a_refusal_keeps_its_status_and_code(directory: Path) -> None:
         with pytest.raises(RequestError) as caught:
             await start(made, "refuse=400:context_length_exceeded")
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-        link = made.pool.links[0]
-        assert link.load == 0
+        assert made.pool.links[0].load == 0
 
 
 async def test_a_closed_answer_is_cancelled_at_once(directory: Path) -> None:
@@ -107,23 +106,6 @@ async def test_what_waits_for_one_reply_keeps_its_lease_too(
         await made.until(lambda: made.events("Renew"))
         assert made.events("Renew")[-1]["request_ids"] == ids
         assert made.pool.links[0].load == 0
-
-
-async def test_a_death_mid_answer_is_told_at_once_and_the_worker_comes_back(
-    directory: Path,
-) -> None:
-    async with bench(directory) as made:
-        answer = await start(made, "n=1000 delay=0.02")
-        await answer.next_event()
-        os.kill(made.supervisor.pids[0], signal.SIGKILL)
-        killed_at = time.monotonic()
-        with pytest.raises(WorkerLost) as caught:
-            await read(answer)
-        assert time.monotonic() - killed_at < SILENCE_S_MAX / 2, "not when it is missed"
-        assert "SIGKILL" in str(caught.value)
-        await made.until(lambda: made.ready_count() == 1)
-        assert made.supervisor.workers[0].restarts == 1
-        assert (await read(await start(made, "n=1")))[0] == "tok0 "
 
 
 async def test_a_death_before_admission_asks_another_worker_once(directory: Path) -> None:

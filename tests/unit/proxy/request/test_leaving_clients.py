@@ -9,12 +9,13 @@ import pytest
 
 from hearth.proxy.documents.document_reader import DocumentReader
 from hearth.proxy.images.image_fetch import ImageFetcher
-from tests.helpers.proxy.in_loop import in_loop
-from tests.helpers.proxy.proxy_app import HOST, app_of
+from tests.helpers.proxy.proxy_app import app_of, asked
 
-PDF = base64.b64encode(b"%PDF-1.7 ").decode()
 PARTS = {
-    "a document": {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}},
+    "a document": {
+        "type": "file",
+        "file": {"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-1.7 ").decode()},
+    },
     "an image": {"type": "image_url", "image_url": "data:image/png;base64,iVBORw0KGgo="},
 }
 
@@ -35,7 +36,6 @@ class Never:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/cache/prefill"])
 @pytest.mark.parametrize("what", PARTS)
-@in_loop
 async def test_what_a_client_shows_is_not_waited_for_once_it_has_left(
     what: str, path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,21 +43,10 @@ async def test_what_a_client_shows_is_not_waited_for_once_it_has_left(
     edge.local.body_parser.documents = DocumentReader(never)
     monkeypatch.setattr(ImageFetcher, "read", never)
     body = {"messages": [{"role": "user", "content": [PARTS[what]]}]}
-    incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
-
-    async def receive() -> Any:
-        if incoming:
-            return incoming.pop()
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        raise AssertionError("nobody is there")
-
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [HOST]}
-    serving = asyncio.create_task(edge(scope, receive, send))
+    reading = asked(edge, "POST", path, body=orjson.dumps(body), gone=left)
+    serving = asyncio.create_task(reading)
     await never.begun.wait()
     assert edge.body_budget.bytes_held > 0
     left.set()
-    await serving
+    assert (await serving).status == 0, "nobody is there"
     assert never.ended.is_set() and edge.body_budget.bytes_held == 0

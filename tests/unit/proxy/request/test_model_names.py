@@ -1,15 +1,18 @@
 """Checks which model a requested name selects, and which entries MODELS accepts."""
 
 import dataclasses
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.proxy.request import model_names
 from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings_from_env import load_settings, setting_warnings
 from tests.helpers.cases import cases
 from tests.helpers.worker_processes.fake_worker import FACTS
 
@@ -29,6 +32,25 @@ def test_a_name_chooses_its_model(case: dict[str, Any]) -> None:
             known.check(name)
         assert caught.value.status == 404
     assert known.listed == case.get("listed", known.listed)
+
+
+@pytest.mark.parametrize("case", cases("proxy/model_names.yaml"))
+def test_a_name_of_a_model_is_served_or_refused_as_the_table_says(case: dict[str, Any]) -> None:
+    known = names(**case["settings"])
+    assert [known.check(name) for name in case["served"]] == case["served"]
+    for name, words in case["refused"].items():
+        with pytest.raises(RequestError, match=re.escape(words)) as caught:
+            known.check(name)
+        assert caught.value.status == 404
+
+
+def test_without_a_name_the_default_is_served_and_what_is_none_is_refused() -> None:
+    known = ModelNames("local", (), ())
+    assert known.check(None) == known.check("") == "local"
+    for wrong in (5, ["local"], False, {}):
+        with pytest.raises(RequestError) as caught:
+            known.check(wrong)
+        assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 @given(st.sampled_from(("smollm2", "big", "a/x", "Mine")), st.booleans(), st.data())
@@ -83,3 +105,43 @@ def test_a_model_that_takes_images_is_told_as_one() -> None:
 def test_an_entry_that_cannot_be_served_refuses_to_start(entries: str, said: str) -> None:
     with pytest.raises(StartError, match=said):
         names(MODELS=entries)
+
+
+# ---------------------------------------------------------------- pocket, the former default model
+
+
+@pytest.mark.parametrize("source", ["builtin:pocket", "builtin:Pocket", " builtin:pocket "])
+def test_the_former_model_in_a_setting_is_the_default_one(source: str) -> None:
+    settings = load_settings({"MODEL_PATH": source, "MODELS": f"{source}, b={source}"}, None)
+    assert settings.model_path == "builtin:smollm2"
+    assert [(model.name, model.path) for model in models_of(settings)] == [
+        ("smollm2", ""),
+        ("b", "builtin:smollm2"),
+    ]
+
+
+@pytest.mark.parametrize("source", ["builtin:pocketbook", "owner/pocket", "a=/x/builtin:pocket"])
+def test_other_models_are_left_as_they_are(source: str) -> None:
+    assert load_settings({"MODELS": source}, None).models == (source,)
+    assert setting_warnings({"MODELS": source, "OTHER": "builtin:pocket"}, None) == []
+
+
+def test_a_setting_that_names_the_former_model_is_told(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("MODEL_PATH=builtin:pocket\nMODELS=b=builtin:pocket\n")
+    warnings = setting_warnings({"MODELS": "b=owner/b"}, file)
+    assert len(warnings) == 1
+    assert warnings[0].startswith("MODEL_PATH names builtin:pocket, which is gone: builtin:smollm2")
+
+
+def test_a_request_for_the_former_model_is_the_defaults_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model_names._tell_former.cache_clear()
+    known = names(CATCH_ALL_MODELS="*", MODELS="b=owner/b")
+    with caplog.at_level(logging.WARNING):
+        for name in ("pocket", "Pocket", "pocket:latest", "ollama/POCKET:latest", "builtin/pocket"):
+            assert known.target(known.check(name)) == "smollm2"
+    told = [row.getMessage() for row in caplog.records]
+    assert told == ["the model 'pocket', which requests name, is gone: 'smollm2' answers them"]
+    assert "pocket" not in known.listed

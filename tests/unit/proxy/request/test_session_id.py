@@ -166,16 +166,15 @@ def test_an_api_key_is_known_by_a_digest() -> None:
 
 
 WORDS = st.sampled_from([*FIELDS, "metadata", "extra_body", "user_id", "other"])
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=300)
-    | st.sampled_from([CLAUDE_USER, f"u_session_{UUID}", "{", '{"session_id":"s"}'])
-)
 JSON = st.recursive(
-    SCALARS,
+    (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=300)
+        | st.sampled_from([CLAUDE_USER, f"u_session_{UUID}", "{", '{"session_id":"s"}'])
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
     max_leaves=12,
 )

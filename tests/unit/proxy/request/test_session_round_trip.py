@@ -6,16 +6,13 @@ Over scripted workers: real processes, real ZeroMQ, no LiteLLM.
 import contextlib
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.helpers.proxy.app_over_workers import DEBUG, KEY, Front, front
+from tests.helpers.proxy.app_over_workers import Front, front
 from tests.helpers.proxy.fake_worker_pool import request as request_of
-from tests.helpers.proxy.in_loop import in_loop
-from tests.helpers.proxy.proxy_app import app_of, ask
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +42,6 @@ async def count(made: Front, **body: Any) -> dict[str, Any]:
     return prompt
 
 
-@in_loop
 async def test_a_worker_is_told_who_speaks_and_what_each_message_is_known_by() -> None:
     async with front(1) as made:
         await respond(made, "s", "n=1", REMINDER, "n=1")
@@ -65,7 +61,6 @@ async def test_a_worker_is_told_who_speaks_and_what_each_message_is_known_by() -
         assert prompt["messages"][1]["content"] == REMINDER
 
 
-@in_loop
 async def test_a_prompt_that_is_counted_is_named_too_and_settings_decide_how() -> None:
     rows = [{"role": "user", "content": text} for text in ("x" * 80, REMINDER)]
     async with front(1) as made:
@@ -81,7 +76,6 @@ async def test_a_prompt_that_is_counted_is_named_too_and_settings_decide_how() -
             assert name["canonical"] == name["exact"] != ""
 
 
-@in_loop
 async def test_a_conversation_stays_with_its_worker_until_that_is_gone() -> None:
     async with front(2) as made:
         with contextlib.ExitStack() as held:
@@ -101,7 +95,6 @@ async def test_a_conversation_stays_with_its_worker_until_that_is_gone() -> None
         assert await respond(made, "b", "shared", "n=1") == busy, "its cache is gone"
 
 
-@in_loop
 async def test_all_workers_tell_of_their_sessions_and_each_row_says_whose_it_is() -> None:
     async with front(2) as made:
         answer = await made.made.pool.open(request_of("n=1000 delay=0.02"), "held")
@@ -124,7 +117,6 @@ async def test_all_workers_tell_of_their_sessions_and_each_row_says_whose_it_is(
         assert line["request_id"] == made.made.events("Submit")[1]["request_id"]
 
 
-@in_loop
 async def test_the_lines_of_a_session_on_two_workers_are_told_together() -> None:
     async with front(2) as made:
         first = await respond(made, "s", "n=1")
@@ -137,7 +129,6 @@ async def test_the_lines_of_a_session_on_two_workers_are_told_together() -> None
         assert sorted(line["worker"] for line in lines) == [0, 1]
 
 
-@in_loop
 async def test_a_session_that_nobody_knows_is_a_404_unless_one_may_know_it(impatient: None) -> None:
     async with front(2) as made:
         reply = await made.ask("GET", "/v1/sessions/nobody")
@@ -152,7 +143,6 @@ async def test_a_session_that_nobody_knows_is_a_404_unless_one_may_know_it(impat
         assert "within 2 s" in reply.json["errors"][0]["error"]
 
 
-@in_loop
 async def test_a_session_that_an_unloaded_worker_may_know_is_no_404() -> None:
     async with front(2) as made:
         await respond(made, "mine", "n=1")
@@ -165,12 +155,3 @@ async def test_a_session_that_an_unloaded_worker_may_know_is_no_404() -> None:
         (row,) = (await made.ask("GET", "/v1/sessions")).json["errors"]
         assert (row["worker"], row["state"]) == (1, "unloaded")
         assert "the next request loads its model" in row["error"]
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/s"])
-def test_sessions_take_get_from_whoever_has_the_key(tmp_path: Path, path: str) -> None:
-    edge = app_of(tmp_path, **DEBUG)
-    assert ask(edge, "GET", path).status == 401
-    for method in ("POST", "DELETE", "PUT"):
-        reply = ask(edge, method, path, KEY)
-        assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.request.volatile_fields import (
-    BLOCKS,
     FIELDS,
     canonical_text,
     without_telemetry,
@@ -297,11 +296,9 @@ def test_blank_lines_go_with_what_they_set_apart_and_others_stay() -> None:
     assert canonical_text("user", f"a\n  {REMINDER} \r\nb")[0] == "a\nb"
 
 
-def test_every_rule_says_what_it_was_seen_in_and_is_bound_to_one_line() -> None:
+def test_every_rule_is_bound_to_one_line() -> None:
     for field in FIELDS:
-        assert len(field.evidence) > 40
         assert not field.pattern.flags & (re.DOTALL | re.MULTILINE)
-    assert all(len(block.evidence) > 40 for block in BLOCKS)
 
 
 LINES = st.sampled_from(

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,10 +9,10 @@ import pytest
 
 from hearth.proxy.workers import keep_awake
 from hearth.proxy.workers.keep_awake import KeepAwake
+from tests.helpers.proxy.fake_worker_pool import until
 
 pytestmark = pytest.mark.process
 
-WAIT_S = 60.0
 FAKE = """#!/bin/sh
 echo "$$ $*" >> "{notes}"
 exec {body}
@@ -53,13 +51,6 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     made = Notes(tmp_path)
     monkeypatch.setenv("PATH", f"{made.program.parent}:{os.environ['PATH']}")
     return made
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        await asyncio.sleep(0.005)
 
 
 async def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
@@ -123,20 +114,15 @@ async def test_one_that_does_not_run_is_told_once_and_tried_again(
     assert told.startswith("caffeinate ") and "pmset" in told
 
 
-async def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
-    awake = KeepAwake("linux")
+@pytest.mark.parametrize(("system", "starts"), [("darwin", 1), ("linux", 0)])
+async def test_it_ends_with_the_server_and_never_begins_where_it_is_no_mac(
+    system: str, starts: int, notes: Notes
+) -> None:
+    awake = KeepAwake(system)
     with awake.request():
         await asyncio.sleep(0.05)
+        await until(lambda: len(notes.starts()) >= starts)
     awake.close()
-    assert not notes.starts()
-
-
-async def test_it_ends_with_the_server(notes: Notes) -> None:
-    awake = KeepAwake("darwin")
-    with awake.request():
-        await until(notes.starts)
-    awake.close()
-    assert not notes.running()
     with awake.request():
         await asyncio.sleep(0.02)
-    assert len(notes.starts()) == 1
+    assert (len(notes.starts()), notes.running()) == (starts, [])

@@ -1,13 +1,15 @@
-"""Workers that change their models, unload and reload: real processes that load nothing."""
+"""Workers that change their models, unload, reload and miss one: real processes that load none."""
 
 import asyncio
 import dataclasses
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool import waiting_requests
 from hearth.proxy.pool.waiting_requests import ModelRequest
 from hearth.proxy.workers import (
@@ -17,9 +19,10 @@ from hearth.proxy.workers import (
 )
 from hearth.proxy.workers.supervisor import WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.fake_worker_pool import read, request, stop
-from tests.helpers.proxy.swapping_workers import host
+from tests.helpers.proxy.swapping_workers import Host, host
 
 pytestmark = pytest.mark.process
 
@@ -58,9 +61,10 @@ async def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_i
         running = await made.open("", "n=9 delay=0.05", "long")
         made.hosting.unload("", "")
         assert (await read(running))[0].startswith("tok0 ")
-        await made.until(lambda: made.rows("state") == [("unloaded",)])
+        await made.until(lambda: made.rows("state", "pid") == [("unloaded", None)])
+        assert await made.pool.ask("cache") == {}, "to ask about it loads nothing"
         await made.pool.load("")
-        assert made.rows("state") == [("ready",)]
+        assert made.rows("state", "restarts") == [("ready", 0)]
 
 
 async def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
@@ -92,8 +96,7 @@ async def test_choices_of_one_request_are_not_parted_by_a_switch(
         other = asyncio.create_task(made.ask("b", name="other"))
         await made.until(lambda: made.pool.links[0].closed_at is not None)
         asked = dataclasses.replace(request("n=1"), target="smollm2")
-        second = await made.pool.open(asked, "second", came_at)
-        assert (await read(second))[0] == "tok0 "
+        assert (await read(await made.pool.open(asked, "second", came_at)))[0] == "tok0 "
         assert not first.ended_as and not other.done()
         await read(first)
         assert await other == "tok0 "
@@ -146,19 +149,6 @@ async def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directo
         with pytest.raises(RequestError, match=r"died while it loaded \(SIGKILL"):
             await asking
         assert await made.ask("smollm2") == "tok0 "
-
-
-async def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
-    directory: Path,
-) -> None:
-    async with host(directory, 2, unload_s=0.5) as made:
-        await made.until(lambda: made.rows("state", "pid") == [("unloaded", None)] * 2)
-        assert await made.pool.ask("cache") == {}, "to ask about it loads nothing"
-        assert await made.ask("smollm2") == "tok0 "
-        assert sorted(made.rows("state")) == [("ready",), ("unloaded",)]
-        await made.until(lambda: made.rows("state") == [("unloaded",)] * 2)
-        assert (await made.pool.count(request("a b c"))).tokens == 6
-        assert made.rows("restarts") == [(0,), (0,)]
 
 
 async def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
@@ -243,8 +233,7 @@ async def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_work
 
 async def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
     async with host(directory, stall_s=0.0) as made:
-        text = await made.ask("smollm2", "n=10 delay=0.2 hang=1")
-        assert text.count("tok") == 10
+        assert (await made.ask("smollm2", "n=10 delay=0.2 hang=1")).count("tok") == 10
         assert made.rows("restarts") == [(0,)]
 
 
@@ -259,3 +248,45 @@ async def test_no_more_wait_than_the_room_holds(
         with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
             await made.ask("b", name="one more")
         assert await asyncio.gather(*asking) == ["tok0 "] * 3
+
+
+# ---------------------------------------------------------------- a default model that is missing
+
+
+async def refuse_missing(made: Host, model: str = "smollm2") -> None:
+    """Have a request for a model that is not on this disk refused at once, with what is told."""
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="smollm2 is not here") as caught:
+        await made.ask(model)
+    assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
+    assert time.monotonic() - began < waiting_requests.READY_WAIT_S_MAX
+    assert made.hosting.why_missing() == "smollm2 is not here."
+
+
+async def test_without_the_default_model_no_worker_starts_until_it_is_there(
+    directory: Path,
+) -> None:
+    async with host(directory, 2, absent="smollm2") as made:
+        await refuse_missing(made)
+        await refuse_missing(made, "")
+        for others, is_ready in (("", False), ("b=/b", True)):
+            settings = load_settings({"MODELS": others}, None)
+            health = AdminRoutes(settings, "0", made.supervisor, made.pool).health()
+            assert (health["status"], health["ready"]) == ("ok", is_ready)
+        assert made.supervisor.pids == []
+        made.absent = ""
+        assert await made.ask("smollm2") == "tok0 "
+        assert made.rows("state", "restarts") == [("ready", 0), ("unloaded", 0)]
+        assert made.hosting.why_missing() == ""
+
+
+async def test_other_models_are_served_without_the_default_one(directory: Path) -> None:
+    async with host(directory, absent="smollm2") as made:
+        with pytest.raises(RequestError, match="'/missing', which is no model"):
+            await made.ask("broken")
+        await made.until(lambda: made.rows("state", "model") == [("unloaded", "smollm2")])
+        assert not made.supervisor.cannot_start.is_set(), "the server outlives it"
+        assert await made.ask("b") == "tok0 "
+        (pid,) = made.supervisor.pids
+        await refuse_missing(made)
+        assert made.supervisor.pids == [pid], "and the model that works stays"

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ from hearth.proxy.workers.remote_workers import (
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
 from hearth.shared.settings_from_env import Settings, load_settings
-from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, worker_environment
+from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, until, worker_environment
 from tests.helpers.servers.server import free_port
 
 pytestmark = pytest.mark.process
 
-LONG = "n=100000 delay=0.01"
 MODELS = models_of(load_settings({}, None))
 
 
@@ -99,13 +98,8 @@ class Bench:
         self.remote = RemoteWorkers(settings, self.pool, models)
         self.worker = self.remote.workers[0]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        async with asyncio.timeout(wait_s):
-            while not condition():
-                await asyncio.sleep(0.01)
-
     async def until_ready(self) -> None:
-        await self.until(lambda: self.worker.state == "ready")
+        await until(lambda: self.worker.state == "ready")
 
     async def text(self, script: str, name: str = "r") -> str:
         return (await read(await self.pool.open(request(script), name)))[0]
@@ -130,7 +124,7 @@ async def test_a_silent_worker_is_given_up_never_killed_and_found_again(
     async with bench(settings_of(machine.keys_dir, machine.port)) as made:
         machine.start()
         await made.until_ready()
-        answer = await made.pool.open(request(LONG), "r")
+        answer = await made.pool.open(request("n=100000 delay=0.01"), "r")
         machine.signal(signal.SIGSTOP)
         with pytest.raises(WorkerLost, match="silent"):
             await asyncio.wait_for(read(answer), 60)
@@ -198,7 +192,7 @@ async def test_a_worker_of_another_model_gets_no_request(machine: Machine) -> No
     async with bench(settings_of(machine.keys_dir, machine.port)) as made:
         machine.start(PROXY_MODEL_ID="another")
         problem = "serves 'another', this server 'smollm2': set MODEL_PATH and PROXY_MODEL_ID"
-        await made.until(lambda: made.worker.problem.startswith(problem))
+        await until(lambda: made.worker.problem.startswith(problem))
         with pytest.raises(Overloaded, match="serves 'another'"):
             await made.pool.open(request("n=1"), "r")
 

@@ -3,10 +3,9 @@
 import pytest
 
 from hearth.commands.replay.traces import EXCERPTS_DIR
-from hearth.worker.cache.block_hash import common_length
 from scripts.harness.layouts.confirm import SMALL, confirmed
 from scripts.harness.layouts.model_layouts import layout
-from scripts.harness.layouts.session_scripts import SessionScript, ideals, render
+from scripts.harness.layouts.session_scripts import render
 
 BF16, FP32 = 2, 4
 
@@ -41,11 +40,6 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def session() -> SessionScript:
-    return render(EXCERPTS_DIR / "openclaw-session-1.jsonl.xz", 2)
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_a_model_keeps_is_what_its_config_says(name: str) -> None:
     layers = layout(name).layers
@@ -54,18 +48,9 @@ def test_what_a_model_keeps_is_what_its_config_says(name: str) -> None:
 
 
 @pytest.mark.night
-def test_a_counted_run_writes_and_reads_what_a_run_with_arrays_does(
-    session: SessionScript,
-) -> None:
+def test_a_counted_run_writes_and_reads_what_a_run_with_arrays_does() -> None:
+    session = render(EXCERPTS_DIR / "openclaw-session-1.jsonl.xz", 2)
     counted, computed = confirmed(SMALL["Qwen3.5-27B"], layout("Qwen3.5-27B"), session)
     assert counted == computed
     assert counted["written"]["state"] > counted["written"]["rows"] > 0
     assert counted["read"]["state"] > 0  # behind the restart
-
-
-def test_the_ideal_reads_only_what_nothing_before_begins_with(session: SessionScript) -> None:
-    first, second = session.turns
-    found = ideals(session, 1 << 30)
-    shared = common_length(second.tokens, first.held)
-    assert found == [len(first.ids), len(second.ids) - min(shared, len(second.ids) - 1)]
-    assert ideals(session, 10) == [0, 0]  # refused

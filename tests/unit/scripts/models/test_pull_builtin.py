@@ -257,5 +257,4 @@ def test_names_that_lead_out_are_not_unpacked(models: Path) -> None:
 def test_the_indexes_of_uv_stand_in_for_those_of_pip(
     given: dict[str, str], told: dict[str, str]
 ) -> None:
-    made = pip_environment(given, Path("/work"))
-    assert made == {**given, **told, "TMPDIR": "/work"}
+    assert pip_environment(given, Path("/work")) == {**given, **told, "TMPDIR": "/work"}

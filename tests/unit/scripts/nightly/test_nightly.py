@@ -13,7 +13,6 @@ from scripts.nightly import __main__ as nightly
 
 pytestmark = pytest.mark.process
 
-CI_DIR = Path(__file__).parents[4] / ".ci"
 RULES = [{"suites": "s|t", "tests": r".*::test_known|t\d", "text": "404", "why": "No such."}]
 NAMES = st.from_regex(r"[a-z0-9_]{1,12}", fullmatch=True)
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), max_size=80)
@@ -84,7 +83,7 @@ def test_no_rule_excuses_a_failing_server(text: str) -> None:
 def test_no_process_of_a_night_is_started_with_a_key(tmp_path: Path) -> None:
     for name in (".ci", ".venv/bin"):
         (tmp_path / name).mkdir(parents=True)
-    script = Path(shutil.copy(CI_DIR / "nightly", tmp_path / ".ci"))
+    script = Path(shutil.copy((Path(__file__).parents[4] / ".ci") / "nightly", tmp_path / ".ci"))
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text('#!/bin/sh\nenv; echo "$@"\n')
     python.chmod(0o700)

@@ -14,7 +14,6 @@ from hearth.shared.processes import PID_FILE, process_started
 from tests.helpers.services.service_home import ServiceHome
 
 pytestmark = pytest.mark.process
-on_mac = pytest.mark.parametrize("home", ["darwin"], indirect=True)
 
 
 @pytest.fixture(params=["darwin", "linux"])
@@ -76,12 +75,11 @@ def test_a_server_that_was_started_by_hand_is_left_alone(
         home.run_dir.mkdir(parents=True)
         (home.run_dir / PID_FILE).write_text(json.dumps({"supervisor": row, "children": []}))
         assert home.run("install") == 1
-        said = capsys.readouterr().err
-        assert f"(pid {by_hand.pid}). Stop it with: kill {by_hand.pid}" in said
+        assert f"(pid {by_hand.pid}). Stop it with: kill {by_hand.pid}" in capsys.readouterr().err
         assert by_hand.poll() is None and not home.unit.exists() and home.manager.process is None
 
 
-@on_mac
+@pytest.mark.parametrize("home", ["darwin"], indirect=True)
 def test_an_agent_that_does_not_end_keeps_its_file(
     home: ServiceHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

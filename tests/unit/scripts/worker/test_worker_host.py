@@ -7,8 +7,6 @@ from hearth.commands.worker.command import ListenEndpoint, listen_endpoint, vari
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 
-PORTS = st.integers(1, 65535)
-
 
 @pytest.mark.parametrize(
     "text",
@@ -29,7 +27,7 @@ def test_what_is_no_address_with_a_port_is_refused(text: str) -> None:
         listen_endpoint(text)
 
 
-@given(PORTS)
+@given(st.integers(1, 65535))
 def test_a_worker_is_one_beside_no_other_whatever_the_settings_of_its_machine(port: int) -> None:
     of_a_proxy = {"WORKERS": "0", "WORKER_ENDPOINTS": "tcp://10.0.0.5:1", "PROXY_PORT": "4000"}
     own = variables_of(ListenEndpoint("0.0.0.0", port), "a/b")

@@ -3,7 +3,6 @@
 The limits are patched to small ones, so that a body beyond each is cheap.
 """
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -162,7 +161,9 @@ def test_every_endpoint_that_takes_a_prompt_holds_to_the_limits(edge: ProxyApp, 
 
 
 @pytest.mark.parametrize("size_max", [10_000, 10])
-def test_a_large_body_is_taken_apart_off_the_event_loop(edge: ProxyApp, size_max: int) -> None:
+async def test_a_large_body_is_taken_apart_off_the_event_loop(
+    edge: ProxyApp, size_max: int
+) -> None:
     """While one is, the event loop answers others."""
     threads: list[str] = []
     names = edge.local.body_parser._digester.names
@@ -171,13 +172,11 @@ def test_a_large_body_is_taken_apart_off_the_event_loop(edge: ProxyApp, size_max
         threads.append(threading.current_thread().name)
         return names(messages, owner)
 
-    async def parsed(body: bytes) -> None:
-        request = edge.local.body_parser.parsed("chat", json.loads(body), {})
-        await edge.local.body_parser.complete(request, size=len(body))
-
+    body = {"messages": [USER]}
+    request = edge.local.body_parser.parsed("chat", body, {})
     with (
         mock.patch.object(body_threads, "SMALL_BYTES_MAX", size_max),
         mock.patch.object(edge.local.body_parser._digester, "names", noted),
     ):
-        asyncio.run(parsed(json.dumps({"messages": [USER]}).encode()))
+        await edge.local.body_parser.complete(request, size=len(json.dumps(body)))
     assert [name.startswith("bodies") for name in threads] == [size_max == 10]

@@ -49,16 +49,15 @@ def test_a_field_of_the_api_is_refused_by_name_with_what_is_allowed(
         assert (caught.value.status, caught.value.param) == (400, param)
 
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats()
-    | st.sampled_from(WORDS)
-    | st.text(max_size=4)
-)
 JSON = st.recursive(
-    SCALARS,
+    (
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**40), 2**40)
+        | st.floats()
+        | st.sampled_from(WORDS)
+        | st.text(max_size=4)
+    ),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(FIELDS + WORDS), inner, max_size=4)

@@ -162,7 +162,6 @@ def test_a_restart_loses_neither_maker_nor_items(tmp_path: Path) -> None:
     try:
         assert again.maker("k", {"previous_response_id": NATIVE}) == "dep-a"
         assert again.maker("k", {"previous_response_id": OURS}) == ""
-        body = sent(again, input=[item_reference(THOUGHT["id"])])
-        assert body["input"] == [THOUGHT]
+        assert sent(again, input=[item_reference(THOUGHT["id"])])["input"] == [THOUGHT]
     finally:
         again.close()

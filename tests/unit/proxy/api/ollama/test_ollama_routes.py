@@ -10,12 +10,10 @@ import pytest
 from hearth.proxy.api.ollama.ollama_routes import tagged
 from hearth.proxy.request.model_names import ListedGroup
 from tests.helpers.proxy.app_over_workers import front
-from tests.helpers.proxy.in_loop import in_loop
 from tests.helpers.proxy.metric_values import value
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
-JSON = (b"content-type", b"application/json")
 CHANGES = (
     *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy")),
     *(("DELETE", "/api/delete"), ("POST", "/api/blobs/sha256:00")),
@@ -38,7 +36,7 @@ def lines(reply: Reply) -> list[Any]:
 def test_what_would_change_the_models_is_refused_with_words(
     tmp_path: Any, method: str, path: str
 ) -> None:
-    reply = ask(app_of(tmp_path), method, path, JSON, body=b"{}")
+    reply = ask(app_of(tmp_path), method, path, (b"content-type", b"application/json"), body=b"{}")
     assert reply.status == 400
     assert set(reply.json) == {"error"}
     assert "no request changes what models this server has" in reply.json["error"]
@@ -111,7 +109,6 @@ def test_a_name_without_a_tag_is_listed_with_ollamas(name: str, listed: str) -> 
 
 
 @pytest.mark.process
-@in_loop
 async def test_a_worker_gets_what_a_client_shows_and_each_end_is_counted_once() -> None:
     async with front(1) as made:
         image = base64.b64encode(PNG).decode()
@@ -119,8 +116,7 @@ async def test_a_worker_gets_what_a_client_shows_and_each_end_is_counted_once() 
         seen = await made.ask("POST", "/api/chat", body=body(messages=[row], stream=False))
         assert seen.json["message"]["thinking"] and seen.json["done"]
         (submit,) = made.made.events("Submit")
-        digest = blake2b(PNG, digest_size=16).hexdigest()
-        assert digest in orjson.dumps(submit).decode()
+        assert blake2b(PNG, digest_size=16).hexdigest() in orjson.dumps(submit).decode()
         wrong = {**row, "images": ["!"]}
         refused = await made.ask("POST", "/api/chat", body=body(messages=[wrong]))
         assert refused.status == 400

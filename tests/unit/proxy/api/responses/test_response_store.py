@@ -1,5 +1,6 @@
 """Responses are kept for a while, for who asked for them, within bounds."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,8 +10,10 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.api.responses import response_store, responses_request
 from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, ResponseStore
+from hearth.proxy.request.session_id import key_digest
 from hearth.shared.durable_journal import Journal
 from hearth.shared.errors import RequestError
+from tests.helpers.proxy.proxy_app import app_of, ask
 
 
 class Clock:
@@ -80,8 +83,7 @@ def test_a_body_that_refers_to_nothing_stays_as_it_is() -> None:
 def test_a_reference_is_the_item_itself() -> None:
     store = kept(ResponseStore())
     reference = {"type": "item_reference", "id": "msg_1_0"}
-    body = store.expanded("k", {"input": ["x", reference]})
-    assert body["input"] == ["x", said(1, "yo")]
+    assert store.expanded("k", {"input": ["x", reference]})["input"] == ["x", said(1, "yo")]
     for wanted in ("msg_1_1", "msg_2_0", "what"):
         error = refused(store, "k", {"input": [reference | {"id": wanted}]})
         assert (error.status, error.param) == (404, "input[0].id")
@@ -173,6 +175,25 @@ def test_the_input_is_listed_in_pages() -> None:
     assert caught.value.status == 404
 
 
+OVERHEAD_BYTES = 600  # of an entry: its objects and their place in the table
+
+
+@pytest.mark.parametrize("length", [1, 1_000, 1_500, 3_000, 20_000])
+def test_stored_responses_hold_no_more_memory_than_is_counted(length: int) -> None:
+    """The store is bounded by its bytes, so what it does not count is bounded by nothing."""
+    store, response = ResponseStore(), {"text": "x" * length}
+    store.keep("key", {"input": "Hi"}, {"id": "resp_0", **response})
+    tracemalloc.start()
+    try:
+        for number in range(1, 101):
+            store.keep("key", {"input": "Hi"}, {"id": f"resp_{number}", **response})
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(store) == 101
+    assert held <= store.nbytes + 101 * OVERHEAD_BYTES, held / 101
+
+
 # ---------------------------------------------------------------- across restarts
 
 
@@ -234,3 +255,37 @@ def test_records_that_are_no_responses_are_passed_over(tmp_path: Path) -> None:
     store = kept(ResponseStore(Clock(), home))
     assert len(store) == 1
     store.close()
+
+
+# ---------------------------------------------------------------- their routes
+
+RESPONSE = {"id": "resp_1", "object": "response", "output": []}
+
+
+def test_a_kept_response_is_read_listed_and_deleted_by_who_asked_for_it(tmp_path: Path) -> None:
+    edge = app_of(tmp_path, PROXY_API_KEYS="mine, other")
+    key = key_digest({"x-api-key": "mine"})
+    mine, other = ((b"authorization", f"Bearer {name}".encode()) for name in ("mine", "other"))
+    for prefix in ("/v1/responses/", "/responses/"):
+        path = f"{prefix}resp_1"
+        edge.routes.stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
+        assert ask(edge, "GET", path, mine).json == RESPONSE
+        items = ask(edge, "GET", f"{path}/input_items", mine).json
+        assert [row["content"] for row in items["data"]] == ["hi"]
+        for method, theirs in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", path)):
+            reply = ask(edge, method, theirs, other)
+            assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
+        assert ask(edge, "DELETE", path, mine).json["deleted"] is True
+        assert ask(edge, "GET", path, mine).status == 404
+
+
+def test_what_is_not_served_of_responses_says_so(tmp_path: Path) -> None:
+    edge = app_of(tmp_path)
+    for method, path, query, status in (
+        ("POST", "compact", b"", 404),
+        ("POST", "resp_1/cancel", b"", 404),
+        ("PUT", "resp_1", b"", 405),
+        ("GET", "resp_1", b"stream=true", 400),
+    ):
+        reply = ask(edge, method, f"/v1/responses/{path}", body=b"{}", query=query)
+        assert reply.status == status, path

@@ -3,7 +3,6 @@
 One config holds many small ones, drawn at random, each with names of its own.
 """
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +50,7 @@ async def meant_by(router: Any, name: str) -> set[str]:
     return {row["litellm_params"]["model"] for row in found}
 
 
-def test_a_name_and_its_fallbacks_mean_what_they_mean_to_litellm(
+async def test_a_name_and_its_fallbacks_mean_what_they_mean_to_litellm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"provider": "hearth", "custom_handler": litellm.CustomLLM()}
@@ -66,10 +65,7 @@ def test_a_name_and_its_fallbacks_mean_what_they_mean_to_litellm(
     table = read_table(path, load_settings(given, None), {}, {})
     names = [name.format(f"n{number}") for number in range(DRAWN) for name in (*NAMES, "{}old")]
 
-    async def theirs() -> dict[str, set[str]]:
-        return {name: await meant_by(router, name) for name in names}
-
-    expected = asyncio.run(theirs())
+    expected = {name: await meant_by(router, name) for name in names}
     assert sum(map(bool, expected.values())) > DRAWN * 4
     groups = {name: table.group_of(name) for name in names}
     found = {name: table.deployments(group) if group else () for name, group in groups.items()}
