@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers.by_day import by_day
 from tests.helpers.families.dictated_server import DIALECTS, DictatedServer
 from tests.helpers.families.family_cases import WEATHER, written_family
 from tests.helpers.families.family_checks import JUDGED, plain
@@ -15,7 +16,7 @@ from tests.helpers.families.family_checks import JUDGED, plain
 FAMILIES = ("longcat", "deepseek-v3", "functiongemma")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=by_day(FAMILIES, ("longcat",)))
 def dictated(request: pytest.FixtureRequest) -> Iterator[DictatedServer]:
     with DictatedServer(written_family(request.param)) as server:
         yield server

@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from tests.helpers.by_day import by_day
 from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
 from tests.helpers.servers.server import Server
 from tests.helpers.worker_processes.broken_worker import FAULTS
@@ -130,7 +131,7 @@ def sound() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module", params=FAULTS)
+@pytest.fixture(scope="module", params=by_day(FAULTS, ("forgetful",)))
 def broken(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
     with served(request.param) as running:
         yield request.param, running

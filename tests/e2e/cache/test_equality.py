@@ -15,15 +15,12 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir, mlx_environment
 from scripts.harness.warm.token_margins import COUNTED
+from tests.helpers.by_day import by_day
 from tests.helpers.servers.server import Server
 
 TOKENS_MAX = 48
 BITS_MAX = 8
-# One of each kind of cache; the others are for the night.
-EACH_KIND = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")
-NAMES = [
-    pytest.param(name, marks=() if name in EACH_KIND else pytest.mark.night) for name in TEXT_NAMES
-]
+NAMES = by_day(TEXT_NAMES, ("qwen3_5", "gpt_oss"))
 TEXTS = [f"{n} tell me about caches {'and long tails ' * n}" for n in (1, 40, 150, 400)]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hearth.shared.processes import PID_FILE, process_started, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.by_day import by_day
 from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import Server, until
@@ -175,7 +176,9 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
     assert all(process_started(pid) is None for pid in pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", by_day([signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], [signal.SIGHUP])
+)
 def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number: int) -> None:
     with in_terminal(*COMMAND, environ=settings) as chat:
         chat.until(READY)

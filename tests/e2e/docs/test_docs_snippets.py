@@ -23,6 +23,11 @@ SNIPPETS = [
     if block.language in ("sh", "python")
 ]
 RUN = [block for block in SNIPPETS if not block.not_run]
+NIGHT = pytest.mark.night
+BY_DAY = [
+    pytest.param(block, id=str(block), marks=() if block.page.name == "README.md" else NIGHT)
+    for block in RUN
+]
 # What a snippet is known by -> what it prints, where that is known.
 SHOWS = {
     '"stream": true': ("data: [DONE]",),
@@ -70,7 +75,7 @@ def shell(server: Server, tmp_path_factory: pytest.TempPathFactory) -> SnippetSh
     return SnippetShell(server.url, server.environment, tmp_path_factory.mktemp("home"))
 
 
-@pytest.mark.parametrize("block", RUN, ids=str)
+@pytest.mark.parametrize("block", BY_DAY)
 def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell) -> None:
     done = shell.run(block, WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

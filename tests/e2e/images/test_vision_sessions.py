@@ -12,7 +12,7 @@ from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
 from scripts.harness.vision_worker import picture
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 FIXTURES = ("qwen3_5_vl", "qwen3_vl")
 LOOK = AnswerParts("I need to see it.", "I look.", (ToolCall("Bash", {"command": "shot"}),))

@@ -73,7 +73,9 @@ def are_gone(processes: list[psutil.Process], wait_s: float) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
-@pytest.mark.parametrize(("what", "ranks"), [("idle", 2), ("sums", 3)])
+@pytest.mark.parametrize(
+    ("what", "ranks"), [("idle", 2), pytest.param("sums", 3, marks=pytest.mark.night)]
+)
 def test_a_killed_rank_ends_all_at_once_with_its_name(what: str, ranks: int) -> None:
     with leading(what, ranks) as leader:
         time.sleep(0.2)

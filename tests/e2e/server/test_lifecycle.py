@@ -13,6 +13,7 @@ import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.by_day import by_day
 from tests.helpers.servers.audited_server import body_of
 from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
 from tests.helpers.servers.fake_server import FakeServer
@@ -75,7 +76,7 @@ def test_workers_end_by_themselves_when_the_supervisor_is_killed(server: Server)
     assert not alive
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", by_day([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_a_signal_tells_clients_ends_everything_and_leaves_nothing(
     server: Server, number: signal.Signals
 ) -> None:

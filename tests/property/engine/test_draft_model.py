@@ -19,7 +19,7 @@ from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, Hea
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.hidden_states import is_like_alone, with_hidden
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.models.draft_heads import (
     AskingDrafter,
     KnowingAssistant,

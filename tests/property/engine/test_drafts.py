@@ -15,7 +15,7 @@ from hearth.worker.engine.lora.lora_adapter import applied
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.lora_files import adapted, upstream_adapted
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.models.drafted_answers import DraftedAnswers
 from tests.helpers.models.drafted_decoding import SAMPLINGS, any_prompt, said_by
 from tests.helpers.models.oracle_drafter import OracleDrafter, TreeOracle

@@ -1,16 +1,14 @@
 """A request is told what it lost and nothing else, whatever its client does to a conversation.
 
-This file plays some conversations, HEARTH_EXAMPLES=N as many others, and the smallest ones that
-tell the rules apart.
+This file plays some conversations, and the smallest ones that tell the rules apart.
 """
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from scripts.harness.chat_client import Asked
 from scripts.harness.loss_oracle import Judge
@@ -61,7 +59,6 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=int(os.environ.get("HEARTH_EXAMPLES", settings().max_examples)))
 @given(plan=PLANS)
 def test_losses_are_told_as_they_are_and_no_others(plan: Plan, logs: Path) -> None:
     player = Player(plan, logs)

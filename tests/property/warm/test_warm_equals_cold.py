@@ -15,7 +15,7 @@ from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play, slow
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
 

@@ -16,7 +16,7 @@ from hearth.worker.doctor import measure_ssd
 from hearth.worker.doctor.check_context import CheckContext
 from hearth.worker.doctor.check_drafts import median_costs, timed_forward
 from hearth.worker.doctor.findings import CheckResult, Findings
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.worker import planted_faults
 from tests.helpers.worker.checked_fixture import checked, context_of, run_of
 from tests.helpers.worker.planted_faults import (

@@ -35,7 +35,7 @@ from hearth.worker.embeddings.token_rows import CHARS_MAX, check_numbers
 from hearth.worker.schedule.client_lease import ClientLease
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 EMBEDDERS: Final = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
 RANKERS: Final = ("bert_ranker", "xlm_roberta_ranker", "modernbert_ranker", "qwen3_ranker")

@@ -31,7 +31,7 @@ from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import noise
 from scripts.harness.vision_worker import picture_of, prompt
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 M1, M3 = "applegpu_g13s", "applegpu_g15s"
 

@@ -16,7 +16,7 @@ from hearth.worker.engine.layer_exactness import RECURRENCES, differs_when_decod
 from hearth.worker.engine.model_loader import cache_layout
 from scripts.fixtures.make_fixture import TEXT
 from scripts.fixtures.vision_families import cast, text_model
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.models.recurrent_configs import RECURRENT
 
 # A log probability that is off by less is rounding, as a batch makes too.

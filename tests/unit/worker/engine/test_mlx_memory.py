@@ -22,7 +22,7 @@ from hearth.worker.engine.mlx_memory import GB, memory_limit
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 ENDPOINT = "ipc://{}/worker-{}.sock"
 

@@ -33,7 +33,7 @@ from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import KINDS
+from tests.helpers.by_day import KINDS
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB

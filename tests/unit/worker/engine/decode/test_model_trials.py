@@ -31,7 +31,7 @@ from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.fixtures.vision_families import make_family
 from scripts.fixtures.vision_family_configs import FAMILIES
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import KINDS, by_day
+from tests.helpers.by_day import KINDS, by_day
 from tests.helpers.models.counted_model import CountedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")

@@ -25,7 +25,7 @@ from scripts.harness.lora_files import (
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, prompt
 

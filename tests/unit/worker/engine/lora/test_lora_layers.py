@@ -36,7 +36,7 @@ from scripts.harness.lora_files import (
     write_adapter,
 )
 from scripts.harness.socketless_worker import loaded, marks
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 Weights = dict[str, mx.array]
 Change = Callable[[Weights], Weights]

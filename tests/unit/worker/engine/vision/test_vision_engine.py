@@ -20,7 +20,7 @@ from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.socketless_worker import loaded
 from scripts.harness.vision_worker import prompt
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 from tests.helpers.models.vision_engine import (
     answer,
     cuts_of,

@@ -19,7 +19,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.vision.vlm_loader import has_tower, sees_images
 from scripts.fixtures.fixture_cache import PROJECT_DIR, VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.by_day import by_day
+from tests.helpers.by_day import by_day
 
 
 @pytest.fixture
