@@ -104,7 +104,7 @@ def test_another_image_is_another_prompt_from_its_first_token_on(
 
 
 @given(MESSAGES)
-def test_no_cut_is_amid_an_image_and_what_is_fed_last_shows_none(
+def test_no_cut_is_amid_an_image_one_is_behind_it_and_what_is_fed_last_shows_none(
     messages: list[list[Text | Shown]],
 ) -> None:
     ids, runs = prompt(messages)
@@ -113,6 +113,7 @@ def test_no_cut_is_amid_an_image_and_what_is_fed_last_shows_none(
         cuts = rule.cuts(keys)
         assert cuts == sorted(set(cuts)) and all(0 < cut < len(ids) for cut in cuts)
         assert not any(is_inside(keys, cut) for cut in cuts)
+        assert set(image_borders(keys)[1]) <= set(cuts)
         last = cuts[-1] if cuts else 0
         assert 1 <= len(ids) - last <= TAIL_TOKENS_MAX and not has_images(keys[last:])
         borders = zip([0, *cuts], cuts, strict=False)

@@ -1,6 +1,6 @@
 """StopMatcher against the plain definition: cut before the stop string that completes first."""
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from hearth.worker.stream.stop_strings import StopMatcher
 
@@ -27,6 +27,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 @given(TEXT, STOPS, st.lists(st.integers(0, 3), max_size=20))
+@example("xabcd", ["abcd", "bc"], [])  # in one piece, the one that begins first ends last
 def test_any_chunking_shows_the_text_up_to_the_first_stop_that_completes(
     text: str, stops: list[str], sizes: list[int]
 ) -> None:

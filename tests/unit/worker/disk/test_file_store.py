@@ -402,9 +402,10 @@ def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_da
     assert file_store_in(tmp_path, now=clock).report()["write_bytes_left"] is None, "no limit"
     assert again.put(record(4), is_needed=True), "a quarter is for what is needed"
     assert not again.put(record(5), is_needed=True) and again.counts["writes_refused_budget"] == 2
-    clock.now_s += DAY_S
-    assert not again.is_reserved and again.report()["write_bytes_left"] == 4 * size
-    assert again.put(record(5)) and again.report()["bytes_written_today"] == size
+    for number, days in ((5, -1), (6, 2)):  # the clock is put back, and on
+        clock.now_s += days * DAY_S
+        assert not again.is_reserved and again.report()["write_bytes_left"] == 4 * size
+        assert again.put(record(number)) and again.report()["bytes_written_today"] == size
 
 
 def test_a_put_lists_no_directory_and_a_look_only_what_others_changed(

@@ -1,4 +1,7 @@
-"""Reading from disk makes room, and never by what it is about to hang something from."""
+"""Reading from disk makes room, and never by what it is about to hang something from.
+
+Nothing is taken in that does not fit the prompt, or what is there.
+"""
 
 import time
 from dataclasses import replace
@@ -86,6 +89,12 @@ def test_nothing_pushes_out_what_it_hangs_from(
     assert disk.counts["recalls_refused"] == refused
     assert len(store) == taken
     store.check()
+
+
+def test_rows_of_another_prompts_tokens_are_not_taken_in_under_this_ones_name() -> None:
+    disk, store = tier(8 * RUN_BYTES)
+    assert take_in(disk, replace(FIRST, tokens=FIRST.tokens + 1)) == 0
+    assert disk.counts["recalls_other_tokens"] == 1 and len(store) == 0
 
 
 @pytest.mark.parametrize(("part", "is_exact"), [(STATE, True), (WINDOW, False), (WINDOW, True)])

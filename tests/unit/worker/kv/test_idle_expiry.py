@@ -99,7 +99,9 @@ def test_nothing_goes_while_a_request_runs() -> None:
     warm.check()
 
 
-def test_what_was_used_since_stays_with_its_slot() -> None:
+@pytest.mark.parametrize("line_idle_s", [0.0, TTL_S])
+def test_what_was_used_since_stays_with_its_slot(line_idle_s: float) -> None:
+    """Also where it is an older line's, as of one that is likelier to come back."""
     warm = machine("qwen3", ttl_s=TTL_S)
     old, young = prompt("qwen3", 300, 100), prompt("qwen3", 300, 80, seed=5)
     for ids in (old, young):
@@ -111,6 +113,8 @@ def test_what_was_used_since_stays_with_its_slot() -> None:
     for slot in warm.keeper.slots:
         slot.used_at -= TTL_S / 2
     warm.ask(young)
+    for line in warm.keeper.lines:
+        line.used_at -= line_idle_s
     Idle(warm).pass_by(TTL_S / 2 + 1)
     assert warm.ask(young).prefilled <= 16
     assert warm.ask(old).cached == 0
