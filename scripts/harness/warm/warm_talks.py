@@ -1,11 +1,10 @@
 """Leads random conversations on a warm worker and compares each answer with a cold one."""
 
 import functools
-import math
 import random
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache_report import cache_report
@@ -22,25 +21,12 @@ OPERATION_NAMES = (
 )
 OPERATIONS_MIN, OPERATIONS_MAX = 4, 9
 SEED_MAX = 10**6
-EXAMPLES = 25  # of a property, in `test` (tests/conftest.py)
 
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(OPERATION_NAMES), st.integers(0, SEED_MAX)),
     min_size=OPERATIONS_MIN,
     max_size=OPERATIONS_MAX,
 )
-
-
-def slow(examples: int) -> settings:
-    """For tests that run a model: few examples, and none spent on shrinking.
-
-    Where the chosen profile draws 100 examples in place of 25, as at night, four times as many.
-    """
-    return settings(
-        max_examples=math.ceil(examples * settings().max_examples / EXAMPLES),
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 class Talk:

@@ -17,6 +17,7 @@ from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply, ideals
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
+from tests.helpers.by_day import by_day
 from tests.helpers.servers.live_sessions import SLACK, TOOLS
 
 Body = dict[str, Any]
@@ -236,7 +237,7 @@ EVENTS: dict[str, tuple[Callable[[Agent], None], int]] = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_day(KINDS, [("qwen3_5", "qwen3_5")]))
 def test_a_dear_event_costs_what_it_must(kind: tuple[str, str], event: str, tmp_path: Path) -> None:
     """Never twice: each event breaks off at one place, and only what is behind it is read again."""
     desk = desk_of(kind, tmp_path)

@@ -20,7 +20,7 @@ from tests.helpers.servers.server import Server
 
 TOKENS_MAX = 48
 BITS_MAX = 8
-NAMES = by_day(TEXT_NAMES, ("qwen3_5", "gpt_oss"))
+NAMES = by_day(TEXT_NAMES, ("qwen3_5",))
 TEXTS = [f"{n} tell me about caches {'and long tails ' * n}" for n in (1, 40, 150, 400)]
 
 

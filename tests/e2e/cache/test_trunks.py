@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.by_day import by_day
 from tests.helpers.servers.server import WAIT_S_MAX, Server, until
 
 Body = dict[str, Any]
@@ -57,7 +58,7 @@ def read_tokens(server: Server) -> list[int]:
     return [int(count) for count in READ.findall(server.log.read_text())]
 
 
-@pytest.mark.parametrize("who", ASKED)
+@pytest.mark.parametrize("who", by_day(ASKED, ["agents"]))
 def test_those_who_are_asked_at_once_share_one_trunk_which_is_read_once(
     server: Server, who: str
 ) -> None:

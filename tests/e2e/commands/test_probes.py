@@ -59,6 +59,7 @@ def logs(server: Server) -> list[Path]:
     return sorted(Path(server.environment["LOG_ROOT"]).glob("*/cache-session-probe-*.log"))
 
 
+@pytest.mark.night
 def test_all_four_scenarios_are_good(probed: Server) -> None:
     status, said = ran(probed, "probe_cache")
     assert status == 0, said
@@ -72,6 +73,7 @@ def test_an_agents_session_prefills_only_what_is_new(probed: Server, echo: str) 
     assert "verdict: good: 12 requests" in said
 
 
+@pytest.mark.night
 def test_every_loss_of_every_session_is_explained_in_its_log(probed: Server) -> None:
     assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     assert logs(probed)

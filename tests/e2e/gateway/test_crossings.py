@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts
+from tests.helpers.by_day import by_day
 from tests.helpers.clients.sdk_conversations import OSLO, TALKS, WEATHER, dictation, sdks_of
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer
@@ -48,7 +49,7 @@ def hidden(text: str) -> str:
     [ONE, *(pytest.param(each, marks=pytest.mark.night) for each in SESSIONS if each != ONE)],
 )
 @pytest.mark.parametrize("model", ["cloud", "claude-cloud"])
-@pytest.mark.parametrize("way", OPTIONS)
+@pytest.mark.parametrize("way", by_day(OPTIONS, ("messages", "by id")))
 def test_a_session_crosses_and_each_side_knows_all_and_its_own(
     two_sided: TwoSidedServer, way: str, model: str, session: str
 ) -> None:

@@ -12,7 +12,13 @@ import yaml
 
 from hearth.shared.paths import PROJECT_DIR
 from tests.helpers.cloud.cloud_answers import ERRORS, HELLO, CloudAnswer
-from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of, in_each_way
+from tests.helpers.cloud.dialect_requests import (
+    DIALECTS,
+    DialectAnswer,
+    ask,
+    body_of,
+    by_night_in_each_way,
+)
 from tests.helpers.cloud.gateway_server import GatewayServer
 from tests.helpers.servers.server import until
 
@@ -49,7 +55,7 @@ def held_to(seen: Seen, case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cause", CASES)
-@in_each_way
+@by_night_in_each_way
 def test_who_answers_where_one_cannot(
     gateway: GatewayServer, dialect: str, stream: bool, cause: str
 ) -> None:
@@ -70,7 +76,7 @@ def test_who_answers_where_one_cannot(
 
 # Before it admitted; when it had; after a first word.
 @pytest.mark.parametrize("script", ["die=0", "delay=0.2 die=1", "n=3 delay=0.2 die=2"])
-@in_each_way
+@by_night_in_each_way
 def test_a_lost_worker_is_fallen_back_from_where_nothing_was_sent(
     gateway: GatewayServer, dialect: str, stream: bool, script: str
 ) -> None:

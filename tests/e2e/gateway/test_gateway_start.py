@@ -97,6 +97,7 @@ def held_to_the_stop(answer: DialectAnswer) -> None:
     assert "broken off" not in answer.raw
 
 
+@pytest.mark.night
 def test_a_failed_call_is_tried_twice_more_and_a_stop_ends_streams_in_the_clients_api(
     cloud: MockCloud, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.cloud.dialect_requests import ask, body_of, in_each_way
+from tests.helpers.cloud.dialect_requests import ask, body_of, by_night_in_each_way
 from tests.helpers.cloud.gateway_server import PROVIDERS, REDIRECTS, GatewayServer, unvisited
 
 COUNTS: Final = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
@@ -30,7 +30,7 @@ def post(gateway: GatewayServer, path: str, model: str) -> httpx.Response:
     return httpx.post(f"{gateway.url}{path}", json=body, timeout=60)
 
 
-@in_each_way
+@by_night_in_each_way
 def test_a_redirect_takes_neither_prompt_nor_key_elsewhere(
     gateway: GatewayServer, dialect: str, stream: bool
 ) -> None:

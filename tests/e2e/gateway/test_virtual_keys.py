@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
+from tests.helpers.by_day import by_day
 from tests.helpers.cloud.cloud_answers import ERRORS, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
 from tests.helpers.servers.mock_cloud import MockCloud
@@ -41,7 +42,7 @@ def chat(server: VirtualKeyServer, key: str, model: str, **more: Any) -> tuple[i
     return ask(server, "POST", CHAT, body_of(CHAT, "Hi", model=model), key, **more)
 
 
-@pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL])
+@pytest.mark.parametrize("path", by_day([*GENERATE, *COUNTS, PREFILL], [CHAT, PREFILL]))
 def test_a_key_of_one_model_has_no_other_answer_count_or_read_a_prompt(
     server: VirtualKeyServer, path: str
 ) -> None:

@@ -57,6 +57,7 @@ def check(environ: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.night
 def test_ranks_are_checked_twice_and_a_joined_one_ends_by_a_signal(
     environ: dict[str, str], joined: "subprocess.Popen[str]"
 ) -> None:

@@ -46,6 +46,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.night
 def test_two_ranks_say_what_one_does_and_a_killed_one_costs_a_restart_from_the_files(
     ranked: Server,
 ) -> None:

@@ -15,8 +15,15 @@ PATHS: Final = {
     "completions": "/v1/completions",
 }
 DIALECTS: Final = tuple(PATHS)
-in_each_way: Final = pytest.mark.parametrize(
-    ("dialect", "stream"), [(name, on) for name in PATHS for on in (False, True)]
+WAYS: Final = [(name, on) for name in PATHS for on in (False, True)]
+in_each_way: Final = pytest.mark.parametrize(("dialect", "stream"), WAYS)
+# One dialect by day, for what is decided before the dialect matters.
+by_night_in_each_way: Final = pytest.mark.parametrize(
+    ("dialect", "stream"),
+    [
+        pytest.param(name, on, marks=() if name == "chat" else pytest.mark.night)
+        for name, on in WAYS
+    ],
 )
 
 

@@ -13,10 +13,10 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
+from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import Part, ask, path_to, prefix_of, rows
 from scripts.harness.warm.token_margins import same_tokens
-from scripts.harness.warm.warm_talks import slow
 from tests.helpers.worker.extent_store_machine import LAYOUTS, PICKS, Caching
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 

@@ -12,6 +12,7 @@ import pytest
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
 from scripts.harness.socketless_worker import Answer, machine
+from tests.helpers.by_day import by_day
 from tests.helpers.records.disk_records import OTHER_ROOT
 from tests.helpers.worker.disk_workers import TEXT, Workers, prompt
 
@@ -116,7 +117,7 @@ class Scene:
         self.same(again)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "gemma3_text"])
+@pytest.fixture(scope="module", params=by_day(["qwen3", "qwen3_5", "gemma3_text"], ["qwen3_5"]))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return Scene(tmp_path_factory.mktemp("damage"), request.param)
 

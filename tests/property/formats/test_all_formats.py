@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import jsonschema
 import pytest
-from hypothesis import Phase, assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
@@ -30,6 +30,7 @@ from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, Prompt
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.constrained_answers import tool
 from scripts.harness.model_families import FAMILIES, Family
+from scripts.harness.slow_properties import slow
 from tests.helpers.families.family_cases import family_names, written_family
 from tests.helpers.worker.output_formats import StandIn, marks_of, streamed
 from tests.helpers.worker.prompt_builders import builder_of
@@ -362,7 +363,7 @@ def test_of_all_formats_but_those_of_the_table_history_is_shown() -> None:
 
 @pytest.mark.parametrize("name", WRITABLE)
 @given(data=st.data())
-@settings(max_examples=20, phases=[Phase.generate])
+@slow(8)
 def test_what_a_grammar_allows_is_read_shown_and_read_again(name: str, data: st.DataObject) -> None:
     each = TESTED[name]
     lark = Written(data.draw, each.form.gap if each.form else "")

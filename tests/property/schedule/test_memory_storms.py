@@ -19,8 +19,8 @@ from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import WAIT_S_MAX, PressureRelief
+from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from scripts.harness.warm.warm_talks import slow
 from tests.helpers.worker.watched_memory import held_bytes, ids, slot_bytes
 
 MORE = 1.15  # what the process takes of what MLX counts

@@ -14,9 +14,10 @@ from hypothesis import given, strategies as st
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
+from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
 from scripts.harness.warm.token_margins import same_bits, same_tokens
-from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, slow
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
 

@@ -13,8 +13,9 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.schedule.memory_guard import MemoryGuard
+from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk, slow
+from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk
 from tests.helpers.worker.disk_workers import Workers
 
 EVENTS = ["ask"] * 6 + ["terminate", "kill", "clear", "cancel", "apart", "idle", "lose", "forget"]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scripts.fixtures.fixture_cache import VISION_NAMES
+from scripts.harness.slow_properties import slow
 from scripts.harness.vision_worker import SIZES, LookingMachine, shown, swapped
-from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, play, slow
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, play
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.vision_talks import LookingTalk
 

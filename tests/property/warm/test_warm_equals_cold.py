@@ -13,8 +13,9 @@ from hypothesis import given, strategies as st
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
+from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import machine
-from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play, slow
+from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play
 from tests.helpers.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
