@@ -9,7 +9,7 @@ import pytest
 KINDS: Final = ("qwen3", "gpt_oss", "qwen3_5", "qwen3_5_vl")
 
 
-def by_day(names: Iterable[str], kinds: Iterable[str] = KINDS) -> list[Any]:
+def by_day(names: Iterable[Any], kinds: Iterable[Any] = KINDS) -> list[Any]:
     """Return the names as parameters, all but those of `kinds` marked for the night."""
     chosen = set(kinds)
     return [

@@ -105,6 +105,7 @@ def test_a_file_that_is_wrong_in_another_way_is_refused_or_fetched_again(user: P
     user.must_pull()
 
 
+@pytest.mark.night
 def test_two_pulls_at_once_fetch_each_file_once(user: PullHome) -> None:
     pulls = [user.start("pull", HUB_ID) for _ in range(2)]
     said = ["".join(pull.communicate(timeout=120)) for pull in pulls]
@@ -113,6 +114,7 @@ def test_two_pulls_at_once_fetch_each_file_once(user: PullHome) -> None:
     assert {user.hub.served[name] for name in SHARDS} == {SHARD_BYTES}
 
 
+@pytest.mark.night
 def test_a_private_model_is_refused_with_the_remedy_and_pulled_with_a_token(user: PullHome) -> None:
     user.repository.token, user.repository.is_listed = "hf_secret", False
     user.must_refuse("(401)", "no token was sent", "hf auth login", "HF_TOKEN")
@@ -153,6 +155,7 @@ def test_pickles_and_paths_that_lead_out_are_not_fetched(user: PullHome) -> None
     assert not list(user.home.rglob("out.json"))
 
 
+@pytest.mark.night
 def test_a_model_that_does_not_fit_is_not_fetched_unless_asked(user: PullHome) -> None:
     user.environment["MEMORY_LIMIT_MB"] = "110"
     status, said = user.pull()

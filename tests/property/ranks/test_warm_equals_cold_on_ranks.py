@@ -13,6 +13,7 @@ import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import RANKED_NAMES, mlx_environment
+from tests.helpers.by_day import by_day
 
 pytestmark = pytest.mark.process
 
@@ -35,9 +36,11 @@ def soaked(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return run.returncode, told, run.stdout + run.stderr
 
 
-def test_on_two_ranks_warm_is_cold_and_cold_is_what_one_rank_says(tmp_path: Path) -> None:
-    """A dense, a hybrid and a window model in turn, in exact mode and by default, with files."""
-    count = len(RANKED_NAMES)
+@pytest.mark.parametrize("count", by_day((1, len(RANKED_NAMES)), (1,)))
+def test_on_two_ranks_warm_is_cold_and_cold_is_what_one_rank_says(
+    count: int, tmp_path: Path
+) -> None:
+    """In exact mode and by default, with files; a dense, a hybrid and a window model at night."""
     code, told, said = soaked(tmp_path, "--episodes", str(count), "--seed", "7")
     assert code == 0, said
     assert told["episodes"] == count

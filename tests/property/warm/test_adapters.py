@@ -18,6 +18,7 @@ from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
 from scripts.harness.warm.token_margins import same_bits, same_tokens
 from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play
+from tests.helpers.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
 
@@ -76,7 +77,7 @@ def talk_of(
     return talk
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5",)))
 @slow(3)
 @given(
     operations=OPERATIONS,
@@ -89,7 +90,7 @@ def test_in_exact_mode_each_adapter_says_what_its_own_model_says_to_the_bit(
     talk_of(name, operations, seed, is_exact=True, slots_max=slots)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gpt_oss"])
+@pytest.mark.parametrize("name", by_day(["qwen3", "qwen3_5", "gpt_oss"], ("gpt_oss",)))
 @slow(3)
 @given(
     operations=OPERATIONS,
@@ -101,7 +102,7 @@ def test_by_default_each_adapter_says_what_its_own_model_says(
     talk_of(name, operations, seed, is_exact=False)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("name", by_day(["qwen3", "qwen3_5"], ("qwen3_5",)))
 def test_drafts_amid_a_conversation_that_switches_adapters_change_no_token(name: str) -> None:
     truth: dict[tuple[int, ...], list[int]] = {}
     drafts = OracleDrafts(lambda ids: truth[tuple(ids)], 0.25, [4, 0, 7])

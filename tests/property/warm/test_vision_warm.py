@@ -11,11 +11,12 @@ from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.slow_properties import slow
 from scripts.harness.vision_worker import SIZES, LookingMachine, shown, swapped
 from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, play
+from tests.helpers.by_day import by_day
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.vision_talks import LookingTalk
 
 
-@pytest.fixture(scope="module", params=VISION_NAMES)
+@pytest.fixture(scope="module", params=by_day(VISION_NAMES, ("gemma3", "qwen3_5_vl")))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -20,7 +20,7 @@ from tests.helpers.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
 
-@pytest.fixture(scope="module", params=TEXT_NAMES)
+@pytest.fixture(scope="module", params=by_day(TEXT_NAMES, KINDS))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
