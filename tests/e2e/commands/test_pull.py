@@ -114,7 +114,6 @@ def test_two_pulls_at_once_fetch_each_file_once(user: PullHome) -> None:
     assert {user.hub.served[name] for name in SHARDS} == {SHARD_BYTES}
 
 
-@pytest.mark.night
 def test_a_private_model_is_refused_with_the_remedy_and_pulled_with_a_token(user: PullHome) -> None:
     user.repository.token, user.repository.is_listed = "hf_secret", False
     user.must_refuse("(401)", "no token was sent", "hf auth login", "HF_TOKEN")
