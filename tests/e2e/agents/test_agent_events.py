@@ -252,7 +252,7 @@ def test_a_dear_event_costs_what_it_must(kind: tuple[str, str], event: str, tmp_
         assert all(reply.divergence is None for reply in agent.replies)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_day(KINDS, [("harmony", "gpt_oss")]))
 def test_thinking_that_has_to_go_goes_while_the_client_is_busy(
     kind: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ def dictated(request: pytest.FixtureRequest) -> Iterator[DictatedServer]:
         yield server
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("stream", by_day([False, True], [True]))
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_a_family_writes_reaches_the_client_as_it_is_meant(
     dialect: str, stream: bool, dictated: DictatedServer
@@ -37,7 +37,7 @@ def test_what_a_family_writes_reaches_the_client_as_it_is_meant(
         assert told.reason == ("tool_calls" if case.calls else "stop"), name
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("stream", by_day([False, True], [True]))
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_a_forced_call_comes_in_the_familys_own_form(
     dialect: str, stream: bool, dictated: DictatedServer

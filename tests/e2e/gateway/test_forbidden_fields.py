@@ -22,7 +22,11 @@ CHATS: Final = list(PATHS)[:3]
 everywhere = pytest.mark.parametrize(
     ("dialect", "model"),
     [
-        *((dialect, model) for dialect in CHATS for model in ("cloud", "claude-cloud")),
+        *(
+            pytest.param(dialect, model, marks=() if dialect == "messages" else pytest.mark.night)
+            for dialect in CHATS
+            for model in ("cloud", "claude-cloud")
+        ),
         ("completions", "text-cloud"),
     ],
 )

@@ -168,6 +168,7 @@ REPEATED = [
 ]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "mistral", "gemma4", "harmony"])
 def test_a_model_that_repeats_itself_is_read_in_no_time(name: str) -> None:
     for piece in REPEATED:

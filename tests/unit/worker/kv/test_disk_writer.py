@@ -9,6 +9,7 @@ from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.kv import disk_writer
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.socketless_worker import Machine
+from tests.helpers.by_day import by_day
 from tests.helpers.worker.disk_workers import Workers
 
 POINTS = ["qwen3_5", "falcon_h1", "gemma3_text", "gpt_oss"]  # each keeps states or windows
@@ -47,7 +48,7 @@ def points(workers: Workers) -> list[FileName]:
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", by_day(POINTS, ("gpt_oss", "falcon_h1")))
 def test_a_kill_loses_no_more_than_a_points_worth_or_a_turn(
     workers: Workers, name: str, is_exact: bool
 ) -> None:
@@ -62,7 +63,7 @@ def test_a_kill_loses_no_more_than_a_points_worth_or_a_turn(
     assert len(ids) - kept <= max(WORTH[name], turn_tokens) + CHUNK, (kept, len(ids))
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", by_day(POINTS, ("gpt_oss", "falcon_h1")))
 def test_points_take_no_more_than_the_rows_that_they_are_for(workers: Workers, name: str) -> None:
     made, _ = start(workers, name)
     ids: list[int] = []
@@ -83,7 +84,7 @@ def test_points_take_no_more_than_the_rows_that_they_are_for(workers: Workers, n
     assert 0 < nbytes[FileKind.STATE] + nbytes[FileKind.WINDOW] <= nbytes[FileKind.ROWS]
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", by_day(POINTS, ("gpt_oss", "falcon_h1")))
 def test_after_a_shutdown_one_extent_is_read_again_at_most(workers: Workers, name: str) -> None:
     made, _ = start(workers, name)
     first, second = tokens(90, 1), tokens(110, 2)

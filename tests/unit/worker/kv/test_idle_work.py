@@ -14,6 +14,7 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.suspects import Suspects
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.store_builders import ROOT
+from tests.helpers.by_day import by_day
 from tests.helpers.worker.kv_prompts import follow, prompt
 
 TURNS, NEW, GENERATED = 3, 90, 70
@@ -50,7 +51,7 @@ def counts(warm: Machine) -> tuple[int, int]:
 # ---------------------------------------------------------------- a linear session
 
 
-@pytest.mark.parametrize("name", TWO_KINDS)
+@pytest.mark.parametrize("name", by_day(TWO_KINDS, ("qwen3_5",)))
 def test_a_session_with_pauses_reads_nothing_twice_by_default(name: str) -> None:
     warm = machine(name)
     answers, _ = session(warm, name)
@@ -61,7 +62,7 @@ def test_a_session_with_pauses_reads_nothing_twice_by_default(name: str) -> None
 # ---------------------------------------------------------------- reading ahead
 
 
-@pytest.mark.parametrize("name", TWO_KINDS)
+@pytest.mark.parametrize("name", by_day(TWO_KINDS, ("qwen3_5",)))
 def test_exact_mode_reads_the_answer_before_it_is_asked_and_once(name: str) -> None:
     ahead, never = (
         machine(name, is_exact=True, idle_prefill=mode) for mode in (IdleMode.AUTO, IdleMode.NEVER)

@@ -21,12 +21,13 @@ from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup.kv_setup import is_exact, make_kv_manager
 from scripts.harness.socketless_worker import loaded, machine
 from scripts.harness.warm.token_margins import same_tokens
+from tests.helpers.by_day import by_day
 from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
 CUTS = CutRule(64, TurnMarks(frozenset(), ()))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 @pytest.mark.parametrize("messages", [1, 3])
 def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: int) -> None:
     """In a tool loop at most 16 tokens beyond those that are new."""
@@ -44,7 +45,7 @@ def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: i
     assert warm.keeper.counts["match_prefix"] >= 4
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_branches_come_back_to_where_they_were(name: str) -> None:
     warm = machine(name, slots_max=2)
     trunk = prompt(name, 200, 100)
@@ -57,7 +58,7 @@ def test_branches_come_back_to_where_they_were(name: str) -> None:
     assert warm.ask(follow(name, trunk, answer.tokens, 30, seed=99), 4).cached >= len(trunk)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("is_watchdog", [False, True], ids=["client left", "lease ran out"])
 def test_a_cancelled_prefill_goes_on_where_it_stopped(
@@ -79,7 +80,7 @@ def test_a_cancelled_prefill_goes_on_where_it_stopped(
     assert warm.ask(ids).cached >= stopped > 0, "not one chunk is prefilled again"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_a_client_that_leaves_amid_an_answer_leaves_its_prompt_and_its_text(name: str) -> None:
     warm = machine(name)
     ids = prompt(name, 150, 100)
@@ -94,7 +95,7 @@ def test_a_client_that_leaves_amid_an_answer_leaves_its_prompt_and_its_text(name
     assert warm.ask(ids).prefilled == left
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_two_sessions_that_take_turns_both_hit_and_take_no_more_memory(name: str) -> None:
     warm = machine(name, slots_max=2)
     talks = [prompt(name, 900, 300, seed=n) for n in (1, 2)]
@@ -110,7 +111,7 @@ def test_two_sessions_that_take_turns_both_hit_and_take_no_more_memory(name: str
     assert max(used[5:]) <= used[4] * 1.01 + 100_000
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_one_trunk_with_eight_branches_is_kept_once(name: str) -> None:
     warm = machine(name, tiny=True, chunk=256)
     trunk = prompt(name, 2_000)[: -len(message(name, "assistant", []))]
@@ -126,7 +127,7 @@ def test_one_trunk_with_eight_branches_is_kept_once(name: str) -> None:
     assert kept_bytes(warm) <= 1.1 * allowed
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
     warm = machine(name, slots_max=2, budget_mb=2, chunk=256)
     mx.clear_cache()
@@ -143,7 +144,7 @@ def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
     assert warm.keeper.evictions + warm.keeper.counts["cut_outs_refused"] > 0, "not all of it fits"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_emptying_the_cache_gives_all_of_it_back(name: str) -> None:
     warm = machine(name)
     before = mx.get_active_memory()
@@ -167,7 +168,7 @@ def test_a_session_idle_for_long_gives_up_its_slot_and_not_what_it_held() -> Non
     assert again.usage is not None and again.usage.source == "ram" and again.cached > 300
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 def test_a_storm_of_sub_agents_leaves_its_orchestrator(name: str) -> None:
     warm = machine(name, slots_max=2, budget_mb=4, chunk=256)
     orchestrator = prompt(name, 400, 100)
@@ -286,7 +287,7 @@ def test_kv_that_upstream_cannot_quantise_refuses_to_start(name: str, is_possibl
     assert "\n" not in (reason or "")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))
 @pytest.mark.parametrize("count", [1, 2], ids=["alone", "in a batch"])
 def test_emptying_the_cache_amid_an_answer_leaves_no_wrong_state(name: str, count: int) -> None:
     """The slot is indexed anew when it is checked in; what it holds by then is of later tokens."""
