@@ -98,6 +98,18 @@ def test_a_message_whose_canonical_form_is_nothing_leaves_the_chain_as_it_is() -
 # ---------------------------------------------------------------- extending and opening
 
 
+def test_an_overlapping_request_that_is_shorter_never_cuts_the_line() -> None:
+    desk = Desk()
+    main = desk.ask(MAIN)
+    short, long = desk.arrive([*MAIN, "a:x"]), desk.arrive([*MAIN, "a:x", "u:y"])
+    assert desk.end(long) is main
+    shorter = desk.end(short)
+    assert shorter is not main
+    assert exact(main) == digests([*MAIN, "a:x", "u:y"])
+    assert desk.arrive([*MAIN, "a:x", "u:y", "a:z"]).line is main, "the longer of both"
+    assert desk.arrive([*MAIN, "a:x", "u:z"]).line is shorter
+
+
 def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_point() -> None:
     desk = Desk()
     history = [*MAIN, "a:x1", "t:y1", "a:x2", "t:y2", "u:now this"]
