@@ -1,5 +1,6 @@
 """Starts a real Hearth with the users' command, on a free port, in a directory of its own."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -37,7 +38,8 @@ def until(condition: Callable[[], Any], wait_s: float = WAIT_S_MAX) -> Any:
     return found
 
 
-_reserved: list[socket.socket] = []
+_reserved = contextlib.ExitStack()
+atexit.register(_reserved.close)
 
 
 def free_port() -> int:
@@ -51,7 +53,7 @@ def free_port() -> int:
     probe.bind(("127.0.0.1", 0))
     port: int = probe.getsockname()[1]
     if sys.platform == "linux":
-        _reserved.append(probe)
+        _reserved.enter_context(probe)
     else:
         probe.close()
     return port
