@@ -47,8 +47,8 @@ REFUSED = {
     "minicpmv4_6": "writes two images otherwise than each by itself",
     "florence2": "its language model is given decoder_inputs_embeds",
 }
-# One of each kind of processor and cache by day; in docs/clients.md stand all.
-BY_DAY = ("glm4v", "llava", "gemma4", "lfm2_vl", "deepseek_vl_v2")
+# One of each kind of processor, cache and marks around images by day; in docs/clients.md stand all.
+BY_DAY = ("glm4v", "internvl", "gemma4", "lfm2_vl", "deepseek_vl_v2")
 READ = [
     pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night)
     for name in FAMILIES
