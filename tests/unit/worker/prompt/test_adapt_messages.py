@@ -132,6 +132,16 @@ def test_arguments_that_are_no_object_are_shown_in_every_form() -> None:
     )
 
 
+def test_arguments_that_spell_half_a_character_are_shown_as_they_are_spelt() -> None:
+    half = calling(call())
+    half["tool_calls"][0]["function"]["arguments"] = '{"path": "\\ud83d"}'
+    for shown in (
+        text("gemma3", [ASKED, half, RESULT]),
+        templated(LLAMA).rendered([ASKED, half], [], {}).text,
+    ):
+        assert "ud83d" in shown and shown.encode(), "a tokenizer reads UTF-8"
+
+
 def test_a_template_that_needs_descriptions_gets_them() -> None:
     """Harmony writes '// ' + description for each."""
     bare = {"type": "function", "function": {"name": "look"}}
