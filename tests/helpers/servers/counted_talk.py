@@ -1,5 +1,6 @@
 """Leads conversations over HTTP, counts what each answer reads, and asks again without a cache."""
 
+from copy import deepcopy
 from typing import Any, Final
 
 import httpx
@@ -57,7 +58,7 @@ class Talk:
     def branch(self) -> "Talk":
         """Return another conversation that begins as this one does."""
         other = Talk(self._server)
-        other._fields, other.messages = self._fields, list(self.messages)
+        other._fields, other.messages = self._fields, deepcopy(self.messages)
         return other
 
     def body(self, text: str) -> dict[str, Any]:
