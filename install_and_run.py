@@ -60,8 +60,8 @@ commands:
   run, launch, pull, ...    install what is missing, then be `hearth run`, `hearth launch`, ... in
                             this directory; `.venv/bin/hearth --help` lists all commands
   test                      install what the tests need and test what users are promised
-  test all                  the same with all that takes long, a browser, npm or the network: hours
-  test fast                 run those that need no process and no model: half a minute
+  test all                  the same with all that takes long, a browser, npm or the network
+  test fast                 run those that need no process and no model: under a minute
   test [pytest arguments]   run pytest with these arguments
 
 examples:

@@ -111,7 +111,7 @@ def run_circle(circle: str) -> int:
         NIGHT.parent.mkdir(exist_ok=True)
         NIGHT.write_text(f"{now.isoformat()} {outcome}", "utf-8")
     else:
-        print("== the rest: `python3 install_and_run.py test all` (hours), or")
+        print("== the rest: `python3 install_and_run.py test all`, or")
         print("== `python3 install_and_run.py test -m 'browser or clients'`, one mark or another")
         print(f"== {night_told(NIGHT, now)}")
     return int(bool(failed))
