@@ -102,12 +102,14 @@ class ExtentStore:
       findable  `_joints[name]` is the joint of that name
       counted   the budget's use is the sum over bodies, windows and snapshots
       backed    every extent has bytes, or a slot that holds them
+      told      `version` is another one once anything has changed that a search sees
     Owner: the inference thread. No method blocks, and none may be called from elsewhere.
     """
 
     def __init__(self, root: PrefixHash, layout: Layout, budget: Budget) -> None:
         self.layout = layout
         self.budget = budget
+        self.version = object()  # a plan is good for as long as this is the same
         self.root = Joint(root, 0)
         # Kept for one key: KV in memory, by the key's own root
         self._joints: dict[PrefixHash, Joint] = {root: self.root}
@@ -136,6 +138,10 @@ class ExtentStore:
     def joints(self) -> Iterator[Joint]:
         return iter(self._joints.values())
 
+    def changed(self) -> None:
+        """Note that a prompt may be resumed otherwise from now on: plans are made anew."""
+        self.version = object()
+
     def joint(self, name: PrefixHash) -> Joint | None:
         return self._joints.get(name)
 
@@ -158,6 +164,7 @@ class ExtentStore:
         old = end.arrival
         if old is not None and (old.is_canonical or not is_canonical or old.pinned):
             return end, None
+        self.changed()
         images = image_count(tokens)
         extent = Extent(start, end, tokens, is_canonical, line, window_from=position, images=images)
         start.leaving[extent] = None
@@ -180,11 +187,13 @@ class ExtentStore:
         """Keep the window layers' rows of `window_from` and later; None keeps none."""
         assert extent.start.position <= window_from <= extent.end.position, window_from
         assert window is None or extent in self._extents, extent
+        self.changed()
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
     def set_snapshot(self, joint: Joint, snapshot: KVArrays | None, is_fast: bool = False) -> None:
         assert snapshot is None or not joint.is_dropped, joint
+        self.changed()
         self._account(joint.snapshot, snapshot)
         joint.snapshot, joint.is_snapshot_fast = snapshot, is_fast
 
@@ -195,6 +204,7 @@ class ExtentStore:
 
     def make_fast(self, extent: Extent) -> None:
         """Its rows are about to differ from a prefill's (they are stored quantised)."""
+        self.changed()
         todo = [extent]
         while todo:
             one = todo.pop()
@@ -234,6 +244,7 @@ class ExtentStore:
                 doomed.append(later.end)
 
     def _forget(self, extent: Extent) -> None:
+        self.changed()
         del self._extents[extent]
         extent.start.leaving.pop(extent, None)
         if extent.line.tip == extent.end.name:  # its conversation goes on from further back

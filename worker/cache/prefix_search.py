@@ -1,23 +1,27 @@
 """Finds how far a prompt can be resumed from what is kept. Decides nothing about slots or bytes."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, same_tokens
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, same_tokens
 from hearth.worker.cache.image_keys import ImageRun, is_inside
+
+if TYPE_CHECKING:
+    from hearth.worker.cache.resume_planner import ResumePlan
 
 # Tokens that resuming amid a forward must save: all that is read behind that place is fast for
 # good, and what it saves is kept as a run of its own, in RAM and on disk.
 INSIDE_TOKENS_MIN: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class PrefixQuery:
     """A prompt as the cache sees it: its tokens, and where its prefill is cut.
 
-    Where it shows images, `tokens` are its keys (worker/cache/image_keys.py).
+    Where it shows images, `tokens` are its keys (worker/cache/image_keys.py). Nothing of it changes
+    but `plan`, which the inference thread keeps here.
     """
 
     tokens: Tokens
@@ -29,6 +33,7 @@ class PrefixQuery:
     images: tuple[ImageRun, ...] = ()  # ascending
     system_end: int = 0  # where system and tools end, a cut; 0 = nowhere
     adapter: str = ""  # that its forwards are computed with, "" = none. Each has its own root
+    plan: "ResumePlan | None" = field(default=None, init=False, repr=False)  # the last one of it
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
@@ -49,11 +54,12 @@ class FoundPrefix:
 
     position: int
     path: tuple[Extent, ...]
-    snapshot: KVArrays | None
     is_canonical: bool
     matched: int  # tokens that the prompt shares with anything kept
     is_diverging: bool  # what is kept goes on behind `matched`, with other tokens
     is_prompt: bool  # the prompt is, to its last cut, one that was prefilled before
+    reached: Mapping[Joint, bool]  # prefixes of the prompt that are kept: whether canonically
+    version: object  # of the store that was searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +97,13 @@ class PrefixSearch:
         is_diverging = self._diverges_at == deepest
         end = self._store.joint(self._query.names[-1]) if self._query.names else None
         is_prompt = end is not None and end.is_prompt_end and end in self._reached
+        reached = {joint: step.is_canonical for joint, step in self._reached.items()}
+        facts = (deepest, is_diverging, is_prompt, reached, self._store.version)
         for position, is_canonical, joint, part in self._candidates():
             path = self._resumable(position, joint, part)
             if path is not None:
-                return FoundPrefix(
-                    position, path, joint.snapshot, is_canonical, deepest, is_diverging, is_prompt
-                )
-        return FoundPrefix(0, (), None, True, deepest, is_diverging, is_prompt)
-
-    def reached(self) -> Iterator[tuple[Joint, bool]]:
-        """Yield the prefixes of the prompt that are kept, and whether canonically; after `run`."""
-        return ((joint, step.is_canonical) for joint, step in self._reached.items())
+                return FoundPrefix(position, path, is_canonical, *facts)
+        return FoundPrefix(0, (), True, *facts)
 
     def _walk_canonical(self) -> Joint:
         """Go from cut to cut as far as there are canonical extents; return the last joint."""

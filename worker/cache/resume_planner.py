@@ -1,10 +1,10 @@
 """Plans where a request resumes. A plan is a value; worker/kv/ carries it out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.extent_store import Extent, ExtentStore, KVArrays
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
 from hearth.worker.cache.image_keys import is_inside
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 
@@ -28,18 +28,19 @@ class ResumePlan:
 
     kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
     kept further than the layers' states and windows allow to resume, `is_retreat` that it is cold
-    because the plan before it went on amid an image.
+    because it would go on amid an image. It is good while the store's version is that of `found`,
+    and while its slot is there.
     """
 
     position: int  # prompt tokens that need not be prefilled
     is_canonical: bool  # what the request adds by prefill is canonical
     path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
-    snapshot: KVArrays | None
     slot: int | None  # go on in this slot, without a copy
     kind: str
     matched: int
     hybrid_trimmed: bool
     is_retreat: bool = False
+    found: FoundPrefix | None = None  # that it was made from
 
     def __post_init__(self) -> None:
         assert 0 <= self.position <= self.matched, (self.position, self.matched)
@@ -48,9 +49,9 @@ class ResumePlan:
             assert last.start.position < self.position <= last.end.position, self.position
 
     @classmethod
-    def cold(cls, is_retreat: bool = False) -> "ResumePlan":
+    def cold(cls, found: FoundPrefix | None = None, *, is_retreat: bool = False) -> "ResumePlan":
         """The plan that goes on from nothing."""
-        return cls(0, True, (), None, None, "miss", 0, False, is_retreat)
+        return cls(0, True, (), None, "miss", 0, False, is_retreat, found)
 
     @property
     def source(self) -> str:
@@ -64,15 +65,29 @@ def make_plan(
 ) -> ResumePlan:
     """Return the plan that leaves the fewest tokens to prefill; a slot where one is as good."""
     found = PrefixSearch(store, query, is_exact).run()
+    plan = choose_slot(found, store, slots, query, is_exact)
+    if is_inside(query.tokens, plan.position):
+        return ResumePlan.cold(found, is_retreat=True)
+    return plan
+
+
+def choose_slot(
+    found: FoundPrefix,
+    store: ExtentStore,
+    slots: Iterable[SlotView],
+    query: PrefixQuery,
+    is_exact: bool,
+) -> ResumePlan:
+    """Return the plan that goes on from what was found, or further on in one of `slots`."""
     best = ResumePlan(
         position=found.position,
         is_canonical=found.is_canonical,
         path=found.path,
-        snapshot=found.snapshot,
         slot=None,
         kind=_kind(found, query, found.position),
         matched=found.matched,
-        hybrid_trimmed=_is_trimmed(found, query, store),
+        hybrid_trimmed=_is_trimmed(found, query, store.layout),
+        found=found,
     )
     ranked = []
     root = store.root_of(query.root)
@@ -89,8 +104,16 @@ def make_plan(
     if not ranked:
         return best
     (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda row: row[0])
-    path = () if is_tip else best.path
-    return _in_slot(best, slot, position, is_canonical, path, found, query)
+    return replace(
+        best,
+        position=position,
+        is_canonical=is_canonical,
+        path=() if is_tip else best.path,
+        slot=slot.number,
+        kind=_kind(found, query, position),
+        matched=max(best.matched, position),
+        hybrid_trimmed=best.hybrid_trimmed and position == best.position,
+    )
 
 
 def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exact: bool) -> bool:
@@ -126,27 +149,6 @@ def shared_cuts(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return shared
 
 
-def _in_slot(
-    best: ResumePlan,
-    slot: SlotView,
-    position: int,
-    is_canonical: bool,
-    path: tuple[Extent, ...],
-    found: FoundPrefix,
-    query: PrefixQuery,
-) -> ResumePlan:
-    return ResumePlan(
-        position=position,
-        is_canonical=is_canonical,
-        path=path,
-        snapshot=best.snapshot if path else None,
-        slot=slot.number,
-        kind=_kind(found, query, position),
-        matched=max(best.matched, position),
-        hybrid_trimmed=best.hybrid_trimmed and position == best.position,
-    )
-
-
 def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
     if position == 0:
         return "miss"
@@ -155,9 +157,9 @@ def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
     return "lcp" if found.is_diverging else "prefix"
 
 
-def _is_trimmed(found: FoundPrefix, query: PrefixQuery, store: ExtentStore) -> bool:
+def _is_trimmed(found: FoundPrefix, query: PrefixQuery, layout: Layout) -> bool:
     """Whether states or windows, not tokens, decided how far the prompt is resumed."""
-    if store.layout.resumes_anywhere:
+    if layout.resumes_anywhere:
         return False
     wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
     return found.position < wanted

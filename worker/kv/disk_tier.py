@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -21,7 +21,8 @@ from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
 from hearth.worker.cache.pinned_prompts import Pin
-from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind, FileName
@@ -88,17 +89,16 @@ class DiskTier:
 
     # ------------------------------------------------------------ what a prompt needs
 
-    def wanted(self, query: PrefixQuery, is_exact: bool) -> DiskRecall | None:
-        """Return what would have to be read for the prompt to go on from further than RAM allows.
+    def wanted(self, query: PrefixQuery, plan: ResumePlan, is_exact: bool) -> DiskRecall | None:
+        """Return what would have to be read for the prompt to go on further than by its plan.
 
         None where disk has nothing further. Opens no file.
         """
-        search = PrefixSearch(self._store, query, is_exact)
-        kept = search.run().position
-        by_end = self._reached(query, is_exact, search)
+        assert plan.found is not None, "what is on disk is wanted behind a search"
+        by_end = self._reached(query, is_exact, plan.found.reached)
         best = sorted(by_end.values(), key=lambda there: (there.position, there.is_canonical))
         for reached in reversed(best):
-            if reached.position <= kept:
+            if reached.position <= plan.position:
                 return None
             files = self._files_needed(reached, is_exact)
             if files is not None and self._fits(files):
@@ -106,12 +106,12 @@ class DiskTier:
         return None
 
     def _reached(
-        self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
+        self, query: PrefixQuery, is_exact: bool, kept: Mapping[Joint, bool]
     ) -> dict[PrefixHash, _ReachedPrefix]:
         """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
         todo: dict[PrefixHash, _ReachedPrefix] = {
             joint.name: _ReachedPrefix(joint.position, is_canonical, joint)
-            for joint, is_canonical in search.reached()
+            for joint, is_canonical in kept.items()
             if joint.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
@@ -207,17 +207,15 @@ class DiskTier:
     # ------------------------------------------------------------ from disk
 
     def take_in(
-        self, records: Sequence[Record | None], query: PrefixQuery, line: LinePriority
+        self, records: Sequence[Record | None], query: PrefixQuery, tip: Joint, line: LinePriority
     ) -> int:
         """Put what was read into the store; return how many tokens came back.
 
-        Ends at the first record that is missing, does not fit the prompt or finds no room: what
-        hangs from it is of no use.
+        `tip` is the last joint of the prompt in RAM. Ends at the first record that is missing, does
+        not fit the prompt or finds no room: what hangs from it is of no use.
         """
         count = 0
-        search = PrefixSearch(self._store, query, is_exact=False)
-        search.run()
-        tips = [max((joint for joint, _ in search.reached()), key=lambda joint: joint.position)]
+        tips = [tip]
         for record in records:
             if record is None:
                 self.counts["recalls_missed"] += 1

@@ -8,7 +8,7 @@ from hearth.worker.cache.block_hash import Tokens, prefix_hashes
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
-from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
+from hearth.worker.cache.resume_planner import ResumePlan, choose_slot, make_plan, shared_cuts
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
@@ -18,6 +18,7 @@ from hearth.worker.kv.live_slot import LiveSlot
 class SlotSteps:
     """What a KVManager does for idle work."""
 
+    plan: Callable[[PrefixQuery], ResumePlan]
     cold_bytes: Callable[[int], int]  # that an empty slot for so many tokens takes
     fill: Callable[[ResumePlan, PrefixQuery, LinePriority, int], LiveSlot]
     give_up: Callable[[LiveSlot], None]
@@ -90,8 +91,7 @@ class IdleWork:
         rules = self._rules()
         if not rules.is_exact and any(s.tokens is query.tokens for s in self._slots.values()):
             return query.limit  # it would go on behind all that the slot holds
-        idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
-        return min(query.limit, make_plan(self._store, idle, query, rules.is_exact).position)
+        return min(query.limit, self._steps.plan(query).position)
 
     # ------------------------------------------------------------ slots for it
 
@@ -109,21 +109,22 @@ class IdleWork:
 
     def _open_own(self, query: PrefixQuery, has_room: Callable[[int], bool]) -> LiveSlot | None:
         """Check out the slot in which the session's next request would go on."""
-        is_exact = self._rules().is_exact
-        idle = [slot for slot in self._slots.values() if not slot.is_busy]
-        best = make_plan(self._store, [slot.view() for slot in idle], query, is_exact)
-        if best.position >= query.limit:
+        is_exact, best = self._rules().is_exact, self._steps.plan(query)
+        found = best.found
+        if found is None or best.position >= query.limit:
             return None  # that request would read no more than what is behind its last cut
-        path = make_plan(self._store, [], query, is_exact).path
-        line = path[-1].line if path else None
+        line = found.path[-1].line if found.path else None
         own = [
             slot
-            for slot in idle
-            if slot.is_spare
-            or slot.tokens is query.tokens
-            or (line is not None and slot.line is line)
+            for slot in self._slots.values()
+            if not slot.is_busy
+            and (
+                slot.is_spare
+                or slot.tokens is query.tokens
+                or (line is not None and slot.line is line)
+            )
         ]
-        plan = make_plan(self._store, [slot.view() for slot in own], query, is_exact)
+        plan = choose_slot(found, self._store, [s.view() for s in own], query, is_exact)
         if plan.position < best.position:
             return None  # only another session's slot holds it
         for slot in own:

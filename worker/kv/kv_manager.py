@@ -18,7 +18,7 @@ from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
-from hearth.worker.cache.image_keys import ends_inside, is_inside
+from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
@@ -70,7 +70,7 @@ class KVManager:
             layers,
             self.lines,
             lambda: self.rules,
-            SlotSteps(self.uncached.cold_bytes, self._fill, self.give_up),
+            SlotSteps(self.plan, self.uncached.cold_bytes, self._fill, self.give_up),
         )
         self.disk: DiskTier | None = None
         if disk_thread is not None:
@@ -79,15 +79,23 @@ class KVManager:
     # ------------------------------------------------------------ a request's life
 
     def plan(self, query: PrefixQuery) -> ResumePlan:
-        """Return the plan that `open` would carry out now. Changes nothing."""
-        idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
-        return make_plan(self.store, idle, query, self.rules.is_exact)
+        """Return the plan that `open` would carry out now: the last one, while it is good."""
+        plan = query.plan
+        if plan is None or not self._is_good(plan):
+            idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
+            plan = query.plan = make_plan(self.store, idle, query, self.rules.is_exact)
+        return plan
+
+    def _is_good(self, plan: ResumePlan) -> bool:
+        """Whether a search would find the same: nothing has changed, and its slot is there."""
+        is_same = plan.found is not None and plan.found.version is self.store.version
+        return is_same and (plan.slot is None or plan.slot in self._slots)
 
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
-        plan = self._checked(self.plan(query), query)
+        plan = self.plan(query)
         if plan.slot is None and self._free_slot(query):
-            plan = self._checked(self.plan(query), query)  # the slot may have held its beginning
+            plan = self.plan(query)  # the slot may have held its beginning, and no room was found
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
         self.counts["vlm_retreat"] += plan.is_retreat
@@ -105,12 +113,6 @@ class KVManager:
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
         assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
-
-    def _checked(self, plan: ResumePlan, query: PrefixQuery) -> ResumePlan:
-        """Return the plan, or a cold one where it would go on amid an image."""
-        if not is_inside(query.tokens, plan.position):
-            return plan
-        return ResumePlan.cold(is_retreat=True)
 
     def commit(
         self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
@@ -322,19 +324,22 @@ class KVManager:
 
         None where there is nothing to wait for.
         """
-        recall = self.disk.wanted(query, self.rules.is_exact) if self.disk is not None else None
-        if recall is None or self.disk is None or recall.position <= self.plan(query).position:
-            return None  # a live slot may hold more than the store
-        return recall if self.disk.thread.read(recall.names, then) else None
+        if self.disk is None:
+            return None
+        recall = self.disk.wanted(query, self.plan(query), self.rules.is_exact)
+        return recall if recall is not None and self.disk.thread.read(recall.names, then) else None
 
     def take_in(self, records: Sequence[Record | None], query: PrefixQuery) -> int:
         """Keep what was read for a prompt; return how many tokens came back."""
         assert self.disk is not None
-        if not records or records[0] is None:
-            return self.disk.take_in(records, query, LinePriority(0, 0.0, 0.0))  # which counts that
-        line = self.lines.open(time.monotonic(), 1, query.family, query.is_side)
-        self.lines.end_turn(line, time.monotonic())
-        return self.disk.take_in(records, query, line)
+        line = LinePriority(0, 0.0, 0.0)
+        if records and records[0] is not None:
+            line = self.lines.open(time.monotonic(), 1, query.family, query.is_side)
+            self.lines.end_turn(line, time.monotonic())
+        found = self.plan(query).found
+        assert found is not None, "what was read is of a prompt that was searched"
+        tip = max(found.reached, key=lambda joint: joint.position)
+        return self.disk.take_in(records, query, tip, line)
 
     def disk_report(self) -> dict[str, Any] | None:
         """Return what `/v1/cache` reports of the disk; None where there is none."""
@@ -360,6 +365,7 @@ class KVManager:
         assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
+        self.store.changed()  # a prompt may go on in it
         if slot.line is not None:
             self.lines.end_turn(slot.line, slot.used_at)
         self._give_up_surplus()
@@ -447,6 +453,8 @@ class KVManager:
         self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int
     ) -> LiveSlot:
         """Return a busy slot that holds what the plan goes on from."""
+        assert plan.position == 0 or self._is_good(plan), "a plan is carried out as it was made"
+        self.store.changed()  # no other prompt goes on in its slot
         if plan.slot is not None:
             slot = self._slots[plan.slot]
             slot.is_busy, slot.line = True, line

@@ -294,10 +294,11 @@ class KVTransfer:
         assert slot.floor <= plan.position <= slot.position, (slot.floor, plan.position)
         if plan.position == slot.position:
             return
-        windows = self._window_runs(plan)  # before room is made for what is cut out
+        # Taken before room is made for what is cut out:
+        windows, state = self._window_runs(plan), plan.path[-1].end.snapshot
         self.give_up_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
-        self._put_windows_and_states(slot, plan, windows)
+        self._put_windows_and_states(slot, plan, windows, state)
         slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= _sound_to(plan)]
         slot.idle_prefilled_to = min(slot.idle_prefilled_to, plan.position)
         self._set_position(slot, plan)
@@ -318,7 +319,8 @@ class KVTransfer:
                 if extent.end.position <= plan.position and self._is_in(extent, slot.format):
                     extent.holders.add(slot.number)
                     slot.held_extents.append(extent)
-        self._put_windows_and_states(slot, plan, self._window_runs(plan))
+        state = plan.path[-1].end.snapshot
+        self._put_windows_and_states(slot, plan, self._window_runs(plan), state)
         self.counts["restored_tokens"] += plan.position
         slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
         self._set_position(slot, plan)
@@ -390,14 +392,18 @@ class KVTransfer:
         return row_runs
 
     def _put_windows_and_states(
-        self, slot: LiveSlot, plan: ResumePlan, windows: list[tuple[LayerRows, ...]]
+        self,
+        slot: LiveSlot,
+        plan: ResumePlan,
+        windows: list[tuple[LayerRows, ...]],
+        state: KVArrays | None,
     ) -> None:
         layout = self._layers.layout
         if layout.window:
             self._layers.put_window(slot.cache, windows, plan.position)
         if layout.has_state:
-            assert isinstance(plan.snapshot, LayerStates), "the prefix search looked"
-            self._layers.put_state(slot.cache, plan.snapshot)
+            assert isinstance(state, LayerStates), "the prefix search looked"
+            self._layers.put_state(slot.cache, state)
 
     # ------------------------------------------------------------ running quantisation
 

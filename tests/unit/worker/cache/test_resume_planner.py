@@ -71,7 +71,7 @@ def test_a_prompt_that_a_lost_state_makes_resume_earlier_is_counted() -> None:
     store.set_snapshot(kept[2].end, None)
     plan = plan_of(store, tokens, cuts)
     assert (plan.position, plan.matched, plan.hybrid_trimmed) == (20, 30, True)
-    assert plan.snapshot is kept[1].end.snapshot
+    assert plan.path[-1] is kept[1]
 
 
 def test_a_slot_makes_up_for_a_lost_state() -> None:
@@ -80,7 +80,7 @@ def test_a_slot_makes_up_for_a_lost_state() -> None:
     store.set_snapshot(kept[2].end, None)
     plan = plan_of(store, text(1, 50), [*CUTS, 49], [slot(1, text(1, 30), CUTS)])
     assert (plan.slot, plan.position, plan.hybrid_trimmed) == (1, 30, False)
-    assert plan.snapshot is None, "what it holds needs no state from elsewhere"
+    assert not plan.path, "what it holds needs no state from elsewhere"
 
 
 def test_a_slot_is_rewound_with_the_state_of_where_it_goes_back_to() -> None:
@@ -89,7 +89,7 @@ def test_a_slot_is_rewound_with_the_state_of_where_it_goes_back_to() -> None:
     idle = slot(1, text(1, 30) + text(5, 8), CUTS)
     plan = plan_of(store, text(1, 30) + text(6, 20), [*CUTS, 49], [idle])
     assert (plan.slot, plan.position) == (1, 30)
-    assert plan.snapshot is kept[2].end.snapshot
+    assert plan.path[-1] is kept[2]
 
 
 def test_a_lost_window_makes_a_prompt_resume_earlier_too() -> None:

@@ -58,9 +58,9 @@ def record(number: int, kind: FileKind = FileKind.ROWS) -> Record:
     return Record(ROOT, start, end, number * RUN, tokens, True, kind, arrays)
 
 
-def take_in(disk: DiskTier, *records: Record) -> int:
+def take_in(disk: DiskTier, store: ExtentStore, *records: Record) -> int:
     now = time.monotonic()
-    return disk.take_in(records, QUERY, LinePriority(1, now, now))
+    return disk.take_in(records, QUERY, store.root, LinePriority(1, now, now))
 
 
 WINDOWED, LONG_WINDOWED = (Layout(has_state=False, window=size) for size in (RUN, 2 * RUN))
@@ -85,7 +85,7 @@ def test_nothing_pushes_out_what_it_hangs_from(
     layout: Layout, runs: float, read: list[Record], taken: int, refused: int
 ) -> None:
     disk, store = tier(int(runs * RUN_BYTES), layout)
-    assert take_in(disk, *read) == taken * RUN
+    assert take_in(disk, store, *read) == taken * RUN
     assert disk.counts["recalls_refused"] == refused
     assert len(store) == taken
     store.check()
@@ -93,14 +93,14 @@ def test_nothing_pushes_out_what_it_hangs_from(
 
 def test_rows_of_another_prompts_tokens_are_not_taken_in_under_this_ones_name() -> None:
     disk, store = tier(8 * RUN_BYTES)
-    assert take_in(disk, replace(FIRST, tokens=FIRST.tokens + 1)) == 0
+    assert take_in(disk, store, replace(FIRST, tokens=FIRST.tokens + 1)) == 0
     assert disk.counts["recalls_other_tokens"] == 1 and len(store) == 0
 
 
 @pytest.mark.parametrize(("part", "is_exact"), [(STATE, True), (WINDOW, False), (WINDOW, True)])
 def test_what_is_fast_finds_no_place_beside_canonical_rows(part: Record, is_exact: bool) -> None:
     disk, store = tier(8 * RUN_BYTES, HYBRID if part is STATE else WINDOWED, is_exact)
-    assert take_in(disk, FIRST, replace(part, is_canonical=False)) == RUN
+    assert take_in(disk, store, FIRST, replace(part, is_canonical=False)) == RUN
     assert disk.counts["recalls_homeless"] == 1
     assert all(joint.snapshot is None for joint in store.joints)
 
@@ -108,7 +108,7 @@ def test_what_is_fast_finds_no_place_beside_canonical_rows(part: Record, is_exac
 def test_a_fast_snapshot_beside_canonical_rows_is_known_as_fast() -> None:
     disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0))
     fast = replace(record(0, FileKind.STATE), is_canonical=False)
-    assert take_in(disk, record(0), fast) == RUN
+    assert take_in(disk, store, record(0), fast) == RUN
     assert [joint.is_snapshot_fast for joint in store.joints if joint.snapshot] == [True]
     for is_exact, found in ((False, (RUN, False)), (True, (0, True))):
         prefix = PrefixSearch(store, QUERY, is_exact).run()
