@@ -7,9 +7,11 @@ Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines 
 
 import heapq
 import itertools
+import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -44,8 +46,41 @@ class EvictedEntry:
         }
 
 
+# What goes first: see docs/cache.md. Parts of one group go by what they are worth.
+FREE, KEPT, LIVE = range(3)
+Rank = tuple[float, ...]  # (group, worth, ...): the least goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a candidate gave back."""
+
+    nbytes: int
+    tokens: int = 0  # whose rows are in memory no more
+    exposed: "Sequence[Candidate]" = ()  # what may go now, and could not before
+    parts: int = 1
+    is_loss: bool = True  # else what a prompt goes on from is kept elsewhere
+
+
+class Candidate(Protocol):
+    """A part of what is held that may go now."""
+
+    KIND: ClassVar[str]  # its name in reports of evictions
+
+    @property
+    def run(self) -> Extent | None:
+        """The last run of tokens that it serves; None where it is no prompt's."""
+        ...
+
+    def is_there(self) -> bool: ...
+
+    def rank(self, evictor: "Evictor", now: float) -> Rank: ...
+
+    def evict(self, evictor: "Evictor") -> Gone: ...
+
+
 class Evictor:
-    """Frees bytes and buffers of one store.
+    """Has memory freed: the one way out of it, for whatever reason, by one ranking.
 
     Invariant: what is pinned, and what a running request stands on, stays.
     Owner: the inference thread.
@@ -66,18 +101,13 @@ class Evictor:
     def evictions(self) -> int:
         return self.evicted.total()
 
-    def count_expired(self, count: int, nbytes: int) -> None:
-        """Count extents that went for their age, not for room, and what that gave back."""
-        self.evicted["expired"] += count
-        self.evicted_bytes["expired"] += nbytes
-
     @property
     def last(self) -> list[EvictedEntry]:
         """The entries that made way last, LAST_MAX at most, the newest first."""
         return list(reversed(self._last.values()))
 
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
-        """Free what `nbytes` in `buffers` need; say whether they fit now.
+        """Free what `nbytes` in `buffers` need of kept KV's budget; say whether they fit now.
 
         `worth` is that of what comes (`worth_of`); only what is worth no more goes.
         """
@@ -87,45 +117,68 @@ class Evictor:
             return False
         if budget.missing(nbytes, buffers) == (0, 0):
             return True
-        slack = min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
-        order = itertools.count()  # equals go in the order in which they came
-        heap = [
-            (candidate.worth(self, now), next(order), candidate) for candidate in self._candidates()
-        ]
-        heapq.heapify(heap)
-        while heap and budget.missing(nbytes + slack, buffers) != (0, 0):
-            last_worth, _, candidate = heapq.heappop(heap)
-            if not candidate.is_there():
-                continue
-            current = candidate.worth(self, now)
-            if current > last_worth:  # what else it could be resumed from has gone meanwhile
-                heapq.heappush(heap, (current, next(order), candidate))
-                continue
-            if current > worth:
-                break
-            held = budget.bytes_used
-            extent = candidate.extent
-            self.before_eviction(extent)
-            for exposed in candidate.evict(self.store):
-                heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
-            assert budget.bytes_used <= held, (budget.bytes_used, held)
-            self._note(candidate.KIND, extent, held - budget.bytes_used)
+        room = nbytes + min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
+
+        def has_room(_rank: Rank, _freed: int) -> bool:
+            return budget.missing(room, buffers) == (0, 0)
+
+        self.free(self.kept_parts(), has_room, now, (KEPT, worth))
         return budget.missing(nbytes, buffers) == (0, 0)
 
-    def _note(self, kind: str, extent: Extent, nbytes: int) -> None:
+    def free(
+        self,
+        candidates: Iterable[Candidate],
+        is_enough: Callable[[Rank, int], bool],
+        now: float,
+        rank_max: Rank = (math.inf,),
+        among: Container[Extent] | None = None,
+        kind: str = "",
+    ) -> int:
+        """Have candidates go, the least first, until it is enough; return the bytes that went.
+
+        `is_enough` is asked with the rank of the next one, and with the bytes that went. Nothing
+        above `rank_max` goes, nor runs that are not `among` some. What goes is counted as `kind`,
+        else as what it is.
+        """
+        order, freed = itertools.count(), 0  # equals go in the order in which they came
+        heap = [(each.rank(self, now), next(order), each) for each in candidates]
+        heapq.heapify(heap)
+        while heap and not is_enough(heap[0][0], freed):
+            last_rank, _, candidate = heapq.heappop(heap)
+            if not candidate.is_there():
+                continue
+            rank = candidate.rank(self, now)
+            if rank > last_rank:  # what else it could be resumed from has gone meanwhile
+                heapq.heappush(heap, (rank, next(order), candidate))
+                continue
+            if rank > rank_max:
+                break
+            run = candidate.run
+            root = None if run is None else _root(run)  # nobody knows it once it is gone
+            gone = candidate.evict(self)
+            assert gone.nbytes >= 0, (candidate.KIND, gone)
+            for exposed in gone.exposed:
+                if among is None or exposed.run in among:
+                    heapq.heappush(heap, (exposed.rank(self, now), next(order), exposed))
+            freed += gone.nbytes
+            if gone.is_loss:
+                self._note(kind or candidate.KIND, run, root, gone)
+        return freed
+
+    def _note(self, kind: str, run: Extent | None, root: Joint | None, gone: Gone) -> None:
         """Count what made way, in all and of its entry."""
-        self.evicted[kind] += 1
-        self.evicted_bytes[kind] += nbytes
-        entry = self._last.get(extent.line)
-        if entry is None:
-            entry = self._last[extent.line] = EvictedEntry(extent.line, _root(extent))
-        self._last.move_to_end(extent.line)
+        self.evicted[kind] += gone.parts
+        self.evicted_bytes[kind] += gone.nbytes
+        if run is None or root is None:
+            return
+        entry = self._last.setdefault(run.line, EvictedEntry(run.line, root))
+        self._last.move_to_end(run.line)
         if len(self._last) > LAST_MAX:
             self._last.popitem(last=False)
         entry.at = time.time()
-        entry.parts[kind] += 1
-        entry.nbytes += nbytes
-        entry.tokens += len(extent.tokens) if kind == _Leaf.KIND else 0
+        entry.parts[kind] += gone.parts
+        entry.nbytes += gone.nbytes
+        entry.tokens += gone.tokens
 
     def worth_of(
         self, line: LinePriority, weight: float, tokens: int, nbytes: int, now: float
@@ -204,8 +257,12 @@ class Evictor:
     def _is_resumable(self, joint: Joint) -> bool:
         return is_resumable(joint, self.store.layout.has_state, self.store.layout.window)
 
-    def _candidates(self) -> "Iterator[_Candidate]":
-        """Yield all that may be evicted now."""
+    def leaves(self, among: Iterable[Extent]) -> "list[Candidate]":
+        """Return the runs that may go now as a whole, with what is at their ends."""
+        return [_Leaf(extent) for extent in among if _is_leaf(extent)]
+
+    def kept_parts(self) -> "Iterator[Candidate]":
+        """Yield what of the store may go now."""
         for extent in self.store.extents:
             if extent.body is not None and extent.holders and not extent.pinned:
                 yield _Copy(extent)
@@ -213,109 +270,108 @@ class Evictor:
                 yield _Window(extent)
             if _is_leaf(extent) and extent.nbytes:
                 yield _Leaf(extent)
-        for joint in self.store.joints:
-            if joint.snapshot is not None and not joint.snapshot_pinned:
-                yield _Snapshot(joint)
-
-
-class _Candidate(Protocol):
-    """A part of the kept KV that may be evicted now."""
-
-    KIND: ClassVar[str]  # its name in reports of evictions
-
-    @property
-    def extent(self) -> Extent: ...
-
-    def is_there(self) -> bool: ...
-
-    def worth(self, evictor: Evictor, now: float) -> float: ...
-
-    def evict(self, store: ExtentStore) -> "list[_Leaf]":
-        """Free it; return the extents that have become leaves."""
-        ...
+        for extent in self.store.extents:
+            if extent.end.snapshot is not None and not extent.end.snapshot_pinned:
+                yield _Snapshot(extent)
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _KeptPart(ABC):
+    """A part of an extent's kept KV."""
+
+    KIND: ClassVar[str]
+    extent: Extent
+
+    @property
+    def run(self) -> Extent:
+        return self.extent
+
+    @abstractmethod
+    def is_there(self) -> bool: ...
+
+    @abstractmethod
+    def rank(self, evictor: Evictor, now: float) -> Rank: ...
+
+    def evict(self, evictor: Evictor) -> Gone:
+        evictor.before_eviction(self.extent)
+        store = evictor.store
+        held = store.budget.bytes_used
+        exposed = self._go(store)
+        tokens = len(self.extent.tokens) if self.KIND == _Leaf.KIND else 0
+        return Gone(held - store.budget.bytes_used, tokens, exposed)
+
+    @abstractmethod
+    def _go(self, store: ExtentStore) -> "list[_Leaf]":
+        """Free it; return the extents that have become leaves."""
+
+
+class _Copy(_KeptPart):
     """A slot holds the same rows: their copy costs nothing to give up."""
 
     KIND: ClassVar = "copy"
-    extent: Extent
 
     def is_there(self) -> bool:
         return self.extent.body is not None and bool(self.extent.holders)
 
-    def worth(self, evictor: Evictor, now: float) -> float:
-        return 0.0
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        return FREE, 0.0
 
-    def evict(self, store: ExtentStore) -> "list[_Leaf]":
+    def _go(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_body(self.extent, None)
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(_KeptPart):
     """The window rows of an extent."""
 
     KIND: ClassVar = "window"
-    extent: Extent
 
     def is_there(self) -> bool:
         return self.extent.window is not None
 
-    def worth(self, evictor: Evictor, now: float) -> float:
+    def rank(self, evictor: Evictor, now: float) -> Rank:
         assert self.extent.window is not None
-        return evictor.window_worth(self.extent, self.extent.window.nbytes, now)
+        return KEPT, evictor.window_worth(self.extent, self.extent.window.nbytes, now)
 
-    def evict(self, store: ExtentStore) -> "list[_Leaf]":
+    def _go(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_window(self.extent, None, self.extent.end.position)
         store.prune(self.extent.end)
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """The snapshot at a joint."""
+class _Snapshot(_KeptPart):
+    """The snapshot at an extent's end."""
 
     KIND: ClassVar = "snapshot"
-    joint: Joint
-
-    @property
-    def extent(self) -> Extent:
-        assert self.joint.arrival is not None, "nothing is kept at a root"
-        return self.joint.arrival
 
     def is_there(self) -> bool:
-        return self.joint.snapshot is not None
+        return self.extent.end.snapshot is not None
 
-    def worth(self, evictor: Evictor, now: float) -> float:
-        assert self.joint.snapshot is not None
-        return evictor.resume_worth(self.joint, self.joint.snapshot.nbytes, now)
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        snapshot = self.extent.end.snapshot
+        assert snapshot is not None
+        return KEPT, evictor.resume_worth(self.extent.end, snapshot.nbytes, now)
 
-    def evict(self, store: ExtentStore) -> "list[_Leaf]":
-        store.set_snapshot(self.joint, None)
-        store.prune(self.joint)
+    def _go(self, store: ExtentStore) -> "list[_Leaf]":
+        store.set_snapshot(self.extent.end, None)
+        store.prune(self.extent.end)
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
+class _Leaf(_KeptPart):
     """An extent that nothing hangs from, with the snapshot at its end."""
 
     KIND: ClassVar = "extent"
-    extent: Extent
 
     def is_there(self) -> bool:
         return _is_leaf(self.extent) and self.extent.nbytes > 0
 
-    def worth(self, evictor: Evictor, now: float) -> float:
-        return evictor.leaf_worth(self.extent, self._nbytes(), now)
-
-    def _nbytes(self) -> int:
+    def rank(self, evictor: Evictor, now: float) -> Rank:
         snapshot = self.extent.end.snapshot
-        return self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
+        nbytes = self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
+        return KEPT, evictor.leaf_worth(self.extent, nbytes, now)
 
-    def evict(self, store: ExtentStore) -> "list[_Leaf]":
+    def _go(self, store: ExtentStore) -> "list[_Leaf]":
         start = self.extent.start
         store.remove(self.extent)
         store.prune(start)

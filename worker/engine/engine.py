@@ -163,9 +163,14 @@ class Engine:
         """Return the seconds that went into encoding images since the start."""
         return self.vision.encoder_seconds if self.vision is not None else 0.0
 
-    def release_images(self, spared: Container[ImageName]) -> bool:
-        """Give up encoded pictures but for `spared`; say whether there were any."""
-        return self.vision is not None and self.vision.release(spared)
+    def image_bytes(self, spared: Container[ImageName]) -> int:
+        """Return the bytes of all encoded pictures but `spared`."""
+        return self.vision.bytes_beside(spared) if self.vision is not None else 0
+
+    def release_images(self, spared: Container[ImageName]) -> None:
+        """Give up encoded pictures but for `spared`."""
+        if self.vision is not None:
+            self.vision.release(spared)
 
     def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
         """Whether all images that the tokens [start, end) show are encoded."""

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import mlx.core as mx
-
 from hearth.worker.cache.expiry import Expired, find_expired
 from hearth.worker.cache.extent_store import Extent
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.memory_release import Reason
 from hearth.worker.kv.return_freed_memory import release_memory
 
 # A request that arrives waits for one step:
@@ -59,7 +58,10 @@ class IdleExpiry:
         if not self._is_drained:
             self._waits_for_disk = True
             return False
-        self._drop(expired.extents, slots)
+        memory = self._kv_manager.memory  # a slot goes whole, and last: nobody finds half of one
+        self._freed_bytes += memory.free(
+            Reason.AGE, STEP_BYTES, slots=slots, expired=dict.fromkeys(expired.extents)
+        )
         return True
 
     def _find(self, now: float) -> tuple[Expired, list[LiveSlot]]:
@@ -104,44 +106,6 @@ class IdleExpiry:
                 break
         return True
 
-    # ------------------------------------------------------------ out of memory
-
-    def _drop(self, extents: Sequence[Extent], slots: Sequence[LiveSlot]) -> None:
-        """Give back a part: some leaves with bytes of their own, else a slot with what it holds.
-
-        A slot goes whole, and last, so that no request finds half of one.
-        """
-        store, held = self._kv_manager.store, _held_bytes(self._kv_manager)
-        numbers = {slot.number for slot in slots}
-        count, nbytes = 0, 0
-        for extent in extents:  # children first: each is a leaf once those behind it went
-            if extent.holders & numbers or extent.end.leaving:
-                continue
-            nbytes += extent.nbytes
-            start = extent.start
-            store.remove(extent)
-            store.prune(start)
-            count += 1
-            if nbytes >= STEP_BYTES:
-                break
-        if not count:
-            count = self._drop_slot(slots[0], extents)
-        freed = held - _held_bytes(self._kv_manager)
-        assert freed >= 0, freed
-        self._kv_manager.transfer.evictor.count_expired(count, freed)
-        self._freed_bytes += freed
-        mx.clear_cache()
-
-    def _drop_slot(self, slot: LiveSlot, extents: Sequence[Extent]) -> int:
-        """Empty a slot; return how many expired extents went with it."""
-        store = self._kv_manager.store
-        before = len(store)
-        for extent in extents:
-            if extent.holders == {slot.number}:
-                store.remove(extent)
-        self._kv_manager.give_up(slot)  # which keeps what younger ones share with it
-        return before - len(store)
-
     def _end(self) -> None:
         """Say what went, where anything did, and have the system get all of it."""
         self._offered.clear()
@@ -150,9 +114,3 @@ class IdleExpiry:
             mb, ttl_s = self._freed_bytes / 1e6, self._ttl_s
             log.info("%.1f MB of KV unused for %.0f s have left memory", mb, ttl_s)
             self._freed_bytes = 0
-
-
-def _held_bytes(kv_manager: KVManager) -> int:
-    """Return what kept KV and live caches take together."""
-    slots = map(kv_manager.slot_bytes, kv_manager.slots)
-    return kv_manager.store.budget.bytes_used + sum(slots)

@@ -1,7 +1,7 @@
 """Chooses what idle time reads of live slots and of foreseen prompts, and opens slots for it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hearth.worker.cache.block_hash import Tokens, prefix_hashes
@@ -21,7 +21,7 @@ class SlotSteps:
     plan: Callable[[PrefixQuery], ResumePlan]
     cold_bytes: Callable[[int], int]  # that an empty slot for so many tokens takes
     fill: Callable[[ResumePlan, PrefixQuery, LinePriority, int], LiveSlot]
-    give_up: Callable[[LiveSlot], None]
+    give_up: Callable[[Sequence[LiveSlot]], object]
 
 
 class IdleWork:
@@ -159,8 +159,7 @@ class IdleWork:
         if not has_room(self._cost(plan, query)):
             return None
         if plan.slot is None:
-            for spare in spares:
-                self._steps.give_up(spare)
+            self._steps.give_up(spares)
             plan = make_plan(self._store, [], query, is_exact)
         is_spare = plan.slot is None or self._slots[plan.slot].is_spare
         slot = self._steps.fill(plan, query, self._line_of(plan, query), query.limit)

@@ -7,10 +7,8 @@ through both.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
-
-import mlx.core as mx
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
@@ -19,17 +17,17 @@ from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ends_inside
-from hearth.worker.cache.pinned_prompts import Pin, Pins
+from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
-from hearth.worker.kv.idle_slots import least_needed, surplus
 from hearth.worker.kv.idle_work import IdleWork, SlotSteps
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.memory_release import NOTHING, EncodedImages, MemoryRelease, Reason, Spared
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.return_freed_memory import release_memory
@@ -62,6 +60,9 @@ class KVManager:
         # Kept for one key: live KV, by the key's own root
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
+        self.memory = MemoryRelease(
+            self.transfer.evictor, self._slots, self.slot_bytes, self.give_up
+        )
         self.lines = LinePriorities()
         self.idle_bytes_max = 1 << 62  # of slots that no request uses
         self.idle_work = IdleWork(
@@ -70,7 +71,10 @@ class KVManager:
             layers,
             self.lines,
             lambda: self.rules,
-            SlotSteps(self.plan, self.uncached.cold_bytes, self._fill, self.give_up),
+            SlotSteps(
+                *(self.plan, self.uncached.cold_bytes, self._fill),
+                lambda slots: self.memory.free(Reason.SLOTS, slots=slots),
+            ),
         )
         self.disk: DiskTier | None = None
         if disk_thread is not None:
@@ -154,6 +158,10 @@ class KVManager:
         """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
         self._layers.has_room = has_room
 
+    def free_too(self, images: EncodedImages) -> None:
+        """Have encoded images go too where memory is needed."""
+        self.memory.images = images
+
     def lend_bytes(self, slot: LiveSlot) -> int:
         """Return how many bytes more are held once `lend` has copied."""
         return self.transfer.give_up_bytes(slot)
@@ -204,9 +212,14 @@ class KVManager:
         self.transfer.evictor.make_room(0, 0, math.inf, time.monotonic())
 
     def _give_up_surplus(self) -> None:
-        """Empty the slots that no request uses beyond their part, so that kept KV has its own."""
-        for slot in surplus(self.slots, self.slot_bytes, self.idle_bytes_max):
-            self.give_up(slot)
+        """Empty the slots that no request uses beyond their part, so that kept KV has its own.
+
+        The one that is needed most stays in any case: its conversation goes on without a copy.
+        """
+        idle = self.memory.idle()
+        surplus = sum(map(self.slot_bytes, idle)) - self.idle_bytes_max
+        if surplus > 0 and len(idle) > 1:
+            self.memory.free(Reason.SLOTS, surplus, slots=idle[:-1])
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
@@ -228,58 +241,30 @@ class KVManager:
         plan = self.plan(query)
         return self.transfer.copied_bytes(plan) if plan.slot is None else 0
 
-    def releasable(self, spared: PrefixQuery | None = None) -> int:
+    def releasable(self, query: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
-        needed, own = self._needed_by(spared)
-        kept = self.store.budget.bytes_used - self.pins.nbytes - needed.nbytes
-        kept -= self.transfer.stood_on_bytes(needed.path)
-        idle = [slot for slot in self._slots.values() if not slot.is_busy and slot.number != own]
-        copied = {e for slot in idle for e in self.transfer.held_only(slot, needed.path)}
+        spared = self._spared(query)
+        path = spared.pin.path
+        kept = self.store.budget.bytes_used - self.pins.nbytes - spared.pin.nbytes
+        kept -= self.transfer.stood_on_bytes(path)
+        idle = self.memory.idle(spared)
+        copied = {e for slot in idle for e in self.transfer.held_only(slot, path)}
         copied_bytes = sum(len(extent.tokens) for extent in copied) * self.row_bytes(None)
-        return max(0, kept) + max(0, sum(map(self.slot_bytes, idle)) - copied_bytes)
+        live = max(0, sum(map(self.slot_bytes, idle)) - copied_bytes)
+        return max(0, kept) + live + self.memory.images.nbytes()
 
-    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None:
-        """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
+    def release(self, nbytes: int, query: PrefixQuery | None = None) -> None:
+        """Give up `nbytes` of what no running request holds, and the prompt `query` needs not.
 
-        Nothing goes that the prompt `spared` would go on from. What was computed of what goes
-        stays on disk, where there is one.
+        What was computed of what goes stays on disk, where there is one.
         """
-        needed, own = self._needed_by(spared)
-        needed.mark(1)
-        self._release(nbytes, own, needed.path)
-        needed.mark(-1)
-        mx.clear_cache()
+        self.memory.free(Reason.MEMORY, nbytes, spared=self._spared(query))
 
-    def _needed_by(self, query: PrefixQuery | None) -> tuple[Pin, int | None]:
-        """Return what a prompt would resume from now: as a pin, and the slot that it goes on in.
-
-        Of states it is the last one alone, and of windows those that it looks back to.
-        """
-        plan = self.plan(query) if query is not None else None
-        path = plan.path if plan is not None else ()
-        back_to = path[-1].end.position - self.store.layout.window if path else 0
-        near = tuple(e for e in path if e.window is not None and e.end.position > back_to)
-        last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
-        return Pin("", path, near, last), plan.slot if plan is not None else None
-
-    def _release(self, nbytes: int, own: int | None, path: Sequence[Extent]) -> None:
-        """Give up what is neither the slot `own` nor on `path`, of which a copy stays."""
-        budget, now = self.store.budget, time.monotonic()
-        full = budget.bytes_max
-        freed, left = budget.bytes_used, max(0, budget.bytes_used - nbytes)
-        budget.bytes_max = left
-        self.transfer.evictor.make_room(0, 0, math.inf, now)
-        freed -= budget.bytes_used
-        for slot in least_needed(self._slots.values(), {own}):
-            if freed >= nbytes:
-                break
-            freed += self.slot_bytes(slot) + budget.bytes_used
-            budget.bytes_max = full
-            self.transfer.copy_out(slot, path)
-            freed -= budget.bytes_used
-            budget.bytes_max = left
-            self.give_up(slot)
-        budget.bytes_max = full
+    def _spared(self, query: PrefixQuery | None) -> Spared:
+        """Return what a prompt would resume from now."""
+        if query is None:
+            return NOTHING
+        return Spared.of(self.plan(query), self.store.layout.window)
 
     # ------------------------------------------------------------ pins
 
@@ -405,8 +390,8 @@ class KVManager:
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
         if self.disk is not None:
             self.disk.writer.write_quiet(self._slots.values())
-        for slot in old if idle_s else ():
-            self.give_up(slot)
+        if idle_s and old:
+            self.memory.free(Reason.SLOTS, slots=old)
         self.lines.forget({extent.line for extent in self.store.extents})
         return bool(old and idle_s)
 
@@ -480,19 +465,16 @@ class KVManager:
         """
         if len(self._slots) < self.rules.slots_max:
             return False
-        first, *_ = least_needed(self._slots.values())  # not all of them run
-        needed, _ = self._needed_by(query)
-        needed.mark(1)
-        self.give_up(first)
-        needed.mark(-1)
+        first, *_ = self.memory.idle()  # not all of them run
+        self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
         return True
 
-    def give_up(self, slot: LiveSlot) -> None:
-        """Empty an idle slot, and copy what only it holds into the store where there is room."""
+    def give_up(self, slot: LiveSlot, kept: Collection[Extent] | None = None) -> None:
+        """Empty an idle slot, and copy out what only it holds: of `kept`, None = where it pays."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
         if self.disk is not None:
             self.disk.writer.leave(slot)
-        self.transfer.give_up_rows(slot, 0)
+        self.transfer.give_up_rows(slot, 0, kept)
         slot.cache = []
         del self._slots[slot.number]
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -154,13 +154,21 @@ class KVTransfer:
             mx.clear_cache()  # what was evicted goes back to the system
         return has_room
 
-    def give_up_rows(self, slot: LiveSlot, position: int) -> None:
-        """Copy out what only the slot holds behind `position`: it will not hold that any more."""
+    def give_up_rows(
+        self, slot: LiveSlot, position: int, kept: Collection[Extent] | None = None
+    ) -> None:
+        """Copy out what only the slot holds behind `position`: it will not hold that any more.
+
+        Of that only what is in `kept`, and whatever it takes; None = all that is worth its room.
+        """
         now = time.monotonic()
+        if kept is not None:
+            for extent in self.held_only(slot, kept):
+                self._copy_out(extent, slot, math.inf, now)
         lost = [e for e in slot.held_extents if e.end.position > position and e in self.store]
         likelihoods = self.evictor.likelihoods_from(lost[0], now) if lost else {}
         for extent in lost:
-            if extent.body is None and extent.holders == {slot.number}:
+            if kept is None and extent.body is None and extent.holders == {slot.number}:
                 self._copy_out(extent, slot, likelihoods.get(extent, 1.0), now)
             self.store.let_go(extent, slot.number)
         slot.held_extents = [
@@ -187,16 +195,11 @@ class KVTransfer:
         room = max(0, budget.bytes_max - budget.bytes_used)
         return min(tokens * self._layers.row_cost(slot.format)[0], room)
 
-    def held_only(self, slot: LiveSlot, path: Sequence[Extent] | None = None) -> list[Extent]:
+    def held_only(self, slot: LiveSlot, path: Collection[Extent] | None = None) -> list[Extent]:
         """Return the runs of a path whose rows only this slot has; of all that it holds."""
         runs = slot.held_extents if path is None else path
         held = runs if self._layers.layout.has_rows else ()
         return [e for e in held if e.body is None and e.holders == {slot.number}]
-
-    def copy_out(self, slot: LiveSlot, path: Sequence[Extent]) -> None:
-        """Copy out what only the slot has of a path that is about to be gone on from."""
-        for extent in self.held_only(slot, path):
-            self._copy_out(extent, slot, math.inf, time.monotonic())
 
     def _copy_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:

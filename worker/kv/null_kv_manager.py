@@ -15,6 +15,7 @@ from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.memory_release import EncodedImages
 
 _NO_PLAN = ResumePlan.cold()
 _RAW = KeepRules(slots_max=1, chunk=1, is_exact=True)  # no rows are packed
@@ -35,6 +36,7 @@ class NullKVManager:
         rules: KeepRules = _RAW,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self._images = EncodedImages()
         self._new_cache = new_cache
         self._layers = layers
         self._rules = rules
@@ -71,11 +73,12 @@ class NullKVManager:
         """Return what of that the first forward allocates: windows and states."""
         return 0 if self._layers is None else self._layers.unwritten_bytes(rows)
 
-    def releasable(self, spared: PrefixQuery | None = None) -> int:
-        return 0
+    def releasable(self, query: PrefixQuery | None = None) -> int:
+        return self._images.nbytes()
 
-    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None:
-        pass
+    def release(self, nbytes: int, query: PrefixQuery | None = None) -> None:
+        if self._images.nbytes():  # a request that waits for memory asks at every step
+            self._images.release()
 
     def recall(self, query: PrefixQuery, then: Callable[[Any], None]) -> None:
         return None
@@ -104,6 +107,9 @@ class NullKVManager:
 
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         pass
+
+    def free_too(self, images: EncodedImages) -> None:
+        self._images = images
 
     def lend(self, slot: LiveSlot) -> None:
         slot.cache, slot.capacity = [], 0

@@ -14,6 +14,7 @@ from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.kv.memory_release import EncodedImages
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.answers.begin_answer import begin_answer
@@ -63,6 +64,12 @@ class Scheduler:
         self.decoder = engine.decoder
         self.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
+        kv_manager.free_too(
+            EncodedImages(
+                lambda: engine.image_bytes(begun_images(self._prefilling)),
+                lambda: engine.release_images(begun_images(self._prefilling)),
+            )
+        )
         # Kept for a moment: requests that wait
         self._waiting: list[Request] = []  # oldest first
         self._prefilling: list[Request] = []  # oldest first
@@ -248,8 +255,6 @@ class Scheduler:
                 return
             depth = max(request.prompt_tokens, self._prompt_depth)
             has_room, cost = self._admission.makes_room(request, running, depth)
-            if not has_room and self._engine.release_images(begun_images(self._prefilling)):
-                continue
             if self.running and not has_room:
                 self._places = self.running
                 return
@@ -303,8 +308,6 @@ class Scheduler:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
         memory, depth = self._config.memory, self._prompt_depth
         while not memory.makes_room(self._kv_manager, 0, depth) and self._decoding:
-            if self._engine.release_images(begun_images(self._prefilling)):
-                continue
             request = next(reversed(self._decoding.values()))
             log.warning("memory is full: request=%s ends early", request.request_id)
             self.counts["memory_ends"] += 1

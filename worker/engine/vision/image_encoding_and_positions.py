@@ -120,15 +120,16 @@ class ImageEncoder:
             if self.nbytes > self._bytes_max and other not in spared:
                 self.nbytes -= self._encoded.pop(other).nbytes
 
-    def release(self, spared: Container[ImageName] = ()) -> bool:
-        """Give up all rows but those of the names `spared`; say whether there were any."""
-        released = [name for name in self._encoded if name not in spared]
-        for name in released:
+    def bytes_beside(self, spared: Container[ImageName]) -> int:
+        """Return the bytes of all rows but those of the names `spared`."""
+        return sum(rows.nbytes for name, rows in self._encoded.items() if name not in spared)
+
+    def release(self, spared: Container[ImageName] = ()) -> None:
+        """Give up all rows but those of the names `spared`."""
+        for name in [name for name in self._encoded if name not in spared]:
             self.nbytes -= self._encoded.pop(name).nbytes
         assert self.nbytes >= 0 and (self._encoded or self.nbytes == 0), self.nbytes
-        if released:  # a request that waits for memory asks at every step
-            mx.clear_cache()
-        return bool(released)
+        mx.clear_cache()
 
     def shift(self, runs: Sequence[ImageRun], position: int) -> int:
         """Return what a text token's position is beyond `position`, the number of those before.

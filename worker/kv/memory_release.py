@@ -1,0 +1,196 @@
+"""Frees memory of kept KV, of encoded images and of idle live slots: the one way out of it.
+
+Who asks says how many bytes and for what reason; the reason says what may go. What goes first is
+one ranking for all (`Evictor.free`), which docs/cache.md has on a page.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import mlx.core as mx
+
+from hearth.worker.cache.eviction import FREE, LIVE, SLACK, Candidate, Evictor, Gone, Rank
+from hearth.worker.cache.extent_store import Extent
+from hearth.worker.cache.pinned_prompts import Pin
+from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.kv.live_slot import LiveSlot
+
+
+class Reason(Enum):
+    """Why memory is freed, beside room for what is to be kept (`Evictor.make_room`)."""
+
+    MEMORY = "memory"  # a prompt or an answer has to fit, or the system wants it back
+    SLOTS = "slots"  # slots are too many or too old; what they hold is kept where there is room
+    AGE = "age"  # nothing has used it for the time to live
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """What is kept of encoded images; who needs one again has it encoded again."""
+
+    nbytes: Callable[[], int] = lambda: 0  # that may go now
+    release: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """What a prompt goes on from, which does not go for it."""
+
+    pin: Pin = Pin("", (), (), ())
+    slot: int | None = None
+
+    @classmethod
+    def of(cls, plan: ResumePlan, window: int) -> "Spared":
+        """Return what a plan needs: of states the last, of windows those that it looks back to."""
+        path = plan.path
+        back_to = path[-1].end.position - window if path else 0
+        near = tuple(e for e in path if e.window is not None and e.end.position > back_to)
+        last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
+        return cls(Pin("", path, near, last), plan.slot)
+
+
+NOTHING = Spared()
+
+
+class MemoryRelease:
+    """Frees memory. Owner: the inference thread.
+
+    Invariant: nothing goes that is pinned or spared, nor what a running request stands on; what
+    only a slot has of a spared path is copied out before the slot goes.
+    """
+
+    def __init__(
+        self,
+        evictor: Evictor,
+        slots: dict[int, LiveSlot],
+        slot_bytes: Callable[[LiveSlot], int],
+        give_up: Callable[[LiveSlot, Collection[Extent] | None], None],
+    ) -> None:
+        """`give_up` empties a slot, and keeps what only it holds: of some runs, None = of all."""
+        self.evictor = evictor
+        self.slot_bytes = slot_bytes
+        self.give_up = give_up
+        self.images = EncodedImages()
+        self.freed: Counter[str] = Counter()  # bytes, by reason
+        self._slots = slots
+
+    def idle(self, spared: Spared = NOTHING) -> list[LiveSlot]:
+        """Return the slots that no request uses, but for the spared one: the least needed first."""
+        idle = (s for s in self._slots.values() if not s.is_busy and s.number != spared.slot)
+        return sorted(idle, key=_need)
+
+    def free(
+        self,
+        reason: Reason,
+        nbytes: float = math.inf,
+        *,
+        spared: Spared = NOTHING,
+        slots: Sequence[LiveSlot] | None = None,
+        expired: Collection[Extent] = (),
+    ) -> int:
+        """Free `nbytes` or, for want of those, all that may go for this reason; return how many.
+
+        Of the idle slots only `slots` go, None = any. For its age only what is `expired` goes.
+        """
+        evictor, budget = self.evictor, self.evictor.store.budget
+        slack = budget.bytes_used * SLACK if reason is Reason.MEMORY else 0.0
+        idle = self.idle(spared) if slots is None else slots
+        spared.pin.mark(1)
+        candidates: list[Candidate] = [
+            _Slot(self, slot, reason, spared.pin.path, expired) for slot in idle
+        ]
+        if reason is Reason.MEMORY:
+            candidates += [*evictor.kept_parts(), _Images(self.images)]
+        elif reason is Reason.AGE:
+            candidates += evictor.leaves(expired)
+
+        def is_enough(following: Rank, freed: int) -> bool:
+            """Kept KV gives a little more, so that it is not ranked anew for each need."""
+            return freed >= nbytes + (slack if following < (LIVE,) else 0)
+
+        freed = evictor.free(
+            candidates,
+            is_enough,
+            time.monotonic(),
+            among=expired if reason is Reason.AGE else None,
+            kind="expired" if reason is Reason.AGE else "",
+        )
+        spared.pin.mark(-1)
+        self.freed[reason.value] += freed
+        mx.clear_cache()
+        return freed
+
+    def is_there(self, slot: LiveSlot) -> bool:
+        return self._slots.get(slot.number) is slot and not slot.is_busy
+
+
+def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
+    """Rank a slot by last use: a copy brings it back, so that it matters who comes next.
+
+    That is an agent amid its turns, not the one that waits for it, however much likelier the latter
+    comes at all. A title or a topic check comes once.
+    """
+    is_side = slot.line is not None and slot.line.is_side
+    return (not slot.is_spare, not is_side, slot.used_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """An idle live cache, with the rows that only it has."""
+
+    KIND: ClassVar = "slot"
+    memory: MemoryRelease
+    slot: LiveSlot
+    reason: Reason
+    path: Sequence[Extent]
+    expired: Collection[Extent]
+
+    @property
+    def run(self) -> Extent | None:
+        return self.slot.joint.arrival
+
+    def is_there(self) -> bool:
+        return self.memory.is_there(self.slot)
+
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        return (LIVE, *_need(self.slot))
+
+    def evict(self, evictor: Evictor) -> Gone:
+        memory, slot, budget = self.memory, self.slot, evictor.store.budget
+        live = memory.slot_bytes(slot)
+        if self.reason is Reason.SLOTS:
+            memory.give_up(slot, None)
+            return Gone(live, is_loss=False)
+        held = live + budget.bytes_used
+        count = len(evictor.store)
+        for extent in self.expired:
+            if extent.holders == {slot.number}:
+                evictor.store.remove(extent)
+        memory.give_up(slot, self.path if self.reason is Reason.MEMORY else None)
+        count -= len(evictor.store)
+        return Gone(max(0, held - budget.bytes_used), parts=count if self.expired else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """All encoded images that no prompt is amid."""
+
+    KIND: ClassVar = "images"
+    images: EncodedImages
+    run: None = None
+
+    def is_there(self) -> bool:
+        return self.images.nbytes() > 0
+
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        return FREE, 1.0
+
+    def evict(self, evictor: Evictor) -> Gone:
+        nbytes = self.images.nbytes()
+        self.images.release()
+        return Gone(nbytes)
