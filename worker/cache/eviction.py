@@ -9,11 +9,10 @@ import heapq
 import itertools
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
@@ -65,7 +64,10 @@ class Gone:
 class Candidate(Protocol):
     """A part of what is held that may go now."""
 
-    KIND: ClassVar[str]  # its name in reports of evictions
+    @property
+    def kind(self) -> str:
+        """Its name in reports of evictions."""
+        ...
 
     @property
     def run(self) -> Extent | None:
@@ -119,16 +121,18 @@ class Evictor:
             return True
         room = nbytes + min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
 
-        def has_room(_rank: Rank, _freed: int) -> bool:
-            return budget.missing(room, buffers) == (0, 0)
-
-        self.free(self.kept_parts(), has_room, now, (KEPT, worth))
+        self.free(
+            self.kept_parts(),
+            lambda _: budget.missing(room, buffers) == (0, 0),
+            now,
+            (KEPT, worth),
+        )
         return budget.missing(nbytes, buffers) == (0, 0)
 
     def free(
         self,
         candidates: Iterable[Candidate],
-        is_enough: Callable[[Rank, int], bool],
+        is_enough: Callable[[int], bool],
         now: float,
         rank_max: Rank = (math.inf,),
         among: Container[Extent] | None = None,
@@ -136,14 +140,13 @@ class Evictor:
     ) -> int:
         """Have candidates go, the least first, until it is enough; return the bytes that went.
 
-        `is_enough` is asked with the rank of the next one, and with the bytes that went. Nothing
-        above `rank_max` goes, nor runs that are not `among` some. What goes is counted as `kind`,
-        else as what it is.
+        `is_enough` is asked with the bytes that went. Nothing above `rank_max` goes, nor a run that
+        is not `among` some. What goes is counted as `kind`, else as what it is.
         """
         order, freed = itertools.count(), 0  # equals go in the order in which they came
         heap = [(each.rank(self, now), next(order), each) for each in candidates]
         heapq.heapify(heap)
-        while heap and not is_enough(heap[0][0], freed):
+        while heap and not is_enough(freed):
             last_rank, _, candidate = heapq.heappop(heap)
             if not candidate.is_there():
                 continue
@@ -156,13 +159,13 @@ class Evictor:
             run = candidate.run
             root = None if run is None else _root(run)  # nobody knows it once it is gone
             gone = candidate.evict(self)
-            assert gone.nbytes >= 0, (candidate.KIND, gone)
+            assert gone.nbytes >= 0, (candidate.kind, gone)
             for exposed in gone.exposed:
                 if among is None or exposed.run in among:
                     heapq.heappush(heap, (exposed.rank(self, now), next(order), exposed))
             freed += gone.nbytes
             if gone.is_loss:
-                self._note(kind or candidate.KIND, run, root, gone)
+                self._note(kind or candidate.kind, run, root, gone)
         return freed
 
     def _note(self, kind: str, run: Extent | None, root: Joint | None, gone: Gone) -> None:
@@ -232,6 +235,17 @@ class Evictor:
             likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
 
+    def kept_without(self, joint: Joint, slot: int) -> int:
+        """Return up to where a prompt that has all before `joint` is resumed without a slot."""
+        while (run := joint.arrival) is not None:
+            has_rows = (
+                run.body is not None or run.holders != {slot} or not self.store.layout.has_rows
+            )
+            if has_rows and self._is_resumable(joint):
+                break
+            joint = run.start
+        return joint.position
+
     def _saved_tokens(self, joint: Joint) -> int:
         """Return how many tokens further back the next place to resume at is."""
         assert joint.arrival is not None, "nothing is kept at the root"
@@ -259,126 +273,80 @@ class Evictor:
 
     def leaves(self, among: Iterable[Extent]) -> "list[Candidate]":
         """Return the runs that may go now as a whole, with what is at their ends."""
-        return [_Leaf(extent) for extent in among if _is_leaf(extent)]
+        return [_KeptPart("extent", extent) for extent in among if _is_leaf(extent)]
 
-    def kept_parts(self) -> "Iterator[Candidate]":
-        """Yield what of the store may go now."""
-        for extent in self.store.extents:
-            if extent.body is not None and extent.holders and not extent.pinned:
-                yield _Copy(extent)
-            if extent.window is not None and not extent.window_pinned:
-                yield _Window(extent)
-            if _is_leaf(extent) and extent.nbytes:
-                yield _Leaf(extent)
-        for extent in self.store.extents:
-            if extent.end.snapshot is not None and not extent.end.snapshot_pinned:
-                yield _Snapshot(extent)
+    def kept_parts(self) -> "list[Candidate]":
+        """Return what of the store may go now."""
+        runs, found = list(self.store.extents), list[Candidate]()
+        for run in runs:
+            if run.body is not None and run.holders and not run.pinned:
+                found.append(_KeptPart("copy", run))
+            if run.window is not None and not run.window_pinned:
+                found.append(_KeptPart("window", run))
+            if _is_leaf(run) and run.nbytes:
+                found.append(_KeptPart("extent", run))
+        ends = [run for run in runs if run.end.snapshot is not None and not run.end.snapshot_pinned]
+        return [*found, *(_KeptPart("snapshot", run) for run in ends)]
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptPart(ABC):
-    """A part of an extent's kept KV."""
+class _KeptPart:
+    """A part of an extent's kept KV.
 
-    KIND: ClassVar[str]
-    extent: Extent
+    A "copy" is of rows that a slot holds too, and costs nothing to give up; a "window" its window
+    rows; a "snapshot" what is at its end; the "extent" all of it, where nothing hangs from it.
+    """
 
-    @property
-    def run(self) -> Extent:
-        return self.extent
+    kind: str
+    run: Extent
 
-    @abstractmethod
-    def is_there(self) -> bool: ...
+    def is_there(self) -> bool:
+        run = self.run
+        match self.kind:
+            case "copy":
+                return run.body is not None and bool(run.holders)
+            case "window":
+                return run.window is not None
+            case "snapshot":
+                return run.end.snapshot is not None
+        return _is_leaf(run)
 
-    @abstractmethod
-    def rank(self, evictor: Evictor, now: float) -> Rank: ...
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        run, snapshot = self.run, self.run.end.snapshot
+        state_bytes = snapshot.nbytes if snapshot is not None else 0
+        match self.kind:
+            case "copy":
+                return FREE, 0.0
+            case "window":
+                assert run.window is not None
+                return KEPT, evictor.window_worth(run, run.window.nbytes, now)
+            case "snapshot":
+                return KEPT, evictor.resume_worth(run.end, state_bytes, now)
+        return KEPT, evictor.leaf_worth(run, run.nbytes + state_bytes, now)
 
     def evict(self, evictor: Evictor) -> Gone:
-        evictor.before_eviction(self.extent)
-        store = evictor.store
-        held = store.budget.bytes_used
-        exposed = self._go(store)
-        tokens = len(self.extent.tokens) if self.KIND == _Leaf.KIND else 0
-        return Gone(held - store.budget.bytes_used, tokens, exposed)
-
-    @abstractmethod
-    def _go(self, store: ExtentStore) -> "list[_Leaf]":
-        """Free it; return the extents that have become leaves."""
-
-
-class _Copy(_KeptPart):
-    """A slot holds the same rows: their copy costs nothing to give up."""
-
-    KIND: ClassVar = "copy"
-
-    def is_there(self) -> bool:
-        return self.extent.body is not None and bool(self.extent.holders)
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        return FREE, 0.0
-
-    def _go(self, store: ExtentStore) -> "list[_Leaf]":
-        store.set_body(self.extent, None)
-        return []
-
-
-class _Window(_KeptPart):
-    """The window rows of an extent."""
-
-    KIND: ClassVar = "window"
-
-    def is_there(self) -> bool:
-        return self.extent.window is not None
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        assert self.extent.window is not None
-        return KEPT, evictor.window_worth(self.extent, self.extent.window.nbytes, now)
-
-    def _go(self, store: ExtentStore) -> "list[_Leaf]":
-        store.set_window(self.extent, None, self.extent.end.position)
-        store.prune(self.extent.end)
-        return []
-
-
-class _Snapshot(_KeptPart):
-    """The snapshot at an extent's end."""
-
-    KIND: ClassVar = "snapshot"
-
-    def is_there(self) -> bool:
-        return self.extent.end.snapshot is not None
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        snapshot = self.extent.end.snapshot
-        assert snapshot is not None
-        return KEPT, evictor.resume_worth(self.extent.end, snapshot.nbytes, now)
-
-    def _go(self, store: ExtentStore) -> "list[_Leaf]":
-        store.set_snapshot(self.extent.end, None)
-        store.prune(self.extent.end)
-        return []
-
-
-class _Leaf(_KeptPart):
-    """An extent that nothing hangs from, with the snapshot at its end."""
-
-    KIND: ClassVar = "extent"
-
-    def is_there(self) -> bool:
-        return _is_leaf(self.extent) and self.extent.nbytes > 0
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        snapshot = self.extent.end.snapshot
-        nbytes = self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
-        return KEPT, evictor.leaf_worth(self.extent, nbytes, now)
-
-    def _go(self, store: ExtentStore) -> "list[_Leaf]":
-        start = self.extent.start
-        store.remove(self.extent)
-        store.prune(start)
-        exposed = start.arrival
-        if exposed is None or not _is_leaf(exposed) or not exposed.nbytes:
-            return []
-        return [_Leaf(exposed)]
+        store, run = evictor.store, self.run
+        evictor.before_eviction(run)
+        held, start = store.budget.bytes_used, run.start
+        match self.kind:
+            case "copy":
+                store.set_body(run, None)
+            case "window":
+                store.set_window(run, None, run.end.position)
+                store.prune(run.end)
+            case "snapshot":
+                store.set_snapshot(run.end, None)
+                store.prune(run.end)
+            case _:
+                store.remove(run)
+                store.prune(start)
+        freed = held - store.budget.bytes_used
+        if self.kind != "extent":
+            return Gone(freed)
+        before = start.arrival
+        is_exposed = before is not None and _is_leaf(before) and before.nbytes
+        exposed = [_KeptPart("extent", before)] if before is not None and is_exposed else []
+        return Gone(freed, len(run.tokens), exposed)
 
 
 def _is_leaf(extent: Extent) -> bool:

@@ -6,15 +6,13 @@ one ranking for all (`Evictor.free`), which docs/cache.md has on a page.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 import mlx.core as mx
 
-from hearth.worker.cache.eviction import FREE, LIVE, SLACK, Candidate, Evictor, Gone, Rank
+from hearth.worker.cache.eviction import FREE, KEPT, LIVE, SLACK, Candidate, Evictor, Gone, Rank
 from hearth.worker.cache.extent_store import Extent
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.resume_planner import ResumePlan
@@ -76,7 +74,6 @@ class MemoryRelease:
         self.slot_bytes = slot_bytes
         self.give_up = give_up
         self.images = EncodedImages()
-        self.freed: Counter[str] = Counter()  # bytes, by reason
         self._slots = slots
 
     def idle(self, spared: Spared = NOTHING) -> list[LiveSlot]:
@@ -98,7 +95,8 @@ class MemoryRelease:
         Of the idle slots only `slots` go, None = any. For its age only what is `expired` goes.
         """
         evictor, budget = self.evictor, self.evictor.store.budget
-        slack = budget.bytes_used * SLACK if reason is Reason.MEMORY else 0.0
+        if reason is Reason.MEMORY:  # a little more, so that not all is ranked anew for each need
+            nbytes += budget.bytes_used * SLACK
         idle = self.idle(spared) if slots is None else slots
         spared.pin.mark(1)
         candidates: list[Candidate] = [
@@ -109,19 +107,14 @@ class MemoryRelease:
         elif reason is Reason.AGE:
             candidates += evictor.leaves(expired)
 
-        def is_enough(following: Rank, freed: int) -> bool:
-            """Kept KV gives a little more, so that it is not ranked anew for each need."""
-            return freed >= nbytes + (slack if following < (LIVE,) else 0)
-
         freed = evictor.free(
             candidates,
-            is_enough,
+            lambda freed: freed >= nbytes,
             time.monotonic(),
             among=expired if reason is Reason.AGE else None,
             kind="expired" if reason is Reason.AGE else "",
         )
         spared.pin.mark(-1)
-        self.freed[reason.value] += freed
         mx.clear_cache()
         return freed
 
@@ -143,12 +136,12 @@ def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
 class _Slot:
     """An idle live cache, with the rows that only it has."""
 
-    KIND: ClassVar = "slot"
     memory: MemoryRelease
     slot: LiveSlot
     reason: Reason
     path: Sequence[Extent]
     expired: Collection[Extent]
+    kind: str = "slot"
 
     @property
     def run(self) -> Extent | None:
@@ -158,7 +151,12 @@ class _Slot:
         return self.memory.is_there(self.slot)
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
-        return (LIVE, *_need(self.slot))
+        if self.reason is not Reason.MEMORY:
+            return (LIVE, *_need(self.slot))
+        slot, line = self.slot, self.slot.line
+        tokens = slot.position - evictor.kept_without(slot.joint, slot.number)
+        nbytes = self.memory.slot_bytes(slot)
+        return KEPT, evictor.worth_of(line, 1.0, tokens, nbytes, now) if line is not None else 0.0
 
     def evict(self, evictor: Evictor) -> Gone:
         memory, slot, budget = self.memory, self.slot, evictor.store.budget
@@ -180,9 +178,9 @@ class _Slot:
 class _Images:
     """All encoded images that no prompt is amid."""
 
-    KIND: ClassVar = "images"
     images: EncodedImages
     run: None = None
+    kind: str = "images"
 
     def is_there(self) -> bool:
         return self.images.nbytes() > 0
