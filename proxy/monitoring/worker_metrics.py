@@ -16,7 +16,7 @@ WorkerRow = Mapping[str, Any]  # what /health or /v1/cache tells of one worker
 FigurePath = tuple[str, ...]  # where a figure stands in a worker's report
 
 _HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
-_EVICTED: Final = ("copy", "window", "snapshot", "extent", "expired")
+_EVICTED: Final = ("copy", "images", "window", "snapshot", "extent", "slot", "expired")
 
 # (name, where, what it is), of /health's rows
 _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
