@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hearth.shared.message_links import START
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import Tokens
 
@@ -26,21 +27,7 @@ SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
 NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
 
-START = b""
 UID_BYTES = 8
-
-
-def chains(names: Sequence[MessageName]) -> list[bytes]:
-    """Return for each message the digest of all canonical messages before it, then of them all.
-
-    A message whose canonical form is nothing leaves the chain as it is.
-    """
-    chain, found = START, [START]
-    for name in names:
-        if name.canonical:
-            chain = hashlib.blake2b(chain + name.canonical, digest_size=16).digest()
-        found.append(chain)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +38,22 @@ class PromptShape:
     roles: tuple[str, ...]
     tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
     options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
-    chain: bytes
     said: frozenset[bytes]  # the exact digest of each message, in no order
+
+    @property
+    def chain(self) -> bytes:
+        """The link of all its messages."""
+        return self.names[-1].link if self.names else START
+
+    @property
+    def links(self) -> list[bytes]:
+        """The link before each message, then that of them all."""
+        return [START, *(name.link for name in self.names)]
 
     def shared_names(self, other: "PromptShape") -> int:
         """Return how many messages both begin with, canonically the same."""
         pairs = zip(self.names, other.names, strict=False)
-        same = itertools.takewhile(lambda pair: pair[0].canonical == pair[1].canonical, pairs)
-        return sum(1 for _ in same)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0].link == pair[1].link, pairs))
 
     @property
     def is_side(self) -> bool:
@@ -224,7 +219,7 @@ class LinePosition:
     shape: PromptShape
     line: Line | None  # extended
     relative: Line | None  # not extended, but made of the same messages
-    links: Sequence[bytes]  # `chains` of its messages
+    links: Sequence[bytes]  # of its shape
     before: EarlierLine | None
 
     @property
@@ -442,7 +437,7 @@ def first_user(shape: PromptShape) -> int:
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
 
 
-def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
+def shape_of(prompt: Prompt) -> PromptShape:
     """Return the shape of `prompt`, whose messages are all named."""
     assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
     options = prompt.thinking.options | prompt.template_kwargs
@@ -451,7 +446,6 @@ def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
         roles=tuple(message["role"] for message in prompt.messages),
         tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
         options=tuple(sorted(map(_option, options.items()))),
-        chain=links[-1],
         said=frozenset(name.exact for name in prompt.names),
     )
 

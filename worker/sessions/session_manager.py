@@ -22,7 +22,6 @@ from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
     Session,
-    chains,
     shape_of,
 )
 from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
@@ -116,11 +115,10 @@ class SessionManager:
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
         speaker = replace(prompt.speaker, key=self.archive.owner(prompt.speaker.key))
-        links = chains(prompt.names)
-        shape = shape_of(prompt, links)
+        shape = shape_of(prompt)
         with self._lock:
             known = self.lines.snapshot(self.lines.session(speaker, time.monotonic()))
-        place = position_in(known, shape, links)
+        place = position_in(known, shape)
         visit = SessionVisit(prompt, speaker.key, place, list(prompt.messages), [], {})
         visit.rules = sorted({rule for name in prompt.names for rule in name.rules})
         visit.is_side = place.is_side and known.has_main

@@ -6,6 +6,7 @@ import itertools
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines
@@ -13,7 +14,6 @@ from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
     LinePosition,
-    chains,
     shape_of,
 )
 from hearth.worker.sessions.find_line import position_in
@@ -42,10 +42,10 @@ def canonical(said: Said) -> Said:
 
 
 def prompt_of(said: Said, speaker: Speaker) -> Prompt:
-    names = [
+    names = linked(
         MessageName(b"" if text == BLANK else digest(text.removesuffix("~")), digest(text))
         for text in said
-    ]
+    )
     messages = [{"role": ROLES[text[0]], "content": text} for text in said]
     return Prompt(messages, speaker=speaker, names=names)
 
@@ -120,10 +120,9 @@ class Lines(RuleBasedStateMachine):
     def arrive(self, said: Said, speaker: Speaker) -> None:
         before = self.stood()
         prompt = prompt_of(said, speaker)
-        links = chains(prompt.names)
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = position_in(self.lines.snapshot(session), shape_of(prompt, links), links)
+        place = position_in(self.lines.snapshot(session), shape_of(prompt))
         self.running.append((said, place))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)
