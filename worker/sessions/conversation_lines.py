@@ -77,6 +77,7 @@ class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
     `number` is for people, and unique in one worker at a time; `uid` is the line's for ever.
+    `conversation` is the number of the line that began it, and that cached KV is reported under.
     `past` has the chain of each of its requests, with how many messages and tokens it was then.
     Owner: the ConversationLines that hold it.
     """
@@ -97,6 +98,7 @@ class Line:
     adapter: str = ""  # that the model had for the last request
     about: LineFacts = LineFacts()
     title: str = field(default="", repr=False)  # its first question's words; in memory only
+    conversation: int = 0  # set once
 
 
 @dataclass(eq=False, slots=True)
@@ -184,7 +186,7 @@ class LineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """A session's lines as they were at one moment, in the order of their numbers. Immutable.
+    """A session's lines as they were at one moment, the latest opened last. Immutable.
 
     Whoever has it needs no lock to search it, however long that takes.
     """
@@ -209,6 +211,7 @@ class EarlierLine:
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
     adapter: str = ""
+    conversation: int = 0  # its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +312,7 @@ class ConversationLines:
             if any(line.number == other.number for other in self._lines):
                 line.number = self._number_max + 1
             self._number_max = max(self._number_max, line.number)
+            line.conversation = line.number
             line.used_at = used_at
             self._tokens += len(line.tokens)
             self._add(line, session)
@@ -324,7 +328,12 @@ class ConversationLines:
         """Return the session that a remembered line belongs to."""
         return self._lines[line]
 
-    def advance(self, place: LinePosition, now: float) -> Line:
+    def new_number(self) -> int:
+        """Return the number of another conversation, or line."""
+        self._number_max += 1
+        return self._number_max
+
+    def advance(self, place: LinePosition, now: float, conversation: int) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
 
         Its own only where that is still remembered and extended: of two requests on one line that
@@ -336,7 +345,7 @@ class ConversationLines:
             if line.shape.chain in place.links:
                 self._lines.move_to_end(line)
                 return line
-        return self._open(place, session, now)
+        return self._open(place, session, now, conversation)
 
     def _used(self, session: Session, now: float) -> Session:
         """Return the session that its speaker has now: it may be forgotten while a request runs."""
@@ -346,11 +355,12 @@ class ConversationLines:
         session.used_at = now
         return session
 
-    def _open(self, place: LinePosition, session: Session, now: float) -> Line:
+    def _open(self, place: LinePosition, session: Session, now: float, conversation: int) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        self._number_max += 1
-        line = Line(self._number_max, now, parent)
+        is_another = known is None or known.conversation != conversation
+        number = conversation if is_another else self.new_number()
+        line = Line(number, now, parent, conversation=conversation)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
         self._add(line, session)

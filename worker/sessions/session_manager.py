@@ -128,8 +128,13 @@ class SessionManager:
         self._find_turns(visit)
         return visit
 
+    def new_number(self) -> int:
+        """Return the number of a conversation that no session has: a raw prompt's."""
+        with self._lock:
+            return self.lines.new_number()
+
     def _note_session(self, visit: SessionVisit) -> None:
-        """Note the request's kind, and which tools its session loaded before and loads now."""
+        """Note the conversation, its kind, and the tools that its session loaded and loads now."""
         place = visit.place
         session, opening = place.session, place.opening
         loads = _loads(visit.prompt) if session.is_named else []
@@ -137,6 +142,8 @@ class SessionManager:
             session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
             session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
+            extended = place.line
+            visit.conversation = extended.conversation if extended else self.lines.new_number()
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
 
     def _find_turns(self, visit: SessionVisit) -> None:
@@ -245,7 +252,7 @@ class SessionManager:
     def _write(self, visit: SessionVisit, tokens: Tokens, row: dict[str, Any], now: float) -> None:
         """Write what the request left to its line, and the archive. The lock is held."""
         assert self._lock.locked()
-        line = self.lines.advance(visit.place, now)
+        line = self.lines.advance(visit.place, now, visit.conversation)
         was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
         if visit.place.line is not line and visit.place.before is not None:
             line.branch_token = visit.shared

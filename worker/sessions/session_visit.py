@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
@@ -16,6 +16,10 @@ from hearth.worker.sessions.turn_store import Turn
 # An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
 # of it), or as the template has it, though its tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
+
+REWRITTEN_MAX: Final = (
+    1_024  # tokens at a conversation's end that its next prompt may have otherwise
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +37,7 @@ class SessionVisit:
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
+    conversation: int = 0  # its number: that of a line, or a new one
     is_side: bool = False
     kind: str = "main"  # of what it is to its session: main, agent or side
     rules: list[str] = field(default_factory=list)  # by which its messages are canonical
@@ -66,6 +71,19 @@ class SessionVisit:
         for at, turn in enumerate(self.turns):
             if turn is not None and at not in kept:
                 self.states[at] = DROPPED
+
+    def confirm_conversation(self, system_end: int) -> None:
+        """Go on with the conversation of the line that it branches from where it rewrote the end.
+
+        It then shares more tokens with that line's last prompt than it has otherwise, system and
+        tools, which end at `system_end`, left out: all that a client asks begins with these.
+        """
+        before = self.place.before
+        if before is None or self.place.line is not None:
+            return
+        left_out = before.prompt_tokens - self.shared
+        if left_out <= min(REWRITTEN_MAX, self.shared - system_end):
+            self.conversation = before.conversation
 
     def count(self, state: str) -> int:
         return sum(each == state for each in self.states.values())

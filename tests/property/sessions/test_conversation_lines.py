@@ -60,7 +60,7 @@ class Lines(RuleBasedStateMachine):
             SESSIONS_MAX,
         )  # teardown undoes it
         self.now = 0.0
-        self.running: list[tuple[Said, LinePosition]] = []
+        self.running: list[tuple[Said, LinePosition, int]] = []  # and its conversation
         self.held: dict[Line, Said] = {}  # what each line stands for, forgotten ones too
         self.owner: dict[Line, Speaker] = {}
         self.order: list[Line] = []  # least recently written first
@@ -98,8 +98,7 @@ class Lines(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(1, 30))
     def one_ends(self, data: st.DataObject, tokens: int) -> None:
         at = data.draw(st.integers(0, len(self.running) - 1))
-        said, place = self.running.pop(at)
-        self.end(said, place, tokens)
+        self.end(*self.running.pop(at), tokens)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -123,7 +122,10 @@ class Lines(RuleBasedStateMachine):
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
         place = position_in(self.lines.snapshot(session), shape_of(prompt))
-        self.running.append((said, place))
+        # Every other branch is of its line's conversation, with another end.
+        known = place.line or (place.relative if len(said) % 2 else None)
+        number = known.conversation if known is not None else self.lines.new_number()
+        self.running.append((said, place, number))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)
 
@@ -152,10 +154,11 @@ class Lines(RuleBasedStateMachine):
         meaning = [at for at, text in enumerate(said) if text != BLANK]
         return meaning[len(held) - 1] >= first
 
-    def end(self, said: Said, place: LinePosition, tokens: int) -> None:
+    def end(self, said: Said, place: LinePosition, number: int, tokens: int) -> None:
         speaker, before = place.session.speaker, self.stood()
         may = place.line in self.order and self.is_extended_still(place.line, said)
-        line = self.lines.advance(place, self.now)
+        line = self.lines.advance(place, self.now, number)
+        assert line.conversation == number
         if may:
             assert line is place.line, "a line that is still extended advances"
         else:

@@ -57,7 +57,9 @@ class Desk:
         return position_in(self.lines.snapshot(session), shape_of(prompt))
 
     def end(self, place: LinePosition, tokens: int = 10) -> Line:
-        line = self.lines.advance(place, self.now)
+        extended = place.line
+        conversation = extended.conversation if extended else self.lines.new_number()
+        line = self.lines.advance(place, self.now, conversation)
         self.lines.write(line, place.shape, pack(range(tokens)), tokens - 1)
         return line
 
@@ -151,7 +153,7 @@ def test_without_an_id_a_branch_needs_the_same_beginning() -> None:
 
 def test_what_a_line_is_to_its_session() -> None:
     desk = Desk()
-    main = desk.lines.advance(desk.arrive(MAIN), 0.0)
+    main = desk.lines.advance(desk.arrive(MAIN), 0.0, desk.lines.new_number())
     desk.lines.write(main, desk.arrive(MAIN).shape, pack(range(90)), 80)
     sub, title = desk.ask(SUB), desk.ask(["s:make a title", "u:fix it"], tools=())
     branch = desk.ask([*SUB, "a:x", "u:y"])
