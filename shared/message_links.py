@@ -11,7 +11,6 @@ from typing import Final
 from hearth.shared.wire_messages import MessageName
 
 START: Final = b""  # before the first message
-LINK_BYTES: Final = 16
 
 
 def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageName]:
@@ -22,6 +21,6 @@ def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageNam
     found = []
     for name in names:
         if name.canonical:
-            link = hashlib.blake2b(link + name.canonical, digest_size=LINK_BYTES).digest()
+            link = hashlib.blake2b(link + name.canonical, digest_size=16).digest()
         found.append(MessageName(name.canonical, name.exact, name.rules, link))
     return found

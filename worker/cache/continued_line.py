@@ -27,10 +27,10 @@ def line_of(
     """
     asked, turns = query.conversation, 1 + sum(extent.end.is_prompt_end for extent in plan.path)
     if plan.path:
-        there = plan.path[-1].line
-        tip = _tip(store, there)
-        if not (tip is not None and _has(tip, plan)) and there.number != (asked.number or -1):
-            there = None
+        last = plan.path[-1].line
+        tip = _tip(store, last)
+        is_whole = tip is not None and _has(tip, plan)
+        there = last if is_whole or last.number == asked.number else None
     if there is not None and there.family != asked.family:
         there = None
     line = lines.of(asked, time.monotonic(), turns, there)

@@ -82,23 +82,23 @@ class LinePriorities:
         return iter(self._all)
 
     def find(self, asked: Conversation, there: LinePriority | None = None) -> LinePriority | None:
-        """Return the newest line of the conversation, or `there` where that is one or none is."""
-        if there is not None and there.number == asked.number:
-            return there
-        mine = (line for line in reversed(self._all) if line.number == asked.number != 0)
+        """Return a line of the conversation, `there` before the newest; `there` if it has none."""
+        known = (there, *reversed(self._all))
+        mine = (line for line in known if line and line.number == asked.number != 0)
         return next(mine, there)
 
     def of(
         self, asked: Conversation, now: float, turns: int, there: LinePriority | None = None
     ) -> LinePriority:
-        """Begin a turn of the line that `find` returns; open one where there is none, or it runs.
+        """Note that a request goes on with the line that `find` returns, and return it.
 
-        `turns` are those on the way to where it goes on.
+        One is opened where there is none, or where that runs. `turns` are those on the prompt's
+        path.
         """
         line = self.find(asked, there)
         if line is None or line.is_running:
             return self.open(now, turns, asked)
-        self.begin_turn(line, now, max(turns, line.turns + 1))
+        line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
         return line
 
     def open(self, now: float, turns: int, asked: Conversation = UNKNOWN) -> LinePriority:
@@ -130,11 +130,6 @@ class LinePriorities:
         )
         self._all.append(line)
         return line
-
-    def begin_turn(self, line: LinePriority, now: float, turns: int) -> None:
-        """Note that a request goes on with this line."""
-        assert not line.is_running, line.number
-        line.used_at, line.turns, line.is_running = now, max(turns, line.turns), True
 
     def end_turn(self, line: LinePriority, now: float) -> None:
         """Note that its request ended."""

@@ -184,10 +184,10 @@ class IdleWork:
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that idle work is for."""
-        there = plan.path[-1].line if plan.path else None
-        if plan.slot is not None:
-            there = self._slots[plan.slot].line or there
-        line = self._lines.find(query.conversation, there)
+        in_slot = self._slots[plan.slot].line if plan.slot is not None else None
+        line = self._lines.find(
+            query.conversation, in_slot or (plan.path[-1].line if plan.path else None)
+        )
         return line or self._lines.open(time.monotonic(), 1, query.conversation)
 
     # ------------------------------------------------------------ its end

@@ -129,12 +129,11 @@ class RequestBuilder:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
-        system_end, family = self._facts.cut_rule.system_end(built.keys), family_of(message.prompt)
-        if visit is None:
-            conversation = Conversation(self._prompts.sessions.new_number(), family)
-        else:
-            visit.confirm_conversation(system_end)
-            conversation = Conversation(visit.conversation, family, visit.is_side)
+        conversation = Conversation(
+            visit.conversation if visit is not None else self._prompts.sessions.new_number(),
+            family_of(message.prompt),
+            is_side=visit is not None and visit.is_side,
+        )
         query = PrefixQuery(
             built.keys,
             cuts,
@@ -142,7 +141,7 @@ class RequestBuilder:
             conversation,
             root,
             built.images,
-            system_end,
+            self._facts.cut_rule.system_end(built.keys),
             adapter=message.adapter,
         )
         return query, whole

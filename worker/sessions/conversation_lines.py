@@ -211,7 +211,6 @@ class EarlierLine:
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
     adapter: str = ""
-    conversation: int = 0  # its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +357,8 @@ class ConversationLines:
     def _open(self, place: LinePosition, session: Session, now: float, conversation: int) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        is_another = known is None or known.conversation != conversation
-        number = conversation if is_another else self.new_number()
+        is_same = known is not None and known.conversation == conversation
+        number = self.new_number() if is_same else conversation
         line = Line(number, now, parent, conversation=conversation)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)

@@ -9,6 +9,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -256,14 +257,8 @@ class RecordWriter:
 
 def _shared_names(one: PromptShape, other: PromptShape) -> int:
     """Return how many messages both begin with, exactly the same."""
-    count = 0
-    for ours, theirs, role, its in zip(
-        one.names, other.names, one.roles, other.roles, strict=False
-    ):
-        if ours != theirs or role != its:
-            break
-        count += 1
-    return count
+    rows = zip(one.names, other.names, one.roles, other.roles, strict=False)
+    return sum(1 for _ in takewhile(lambda row: row[0] == row[1] and row[2] == row[3], rows))
 
 
 def _turn_row(turn: Turn) -> list[Any]:
@@ -386,20 +381,17 @@ class RecordReader:
 def _grow(line: Line, row: ArchiveRow) -> None:
     """Bring `line` to where `row` has it."""
     was = line.shape if row["is_more"] else None
-    kept, names, roles = row["names_kept"], list[MessageName](), tuple(row["roles"])
-    if was is not None:
-        names, roles = list(was.names[:kept]), was.roles[:kept] + roles
-    names += linked(
-        (MessageName(*each) for each in row["names"]), names[-1].link if names else START
-    )
+    kept = was.names[: row["names_kept"]] if was is not None else ()
+    rows = (MessageName(*each) for each in row["names"])
+    names = (*kept, *linked(rows, kept[-1].link if kept else START))
     tokens = _tokens(row["tokens"])
     if row["tokens_kept"]:
         if line.tokens is None:
             raise ValueError("a record goes on with a line that is not there")
         tokens = np.concatenate([line.tokens[: row["tokens_kept"]], tokens])
     line.shape = PromptShape(
-        names=tuple(names),
-        roles=roles,
+        names=names,
+        roles=(*(was.roles if was is not None else ())[: len(kept)], *row["roles"]),
         tools=_pairs(row["tools"]) if was is None or row["tools"] is not None else was.tools,
         options=_pairs(row["options"])
         if was is None or row["options"] is not None

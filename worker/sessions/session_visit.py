@@ -61,29 +61,27 @@ class SessionVisit:
         before = self.place.before
         return before is not None and before.is_own and "assistant" in self.place.shape.roles
 
-    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
-        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+    def set_prompt(
+        self, tokens: Tokens, header: int, kept: frozenset[int], system_end: int = 0
+    ) -> None:
+        """Take the prompt's tokens, and which turns stand in it as they were sampled.
+
+        A branch that only rewrote the end goes on with its line's conversation. It shares more of
+        that line's last prompt than it leaves out, system and tools (up to `system_end`) not
+        counted: all that a client asks begins with these.
+        """
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
         assert 0 <= header <= len(tokens), (header, len(tokens))
         self.tokens, self.header = tokens, header
-        if self.place.before is not None:
-            self.shared = common_length(tokens, self.place.before.tokens)
+        if (before := self.place.before) is not None:
+            self.shared = common_length(tokens, before.tokens)
+            left_out = before.prompt_tokens - self.shared
+            is_rewritten = left_out <= min(REWRITTEN_MAX, self.shared - system_end)
+            if is_rewritten and (branched := self.place.relative) is not None:
+                self.conversation = branched.conversation
         for at, turn in enumerate(self.turns):
             if turn is not None and at not in kept:
                 self.states[at] = DROPPED
-
-    def confirm_conversation(self, system_end: int) -> None:
-        """Go on with the conversation of the line that it branches from where it rewrote the end.
-
-        It then shares more tokens with that line's last prompt than it has otherwise, system and
-        tools, which end at `system_end`, left out: all that a client asks begins with these.
-        """
-        before = self.place.before
-        if before is None or self.place.line is not None:
-            return
-        left_out = before.prompt_tokens - self.shared
-        if left_out <= min(REWRITTEN_MAX, self.shared - system_end):
-            self.conversation = before.conversation
 
     def count(self, state: str) -> int:
         return sum(each == state for each in self.states.values())

@@ -30,8 +30,7 @@ def visit(
     assert found is not None
     own = 1_000 + crc32(repr(said).encode()) % 1_000_000 * 1_000
     tokens = [*range(shared), *range(own, own + end)]
-    found.set_prompt(pack(tokens), len(tokens), frozenset())
-    found.confirm_conversation(system_end)
+    found.set_prompt(pack(tokens), len(tokens), frozenset(), system_end)
     return found
 
 
