@@ -18,7 +18,7 @@ import msgpack
 from hearth.shared.errors import WireError
 from hearth.shared.thinking import ThinkingFacts, ThinkingWish
 
-PROTOCOL_VERSION: Final = 18
+PROTOCOL_VERSION: Final = 19
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -79,6 +79,7 @@ class MessageName:
     canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
     exact: bytes  # digest of what the model is shown
     rules: list[str] = field(default_factory=list)  # that made the first of the second
+    link: bytes = b""  # of all canonical messages up to and with it (shared/message_links.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
-from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.request.conversation_names import session_digest
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
+SESSIONS_MAX: Final = 4_096
 ATTEMPTS_MAX: Final = 24  # of one request, over all groups, those that have nobody too
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
 _ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from

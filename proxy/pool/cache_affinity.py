@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Final
 
 from hearth.proxy.pool.worker_link import WorkerLink
@@ -10,29 +9,19 @@ from hearth.shared.wire_messages import Prompt
 
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # beyond that reading a prompt anew is sooner done than waiting
-DIGEST_BYTES: Final = 16
+
+Mark = tuple[str, str, str | bytes]  # an API key's digest, a model, a session or a link
 
 
-def marks_of(prompt: Prompt, model: str = "") -> list[bytes]:
+def marks_of(prompt: Prompt, model: str = "") -> list[Mark]:
     """Return what a worker can be found by that was sent `prompt` for `model`: weakest first.
 
-    First the session, then each prefix of the conversation, in the names of its messages; nothing
-    of one API key's is found by another's, nor of one model's.
+    First the session, then each prefix of the conversation, by its link; nothing of one API key's
+    is found by another's, nor of one model's.
     """
-    speaker, marks = prompt.speaker, []
-    whose = f"{speaker.key}\0{model}"
-    if speaker.session:
-        marks.append(_digest(b"session", f"{whose}\0{speaker.session}".encode()))
-    chain = _digest(b"key", whose.encode())
-    for name in prompt.names:
-        if name.canonical:  # a message that comes and goes leaves no link
-            chain = _digest(b"link", chain + name.canonical)
-            marks.append(chain)
-    return marks
-
-
-def _digest(kind: bytes, octets: bytes) -> bytes:
-    return blake2b(octets, digest_size=DIGEST_BYTES, person=kind).digest()
+    speaker = prompt.speaker
+    names: list[str | bytes] = [speaker.session, *(name.link for name in prompt.names)]
+    return [(speaker.key, model, name) for name in dict.fromkeys(names) if name]
 
 
 class CacheAffinity:
@@ -44,10 +33,10 @@ class CacheAffinity:
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
         """`load_gap_max`: requests that a worker may hold beyond the least loaded one's."""
         self._load_gap_max = load_gap_max
-        # Kept for one key: which worker has a conversation, by digests
-        self.worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
+        # Kept for one key: which worker has a conversation, by its session's name and digests
+        self.worker_ids: OrderedDict[Mark, int] = OrderedDict()
 
-    def choose(self, candidates: Iterable[WorkerLink], marks: list[bytes]) -> WorkerLink | None:
+    def choose(self, candidates: Iterable[WorkerLink], marks: list[Mark]) -> WorkerLink | None:
         """Return the candidate that was sent the strongest of `marks`; None where there is none.
 
         It is the least loaded one, the lowest id among equals, where none was sent any, and where
@@ -62,7 +51,7 @@ class CacheAffinity:
         assert found.load >= idle.load, (found.worker_id, found.load, idle.load)
         return found if found.load - idle.load <= self._load_gap_max else idle
 
-    def remember(self, marks: list[bytes], worker_id: int) -> None:
+    def remember(self, marks: list[Mark], worker_id: int) -> None:
         """Note that the worker was sent what `marks` stand for, unless another was before.
 
         A fork that is sent elsewhere because its parent's worker is busy takes nothing from there.

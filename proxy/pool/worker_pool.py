@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
+from hearth.proxy.pool.cache_affinity import CacheAffinity, Mark, marks_of
 from hearth.proxy.pool.waiting_requests import ModelRequest, WaitingRequests
 from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -203,7 +203,7 @@ class WorkerPool:
         return [link for link in taking if link.worker_id not in lost]
 
     async def _ready_link(
-        self, waiting: ModelRequest, marks: list[bytes], lost: set[int]
+        self, waiting: ModelRequest, marks: list[Mark], lost: set[int]
     ) -> WorkerLink:
         """Return the worker to ask, waiting for one as long as that makes sense.
 

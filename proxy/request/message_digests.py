@@ -1,7 +1,8 @@
 """Names messages by digests, so that a conversation is recognised although volatile fields change.
 
 A name has two digests: the exact one is of all that a template may show to the model, the
-canonical one of what the message means (`hearth.proxy.request.volatile_fields` has the rules).
+canonical one of what the message means (`hearth.proxy.request.volatile_fields` has the rules). Its
+link chains the canonical ones: nobody makes another digest of a conversation.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import orjson
 from hearth.proxy.request.content_pieces import MessageContent, merged, text_of
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName
 
 DIGEST_BYTES: Final = 16
@@ -24,7 +26,7 @@ SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, where CACHE_NOR
 class _KnownMessage:
     """A message that was named before."""
 
-    name: MessageName
+    name: MessageName  # without its link
     chars: int  # of the content's text
     delta_chars: int  # that its canonical form has fewer
 
@@ -33,7 +35,8 @@ class MessageDigester:
     """Names messages, and remembers the names of those it has seen. Any thread.
 
     What is remembered for one owner, "" being everybody, serves no other.
-    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone.
+    Invariant: at most REMEMBERED_MAX are remembered; but for its link, a name depends on the
+    message alone.
     """
 
     def __init__(self, is_on: bool, checks_size: bool) -> None:
@@ -51,8 +54,8 @@ class MessageDigester:
         rows = [self._named(message, owner) for message in messages]
         delta = sum(row.delta_chars for row in rows)
         if self._checks_size and delta > SHRINK_SHARE_MAX * sum(row.chars for row in rows):
-            return [MessageName(row.name.exact, row.name.exact) for row in rows], 0
-        return [row.name for row in rows], delta
+            return linked(MessageName(row.name.exact, row.name.exact) for row in rows), 0
+        return linked(row.name for row in rows), delta
 
     def _named(self, message: dict[str, Any], owner: str) -> _KnownMessage:
         exact = exact_digest(message)

@@ -1,24 +1,20 @@
 """Finds the session that a request belongs to, in its headers or its body, and digests its key.
 
-A conversation that no client names is known by its client and its first question.
-
 Nothing here is trusted: it groups conversations, and whoever forges it groups its own.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.proxy.request.client_name import CLAUDE_CODE_HEADER, client_of
-from hearth.shared.wire_messages import MessageName, Speaker
+from hearth.shared.wire_messages import Speaker
 
 VALUE_CHARS_MAX: Final = 256
 KEY_DIGITS: Final = 16
 USER_ID_CHARS_MAX: Final = 4_096  # of a metadata.user_id, which holds more than the session
-
-CONVERSATION_DIGITS: Final = 8  # of a conversation that no client names
 
 # A session's header, its agent's, and its parent's, of which the first that is there counts.
 _HEADERS: Final = (
@@ -58,22 +54,6 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) ->
     users = [_user_session(row.get("user_id")) for row in nested]
     told = [_name(place.get(field)) for field in _FIELDS for place in (body, *nested)]
     return Speaker(key, next(filter(None, users + told), ""), **names)
-
-
-def conversation_of(
-    speaker: Speaker, messages: Sequence[Mapping[str, Any]], names: Sequence[MessageName]
-) -> str:
-    """Return what a conversation without an id is told by: its client and its first question.
-
-    It is the same for each of its requests and after a restart. "" where the client names the
-    session, or nothing of the question is stable.
-    """
-    if speaker.session:
-        return ""
-    asked = (name for row, name in zip(messages, names, strict=False) if row["role"] == "user")
-    first = next((name.canonical for name in asked if name.canonical), b"")
-    digits = first.hex()[:CONVERSATION_DIGITS]
-    return f"{speaker.client or 'client'}-{digits}" if digits else ""
 
 
 def _user_session(user_id: Any) -> str:

@@ -16,6 +16,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
@@ -175,24 +176,28 @@ class Machine:
         images: Sequence[ImageRun] = (),
         root: PrefixHash | None = None,
         adapter: str = "",
+        conversation: Conversation | None = None,
         **how: Any,
     ) -> Answer:
         """Hand a prompt in, `how` being further fields; `run` or `step` computes it.
 
-        `root` is what its key's hashes begin with; None = the model's own.
+        `root` is what its key's hashes begin with; None = the model's own. Without a `conversation`
+        it has a number of its own, as a raw prompt has.
         """
+        lease = self.new_lease()
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
         root = root or self._root
         if adapter:
             root = adapter_root(root, self.engine.adapters.identities[adapter])
         request = Request(
-            lease=self.new_lease(),
+            lease=lease,
             ids=list(ids),
             query=PrefixQuery(
                 keys,
                 cuts,
                 prefix_hashes(root, keys, cuts),
+                conversation or Conversation(self._number),
                 root=root,
                 images=tuple(images),
                 system_end=self.rule.system_end(keys),

@@ -1,11 +1,11 @@
 """Ranks lines, which are conversations as the cache sees them, by how likely each goes on.
 
-A request that extends what a line last prefilled, or rewrites the end of it, continues that line;
-any other opens one.
+Which conversation a prompt is of the sessions say, by its number.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from hearth.worker.cache.block_hash import PrefixHash
 
@@ -16,6 +16,18 @@ SPONSOR_SILENT_S = 7200.0  # one that has not run for so long waits for nobody
 SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The conversation of a prompt, as the sessions know it. Immutable."""
+
+    number: int = 0  # as people are told of its first line; 0 = nobody asked the sessions
+    family: str = ""  # what all lines of one session have in common; "" where it is not known
+    is_side: bool = False  # a title, a topic check: not worth a conversation's place
+
+
+UNKNOWN: Final = Conversation()
+
+
 @dataclass(eq=False, slots=True)
 class LinePriority:
     """One line. `sponsor` is the line that was waiting when this one was opened.
@@ -23,7 +35,7 @@ class LinePriority:
     Invariant: a sponsor has no sponsor. Owner: the inference thread.
     """
 
-    number: int
+    number: int  # its conversation's
     opened_at: float
     used_at: float
     turns: int = 1  # prompts on its path, those of the line that it branched from included
@@ -59,17 +71,37 @@ class LinePriority:
 class LinePriorities:
     """All lines: opens them, and notes when a request of theirs begins and ends.
 
-    Invariant: no two lines have the same number. Owner: the inference thread.
+    A conversation has one, and another for each request that came while the others ran.
+    Owner: the inference thread.
     """
 
     def __init__(self) -> None:
         self._all: list[LinePriority] = []
-        self._number = 0
 
     def __iter__(self) -> Iterator[LinePriority]:
         return iter(self._all)
 
-    def open(self, now: float, turns: int, family: str = "", is_side: bool = False) -> LinePriority:
+    def find(self, asked: Conversation, there: LinePriority | None = None) -> LinePriority | None:
+        """Return a line of the conversation, `there` before the newest; `there` if it has none."""
+        known = (there, *reversed(self._all))
+        mine = (line for line in known if line and line.number == asked.number != 0)
+        return next(mine, there)
+
+    def of(
+        self, asked: Conversation, now: float, turns: int, there: LinePriority | None = None
+    ) -> LinePriority:
+        """Note that a request goes on with the line that `find` returns, and return it.
+
+        One is opened where there is none, or where that runs. `turns` are those on the prompt's
+        path.
+        """
+        line = self.find(asked, there)
+        if line is None or line.is_running:
+            return self.open(now, turns, asked)
+        line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
+        return line
+
+    def open(self, now: float, turns: int, asked: Conversation = UNKNOWN) -> LinePriority:
         """Open a line. The one of its family that waits on it, if any, becomes its sponsor.
 
         A storm of sub-agents begins when its orchestrator's answer ends, and each of them begins
@@ -80,7 +112,7 @@ class LinePriorities:
             (
                 line
                 for line in self._all
-                if line.family == family
+                if line.family == asked.family
                 and not line.is_side
                 and not (line.sponsor or line).is_running
                 and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
@@ -93,17 +125,11 @@ class LinePriorities:
         if sponsor is not None:
             assert sponsor.sponsor is None, sponsor.number
             sponsor.used_at = now  # it waits for this one from now on
-        self._number += 1
         line = LinePriority(
-            self._number, now, now, turns, True, sponsor, family=family, is_side=is_side
+            asked.number, now, now, turns, True, sponsor, family=asked.family, is_side=asked.is_side
         )
         self._all.append(line)
         return line
-
-    def begin_turn(self, line: LinePriority, now: float, turns: int) -> None:
-        """Note that a request goes on with this line."""
-        assert not line.is_running, line.number
-        line.used_at, line.turns, line.is_running = now, max(turns, line.turns), True
 
     def end_turn(self, line: LinePriority, now: float) -> None:
         """Note that its request ended."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
+from hearth.worker.cache.conversation_priority import UNKNOWN, Conversation
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, same_tokens
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 
@@ -27,8 +28,7 @@ class PrefixQuery:
     tokens: Tokens
     cuts: Sequence[int]  # ascending; what is behind the last is fed in one forward for its logits
     names: Sequence[PrefixHash]  # of the prefix up to each cut
-    family: str = ""  # what all lines of one session have in common; "" where it is not known
-    is_side: bool = False  # a title, a topic check: not worth a conversation's place
+    conversation: Conversation = UNKNOWN
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
     system_end: int = 0  # where system and tools end, a cut; 0 = nowhere

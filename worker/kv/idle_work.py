@@ -5,7 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hearth.worker.cache.block_hash import Tokens, prefix_hashes
-from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
+from hearth.worker.cache.conversation_priority import (
+    UNKNOWN,
+    Conversation,
+    LinePriorities,
+    LinePriority,
+)
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.cache.resume_planner import ResumePlan, choose_slot, make_plan, shared_cuts
@@ -79,7 +84,7 @@ class IdleWork:
             slot.tokens,
             cuts,
             prefix_hashes(slot.root.name, slot.tokens, cuts),
-            slot.line.family if slot.line is not None else "",
+            Conversation(slot.line.number, slot.line.family) if slot.line else UNKNOWN,
             root=slot.root.name,
             images=slot.images,
             system_end=slot.system_end,
@@ -179,11 +184,11 @@ class IdleWork:
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that idle work is for."""
-        if plan.slot is not None and (line := self._slots[plan.slot].line) is not None:
-            return line
-        if plan.path:
-            return plan.path[-1].line
-        return self._lines.open(time.monotonic(), 1, query.family)
+        in_slot = self._slots[plan.slot].line if plan.slot is not None else None
+        line = self._lines.find(
+            query.conversation, in_slot or (plan.path[-1].line if plan.path else None)
+        )
+        return line or self._lines.open(time.monotonic(), 1, query.conversation)
 
     # ------------------------------------------------------------ its end
 

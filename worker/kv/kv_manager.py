@@ -317,9 +317,9 @@ class KVManager:
     def take_in(self, records: Sequence[Record | None], query: PrefixQuery) -> int:
         """Keep what was read for a prompt; return how many tokens came back."""
         assert self.disk is not None
-        line = LinePriority(0, 0.0, 0.0)
+        line = LinePriority(0, 0.0, 0.0)  # of what did not come
         if records and records[0] is not None:
-            line = self.lines.open(time.monotonic(), 1, query.family, query.is_side)
+            line = self.lines.of(query.conversation, time.monotonic(), 1)
             self.lines.end_turn(line, time.monotonic())
         found = self.plan(query).found
         assert found is not None, "what was read is of a prompt that was searched"

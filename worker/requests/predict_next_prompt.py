@@ -8,7 +8,6 @@ from hearth.shared.errors import RequestError
 from hearth.worker.cache.block_hash import common_length, prefix_hashes
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.requests.request_builder import family_of
 from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -55,7 +54,7 @@ def predict_next_prompt(
         tokens,
         cuts,
         names,
-        family_of(visit.prompt),
+        request.query.conversation,
         root=root,
         images=images,
         system_end=facts.cut_rule.system_end(tokens),

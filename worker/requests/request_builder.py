@@ -9,6 +9,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import SIGNATURE_BEGIN
 from hearth.shared.wire_messages import Constraints, Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, key_root, prefix_hashes
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.call_drafts import CallDrafts
@@ -65,8 +66,7 @@ class RequestBuilder:
             self._prompts.explain(visit, built, images)
         splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
-        is_side = visit is not None and visit.is_side
-        query, prompt_name = self._query(message, built, root, is_side=is_side)
+        query, prompt_name = self._query(message, built, root, visit)
         goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
         return Request(
             lease=lease,
@@ -120,17 +120,25 @@ class RequestBuilder:
         )[:tokens]
 
     def _query(
-        self, message: Submit, built: BuiltPrompt, root: PrefixHash, *, is_side: bool
+        self,
+        message: Submit,
+        built: BuiltPrompt,
+        root: PrefixHash,
+        visit: SessionVisit | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
+        conversation = Conversation(
+            visit.conversation if visit is not None else self._prompts.sessions.new_number(),
+            family_of(message.prompt),
+            is_side=visit is not None and visit.is_side,
+        )
         query = PrefixQuery(
             built.keys,
             cuts,
             names,
-            family_of(message.prompt),
-            is_side,
+            conversation,
             root,
             built.images,
             self._facts.cut_rule.system_end(built.keys),

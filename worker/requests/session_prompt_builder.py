@@ -121,7 +121,8 @@ class SessionPromptBuilder:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
-        visit.set_prompt(tokens, built.header, built.kept)
+        system_end = self._facts.cut_rule.system_end(tokens)
+        visit.set_prompt(tokens, built.header, built.kept, system_end)
         visit.doubtful, visit.begins = built.doubtful, built.begins
 
         def boundary(count: int) -> tuple[int, bool] | None:

@@ -167,4 +167,4 @@ class IdlePrefill:
 def _session(query: PrefixQuery, slot: LiveSlot) -> str:
     """Return the name of a session: what its client calls it, or else its line's number."""
     line = slot.line
-    return query.family or (str(line.number) if line is not None else "")
+    return query.conversation.family or (str(line.number) if line is not None else "")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hearth.shared.message_links import START
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import Tokens
 
@@ -26,21 +27,7 @@ SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
 NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
 
-START = b""
 UID_BYTES = 8
-
-
-def chains(names: Sequence[MessageName]) -> list[bytes]:
-    """Return for each message the digest of all canonical messages before it, then of them all.
-
-    A message whose canonical form is nothing leaves the chain as it is.
-    """
-    chain, found = START, [START]
-    for name in names:
-        if name.canonical:
-            chain = hashlib.blake2b(chain + name.canonical, digest_size=16).digest()
-        found.append(chain)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +38,22 @@ class PromptShape:
     roles: tuple[str, ...]
     tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
     options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
-    chain: bytes
     said: frozenset[bytes]  # the exact digest of each message, in no order
+
+    @property
+    def chain(self) -> bytes:
+        """The link of all its messages."""
+        return self.names[-1].link if self.names else START
+
+    @property
+    def links(self) -> list[bytes]:
+        """The link before each message, then that of them all."""
+        return [START, *(name.link for name in self.names)]
 
     def shared_names(self, other: "PromptShape") -> int:
         """Return how many messages both begin with, canonically the same."""
         pairs = zip(self.names, other.names, strict=False)
-        same = itertools.takewhile(lambda pair: pair[0].canonical == pair[1].canonical, pairs)
-        return sum(1 for _ in same)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0].link == pair[1].link, pairs))
 
     @property
     def is_side(self) -> bool:
@@ -82,6 +77,7 @@ class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
     `number` is for people, and unique in one worker at a time; `uid` is the line's for ever.
+    `conversation` is the number of the line that began it, and that cached KV is reported under.
     `past` has the chain of each of its requests, with how many messages and tokens it was then.
     Owner: the ConversationLines that hold it.
     """
@@ -102,6 +98,7 @@ class Line:
     adapter: str = ""  # that the model had for the last request
     about: LineFacts = LineFacts()
     title: str = field(default="", repr=False)  # its first question's words; in memory only
+    conversation: int = 0  # set once
 
 
 @dataclass(eq=False, slots=True)
@@ -189,7 +186,7 @@ class LineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """A session's lines as they were at one moment, in the order of their numbers. Immutable.
+    """A session's lines as they were at one moment, the latest opened last. Immutable.
 
     Whoever has it needs no lock to search it, however long that takes.
     """
@@ -224,7 +221,7 @@ class LinePosition:
     shape: PromptShape
     line: Line | None  # extended
     relative: Line | None  # not extended, but made of the same messages
-    links: Sequence[bytes]  # `chains` of its messages
+    links: Sequence[bytes]  # of its shape
     before: EarlierLine | None
 
     @property
@@ -314,6 +311,7 @@ class ConversationLines:
             if any(line.number == other.number for other in self._lines):
                 line.number = self._number_max + 1
             self._number_max = max(self._number_max, line.number)
+            line.conversation = line.number
             line.used_at = used_at
             self._tokens += len(line.tokens)
             self._add(line, session)
@@ -329,7 +327,12 @@ class ConversationLines:
         """Return the session that a remembered line belongs to."""
         return self._lines[line]
 
-    def advance(self, place: LinePosition, now: float) -> Line:
+    def new_number(self) -> int:
+        """Return the number of another conversation, or line."""
+        self._number_max += 1
+        return self._number_max
+
+    def advance(self, place: LinePosition, now: float, conversation: int) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
 
         Its own only where that is still remembered and extended: of two requests on one line that
@@ -341,7 +344,7 @@ class ConversationLines:
             if line.shape.chain in place.links:
                 self._lines.move_to_end(line)
                 return line
-        return self._open(place, session, now)
+        return self._open(place, session, now, conversation)
 
     def _used(self, session: Session, now: float) -> Session:
         """Return the session that its speaker has now: it may be forgotten while a request runs."""
@@ -351,11 +354,12 @@ class ConversationLines:
         session.used_at = now
         return session
 
-    def _open(self, place: LinePosition, session: Session, now: float) -> Line:
+    def _open(self, place: LinePosition, session: Session, now: float, conversation: int) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        self._number_max += 1
-        line = Line(self._number_max, now, parent)
+        is_same = known is not None and known.conversation == conversation
+        number = self.new_number() if is_same else conversation
+        line = Line(number, now, parent, conversation=conversation)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
         self._add(line, session)
@@ -442,7 +446,7 @@ def first_user(shape: PromptShape) -> int:
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
 
 
-def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
+def shape_of(prompt: Prompt) -> PromptShape:
     """Return the shape of `prompt`, whose messages are all named."""
     assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
     options = prompt.thinking.options | prompt.template_kwargs
@@ -451,7 +455,6 @@ def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
         roles=tuple(message["role"] for message in prompt.messages),
         tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
         options=tuple(sorted(map(_option, options.items()))),
-        chain=links[-1],
         said=frozenset(name.exact for name in prompt.names),
     )
 

@@ -4,7 +4,6 @@ It searches what a session held at one moment, so that it needs no lock. The cos
 messages of the request and with those of each line.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from hearth.worker.sessions.conversation_lines import (
@@ -21,11 +20,9 @@ OVERLAP_MIN: Final = 0.5
 NOT_NEAR: Final = (0, False, 0)
 
 
-def position_in(known: SessionSnapshot, shape: PromptShape, links: Sequence[bytes]) -> LinePosition:
+def position_in(known: SessionSnapshot, shape: PromptShape) -> LinePosition:
     """Return which line of `known` the request goes on with. Any thread."""
-    assert len(links) == len(shape.names) + 1, (len(links), len(shape.names))
-    assert links[-1] == shape.chain, "the shape is that of the same messages"
-    session = known.session
+    session, links = known.session, shape.links
     ends = {each.shape.chain: each for each in known.lines}
     # Two conversations that share a system prompt alone are not one: without an id, the first
     # user message must be the same too.

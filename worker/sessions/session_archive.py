@@ -9,12 +9,14 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from hearth.shared.durable_journal_writer import open_journal_writer
+from hearth.shared.message_links import START, linked
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
 from hearth.worker.prompt.turn_beginnings import Beginning
@@ -23,7 +25,6 @@ from hearth.worker.sessions.conversation_lines import (
     Line,
     LineFacts,
     PromptShape,
-    chains,
     new_uid,
 )
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -242,7 +243,7 @@ class RecordWriter:
             "names": [[each.canonical, each.exact, each.rules] for each in shape.names[names:]],
             "roles": shape.roles[names:],
             "tools": None if same and same.tools == shape.tools else shape.tools,
-            "chain": shape.chain,
+            "chain": shape.chain,  # for earlier versions
             "options": None if same and same.options == shape.options else shape.options,
             "tokens_kept": tokens,
             "tokens": _octets(line.tokens[tokens:]),
@@ -256,14 +257,8 @@ class RecordWriter:
 
 def _shared_names(one: PromptShape, other: PromptShape) -> int:
     """Return how many messages both begin with, exactly the same."""
-    count = 0
-    for ours, theirs, role, its in zip(
-        one.names, other.names, one.roles, other.roles, strict=False
-    ):
-        if ours != theirs or role != its:
-            break
-        count += 1
-    return count
+    rows = zip(one.names, other.names, one.roles, other.roles, strict=False)
+    return sum(1 for _ in takewhile(lambda row: row[0] == row[1] and row[2] == row[3], rows))
 
 
 def _turn_row(turn: Turn) -> list[Any]:
@@ -355,7 +350,7 @@ class RecordReader:
         # A turn is used by each request of its line.
         used: dict[tuple[str, bytes], float] = {}
         for line, _, speaker in lines:
-            for link in chains(line.shape.names if line.shape is not None else ()):
+            for link in line.shape.links if line.shape is not None else ():
                 place = (speaker.key, link)
                 used[place] = max(used.get(place, 0.0), line.used_at)
         turns = sorted(
@@ -386,10 +381,9 @@ class RecordReader:
 def _grow(line: Line, row: ArchiveRow) -> None:
     """Bring `line` to where `row` has it."""
     was = line.shape if row["is_more"] else None
-    kept, names = row["names_kept"], tuple(MessageName(*each) for each in row["names"])
-    roles = tuple(row["roles"])
-    if was is not None:
-        names, roles = was.names[:kept] + names, was.roles[:kept] + roles
+    kept = was.names[: row["names_kept"]] if was is not None else ()
+    rows = (MessageName(*each) for each in row["names"])
+    names = (*kept, *linked(rows, kept[-1].link if kept else START))
     tokens = _tokens(row["tokens"])
     if row["tokens_kept"]:
         if line.tokens is None:
@@ -397,12 +391,11 @@ def _grow(line: Line, row: ArchiveRow) -> None:
         tokens = np.concatenate([line.tokens[: row["tokens_kept"]], tokens])
     line.shape = PromptShape(
         names=names,
-        roles=roles,
+        roles=(*(was.roles if was is not None else ())[: len(kept)], *row["roles"]),
         tools=_pairs(row["tools"]) if was is None or row["tools"] is not None else was.tools,
         options=_pairs(row["options"])
         if was is None or row["options"] is not None
         else was.options,
-        chain=row["chain"],
         said=frozenset(name.exact for name in names),
     )
     line.tokens, line.prompt_tokens, line.turns = tokens, row["prompt_tokens"], row["turns"]

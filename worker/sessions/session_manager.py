@@ -22,7 +22,6 @@ from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
     Session,
-    chains,
     shape_of,
 )
 from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
@@ -116,11 +115,10 @@ class SessionManager:
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
         speaker = replace(prompt.speaker, key=self.archive.owner(prompt.speaker.key))
-        links = chains(prompt.names)
-        shape = shape_of(prompt, links)
+        shape = shape_of(prompt)
         with self._lock:
             known = self.lines.snapshot(self.lines.session(speaker, time.monotonic()))
-        place = position_in(known, shape, links)
+        place = position_in(known, shape)
         visit = SessionVisit(prompt, speaker.key, place, list(prompt.messages), [], {})
         visit.rules = sorted({rule for name in prompt.names for rule in name.rules})
         visit.is_side = place.is_side and known.has_main
@@ -130,8 +128,13 @@ class SessionManager:
         self._find_turns(visit)
         return visit
 
+    def new_number(self) -> int:
+        """Return the number of a conversation that no session has: a raw prompt's."""
+        with self._lock:
+            return self.lines.new_number()
+
     def _note_session(self, visit: SessionVisit) -> None:
-        """Note the request's kind, and which tools its session loaded before and loads now."""
+        """Note the conversation, its kind, and the tools that its session loaded and loads now."""
         place = visit.place
         session, opening = place.session, place.opening
         loads = _loads(visit.prompt) if session.is_named else []
@@ -139,6 +142,7 @@ class SessionManager:
             session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
             session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
+            visit.conversation = place.line.conversation if place.line else self.lines.new_number()
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
 
     def _find_turns(self, visit: SessionVisit) -> None:
@@ -247,7 +251,7 @@ class SessionManager:
     def _write(self, visit: SessionVisit, tokens: Tokens, row: dict[str, Any], now: float) -> None:
         """Write what the request left to its line, and the archive. The lock is held."""
         assert self._lock.locked()
-        line = self.lines.advance(visit.place, now)
+        line = self.lines.advance(visit.place, now, visit.conversation)
         was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
         if visit.place.line is not line and visit.place.before is not None:
             line.branch_token = visit.shared

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
@@ -16,6 +16,10 @@ from hearth.worker.sessions.turn_store import Turn
 # An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
 # of it), or as the template has it, though its tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
+
+REWRITTEN_MAX: Final = (
+    1_024  # tokens at a conversation's end that its next prompt may have otherwise
+)
 
 
 @dataclass(slots=True)
@@ -33,6 +37,7 @@ class SessionVisit:
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
+    conversation: int = 0  # its number: that of a line, or a new one
     is_side: bool = False
     kind: str = "main"  # of what it is to its session: main, agent or side
     rules: list[str] = field(default_factory=list)  # by which its messages are canonical
@@ -56,13 +61,24 @@ class SessionVisit:
         before = self.place.before
         return before is not None and before.is_own and "assistant" in self.place.shape.roles
 
-    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
-        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+    def set_prompt(
+        self, tokens: Tokens, header: int, kept: frozenset[int], system_end: int = 0
+    ) -> None:
+        """Take the prompt's tokens, and which turns stand in it as they were sampled.
+
+        A branch that only rewrote the end goes on with its line's conversation. It shares more of
+        that line's last prompt than it leaves out, system and tools (up to `system_end`) not
+        counted: all that a client asks begins with these.
+        """
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
         assert 0 <= header <= len(tokens), (header, len(tokens))
         self.tokens, self.header = tokens, header
-        if self.place.before is not None:
-            self.shared = common_length(tokens, self.place.before.tokens)
+        if (before := self.place.before) is not None:
+            self.shared = common_length(tokens, before.tokens)
+            left_out = before.prompt_tokens - self.shared
+            is_rewritten = left_out <= min(REWRITTEN_MAX, self.shared - system_end)
+            if is_rewritten and (branched := self.place.relative) is not None:
+                self.conversation = branched.conversation
         for at, turn in enumerate(self.turns):
             if turn is not None and at not in kept:
                 self.states[at] = DROPPED

@@ -15,11 +15,12 @@ import numpy as np
 from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.commands.replay.traces import waits_for
 from hearth.worker.cache.block_hash import Tokens, common_length, pack, prefix_hashes
-from hearth.worker.cache.continued_line import REWRITTEN_MAX
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.sessions.session_visit import REWRITTEN_MAX
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family
@@ -35,9 +36,8 @@ class Turn:
     answer: list[int] = field(repr=False)  # what the model says, its end-of-turn token included
     waits_for: tuple[int, ...]  # the turns of the session that have ended before it is sent
     gap_s: float  # from the last of their ends
-    family: str  # what the session's lines have in common
+    conversation: Conversation
     asker: str
-    is_side: bool
     next_tokens: Tokens | None = field(repr=False)  # of the prompt that idle time may read next
 
     @property
@@ -72,8 +72,7 @@ class SessionScript:
             assert tokens is not None, "nobody knows what comes next"
             cuts = rule.natural(tokens) if is_next else rule.cuts(tokens)
             self._queries[key] = PrefixQuery(
-                *(tokens, cuts, prefix_hashes(ROOT, tokens, cuts), turn.family),
-                is_side=turn.is_side and not is_next,
+                *(tokens, cuts, prefix_hashes(ROOT, tokens, cuts), turn.conversation),
                 root=ROOT,
                 system_end=rule.system_end(tokens),
             )
@@ -150,8 +149,7 @@ def _turn(desk: Desk, exchange: Exchange, request: Request, waits: list[int], ga
         answer=[*request.sampled, request.end_id],
         waits_for=tuple(waits),
         gap_s=gap_s,
-        family=request.query.family,
+        conversation=request.query.conversation,
         asker=request.asker,
-        is_side=request.query.is_side,
         next_tokens=query.tokens if query is not None else None,
     )

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.prompt.turn_beginnings import Beginning
-from hearth.worker.sessions.conversation_lines import Line, chains, shape_of
+from hearth.worker.sessions.conversation_lines import Line, shape_of
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import (
     ArchiveEntry,
@@ -52,12 +53,12 @@ def grown(line: Line, said: Sequence[str], tokens: Sequence[int], **more: Any) -
     What stands behind # in a message is volatile.
     """
     was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
-    names = [
+    names = linked(
         MessageName(text.partition("#")[0].encode(), b"x" + text.encode(), ["rule"])
         for text in said
-    ]
+    )
     prompt = Prompt([{"role": "user", "content": text} for text in said], names=names, **more)
-    line.shape, line.tokens = shape_of(prompt, chains(names)), pack(tokens)
+    line.shape, line.tokens = shape_of(prompt), pack(tokens)
     line.turns, line.prompt_tokens = line.turns + 1, len(tokens) - 1
     line.past[line.shape.chain] = (len(said), len(tokens))
     line.rows.append({"turn": line.turns})

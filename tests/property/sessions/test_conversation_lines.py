@@ -6,6 +6,7 @@ import itertools
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines
@@ -13,7 +14,6 @@ from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
     LinePosition,
-    chains,
     shape_of,
 )
 from hearth.worker.sessions.find_line import position_in
@@ -42,10 +42,10 @@ def canonical(said: Said) -> Said:
 
 
 def prompt_of(said: Said, speaker: Speaker) -> Prompt:
-    names = [
+    names = linked(
         MessageName(b"" if text == BLANK else digest(text.removesuffix("~")), digest(text))
         for text in said
-    ]
+    )
     messages = [{"role": ROLES[text[0]], "content": text} for text in said]
     return Prompt(messages, speaker=speaker, names=names)
 
@@ -60,7 +60,7 @@ class Lines(RuleBasedStateMachine):
             SESSIONS_MAX,
         )  # teardown undoes it
         self.now = 0.0
-        self.running: list[tuple[Said, LinePosition]] = []
+        self.running: list[tuple[Said, LinePosition, int]] = []  # and its conversation
         self.held: dict[Line, Said] = {}  # what each line stands for, forgotten ones too
         self.owner: dict[Line, Speaker] = {}
         self.order: list[Line] = []  # least recently written first
@@ -98,8 +98,7 @@ class Lines(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(1, 30))
     def one_ends(self, data: st.DataObject, tokens: int) -> None:
         at = data.draw(st.integers(0, len(self.running) - 1))
-        said, place = self.running.pop(at)
-        self.end(said, place, tokens)
+        self.end(*self.running.pop(at), tokens)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -120,11 +119,13 @@ class Lines(RuleBasedStateMachine):
     def arrive(self, said: Said, speaker: Speaker) -> None:
         before = self.stood()
         prompt = prompt_of(said, speaker)
-        links = chains(prompt.names)
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = position_in(self.lines.snapshot(session), shape_of(prompt, links), links)
-        self.running.append((said, place))
+        place = position_in(self.lines.snapshot(session), shape_of(prompt))
+        # Every other branch is of its line's conversation, with another end.
+        known = place.line or (place.relative if len(said) % 2 else None)
+        number = known.conversation if known is not None else self.lines.new_number()
+        self.running.append((said, place, number))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)
 
@@ -153,10 +154,11 @@ class Lines(RuleBasedStateMachine):
         meaning = [at for at, text in enumerate(said) if text != BLANK]
         return meaning[len(held) - 1] >= first
 
-    def end(self, said: Said, place: LinePosition, tokens: int) -> None:
+    def end(self, said: Said, place: LinePosition, number: int, tokens: int) -> None:
         speaker, before = place.session.speaker, self.stood()
         may = place.line in self.order and self.is_extended_still(place.line, said)
-        line = self.lines.advance(place, self.now)
+        line = self.lines.advance(place, self.now, number)
+        assert line.conversation == number
         if may:
             assert line is place.line, "a line that is still extended advances"
         else:

@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.pool import cache_affinity
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 
 
@@ -18,8 +19,8 @@ class Worker:
 
 def prompt(words: str, session: str = "", key: str = "k") -> Prompt:
     """A conversation with a message for each word; "-" is one that comes and goes."""
-    names = [MessageName(b"" if word == "-" else word.encode(), b"") for word in words.split()]
-    return Prompt([], speaker=Speaker(key, session), names=names)
+    names = (MessageName(b"" if word == "-" else word.encode(), b"") for word in words.split())
+    return Prompt([], speaker=Speaker(key, session), names=linked(names))
 
 
 def chosen(affinity: CacheAffinity, given: Prompt, *loads: int) -> int:

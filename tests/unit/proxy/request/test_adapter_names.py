@@ -10,6 +10,7 @@ from hearth.proxy.pool.cache_affinity import marks_of
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import StartError
+from hearth.shared.message_links import linked
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import MessageName, Prompt, Sampling, Speaker
 from tests.helpers.proxy.proxy_app import app_of, ask
@@ -71,7 +72,7 @@ def test_an_entry_that_is_no_name_with_a_source_refuses_the_start(text: str) -> 
 
 
 def request(**fields: Any) -> ParsedRequest:
-    prompt = Prompt([], speaker=Speaker(session="s"), names=[MessageName(b"m", b"m")])
+    prompt = Prompt([], speaker=Speaker(session="s"), names=linked([MessageName(b"m", b"m")]))
     return ParsedRequest("chat", "x", prompt, Sampling(), stream=False, body={}, **fields)
 
 

@@ -1,14 +1,11 @@
 """Checks the session id and the key that are read from captured headers and bodies of clients."""
 
-import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.request.message_digests import MessageDigester
-from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
+from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.shared.wire_messages import Speaker
 
 UUID = "0bdebb2e-1b25-40c6-9a98-c1d63379751b"
@@ -62,42 +59,6 @@ def test_the_program_is_known_by_its_headers_alone() -> None:
     body = {"session_id": "s", "user-agent": "claude-cli/2", "x-claude-code-session-id": UUID}
     for headers in ({}, {"user-agent": "codex/1 claude-cli/2"}, {"x-session-id": "s"}):
         assert session_of(headers, body, "k").client != "claude-code"
-
-
-def conversation(*contents: str, agent: str = "curl/8.5", **fields: Any) -> str:
-    """Return what the conversation of a user's messages is told by, answers between them."""
-    roles = ("user", "assistant") * len(contents)
-    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-    messages = [{"role": "system", "content": fields.pop("system", "You help.")}, *messages]
-    names, _ = MessageDigester(True, False).names(messages)
-    return conversation_of(session_of({"user-agent": agent}, fields, "k"), messages, names)
-
-
-def test_a_conversation_that_no_client_names_is_told_by_its_client_and_its_first_question() -> None:
-    name = conversation("Fix it")
-    assert re.fullmatch("curl-[0-9a-f]{8}", name)
-    assert conversation("Fix it", "Done.", "And now?") == name, "it stays the same"
-    assert conversation("Fix it", agent="curl/9.1") == name, "whatever its client's version"
-    assert conversation("Fix it", system="Another day.") == name
-    assert conversation("Fix that") != name
-    assert conversation("Fix it", agent="pi (linux)") == f"pi-{name[5:]}"
-    assert conversation("Fix it", agent="") == f"client-{name[5:]}"
-
-
-def test_what_changes_in_the_first_question_by_itself_makes_no_other_conversation() -> None:
-    reminder = "<system-reminder>\n{}\n</system-reminder>\n"
-    names = {conversation(reminder.format(day) + "Fix it") for day in ("Monday", "Tuesday")}
-    assert len(names) == 1
-    assert conversation(reminder.format("Monday")) == "", "nothing of it stays"
-
-
-def test_a_session_that_is_named_is_told_by_its_name() -> None:
-    assert conversation("Fix it", session_id="s") == ""
-    speaker = Speaker("k", "s", client="pi", conversation="pi-1")
-    assert speaker.label == "s"
-    assert replace(speaker, session="").label == "pi-1"
-    assert replace(speaker, session="", conversation="").label == "pi"
-    assert Speaker("k").label == "anonymous"
 
 
 def test_a_header_counts_more_than_the_body() -> None:

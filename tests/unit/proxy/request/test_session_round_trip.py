@@ -54,7 +54,8 @@ async def test_a_worker_is_told_who_speaks_and_what_each_message_is_known_by() -
             **{"client": "", "client_name": "", "conversation": "", "title": "n=1"},
         }
         first, second, third = prompt["names"]
-        assert first == third
+        assert first == third | {"link": first["link"]}
+        assert first["link"] == second["link"] != third["link"]
         assert (len(first["canonical"]), first["rules"]) == (32, [])
         assert (second["canonical"], second["rules"]) == ("", ["system_reminder"])
         assert prompt["delta_chars"] == len(REMINDER)

@@ -4,23 +4,36 @@ OpenClaw sends the last messages of each prompt otherwise in the next one. Each 
 as if somebody would go on from it, and what the next prompt did go on from made way for it.
 """
 
+from pathlib import Path
+
 import pytest
 
-from hearth.worker.cache.continued_line import REWRITTEN_MAX
+from hearth.shared.wire_messages import Prompt, Speaker
+from hearth.worker.cache.conversation_priority import Conversation
+from hearth.worker.stream.answer_parts import AnswerParts
+from scripts.harness.agent_worker import Desk
+from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from tests.helpers.worker.kv_prompts import follow, message, prompt, words
 
 NAME = "qwen3_5"
 SYSTEM, USER, END = 120, 300, 150  # tokens of text
+ONE, OTHER = Conversation(1), Conversation(2)
 
 
-def asked(warm: Machine, *ends: int, users: int = USER) -> list[Answer]:
+def asked(warm: Machine, *ends: int) -> list[Answer]:
     """Ask a conversation whose last message is other words each time."""
-    return [warm.ask(ending(end, users), 2) for end in ends]
+    return [of(warm, ending(end), ONE) for end in ends]
 
 
-def ending(end: int, users: int = USER) -> list[int]:
-    head = prompt(NAME, SYSTEM, users)[: -len(message(NAME, "assistant", []))]
+def of(warm: Machine, ids: list[int], conversation: Conversation, tokens_max: int = 2) -> Answer:
+    answer = warm.submit(ids, tokens_max, conversation=conversation)
+    warm.run()
+    return warm.settled(answer)
+
+
+def ending(end: int) -> list[int]:
+    head = prompt(NAME, SYSTEM, USER)[: -len(message(NAME, "assistant", []))]
     return head + message(NAME, "user", words(end, END)) + message(NAME, "assistant", [])
 
 
@@ -55,42 +68,36 @@ def test_only_the_newest_end_is_where_the_line_goes_on() -> None:
     assert len(left_out(warm)) > 0, "the second is left out now"
 
 
-@pytest.mark.parametrize("case", ["short", "other session", "title", "running"])
-def test_what_shares_little_or_is_anothers_opens_a_line(case: str) -> None:
+@pytest.mark.parametrize("case", ["another conversation", "another session", "running"])
+def test_what_is_anothers_or_runs_beside_it_opens_a_line(case: str) -> None:
     warm = machine(NAME, tiny=True)
-    if case == "short":  # but system and tools
-        asked(warm, 1, 2, users=10)
-    elif case == "running":
-        asked(warm, 1)
-        warm.submit(ending(1), 8)
-        warm.submit(ending(2), 8)
+    asked(warm, 1)
+    if case == "running":
+        for end in (1, 2):
+            warm.submit(ending(end), 8, conversation=ONE)
         warm.run()
     else:
-        asked(warm, 1)
-        (line,) = warm.keeper.lines
-        if case == "other session":
-            line.family = "another"
-            asked(warm, 2)
-        else:
-            query = warm.submit(ending(2), 2)  # planned, not yet open
-            object.__setattr__(query.request.query, "is_side", True)
-            warm.run()
+        of(warm, ending(2), OTHER if case == "another conversation" else Conversation(2, "other"))
     assert lines(warm) == 2 and not left_out(warm)
 
 
-def test_an_end_longer_than_clients_rewrite_is_another_conversations() -> None:
+def test_two_requests_of_a_conversation_that_overlapped_go_on_each_with_its_own() -> None:
     warm = machine(NAME, tiny=True)
-    head = prompt(NAME, SYSTEM, 2 * REWRITTEN_MAX)[: -len(message(NAME, "assistant", []))]
-    header = message(NAME, "assistant", [])
-    for end in (1, 2):
-        warm.ask(head + message(NAME, "user", words(end, REWRITTEN_MAX + 64)) + header, 2)
+    ids = prompt(NAME, SYSTEM, USER)
+    first = of(warm, ids, ONE)
+    follows = [follow(NAME, ids, first.tokens, 100, seed) for seed in (1, 2)]
+    both = [warm.submit(each, 2, conversation=ONE) for each in follows]
+    warm.run()
+    assert [line.number for line in warm.keeper.lines] == [1, 1]
+    for each, answer in zip(follows, both, strict=True):
+        of(warm, follow(NAME, each, answer.tokens, 100), ONE)
     assert lines(warm) == 2 and not left_out(warm)
 
 
 def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
     warm = machine(NAME, tiny=True)
     asked(warm, 1)
-    answer = warm.submit(ending(2), 4)
+    answer = warm.submit(ending(2), 4, conversation=ONE)
     cuts = answer.request.query.cuts
     warm.run(until=lambda: answer.request.position == cuts[-2])
     answer.request.lease.is_cancelled = True
@@ -100,6 +107,41 @@ def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
     assert tip is not None and tip.position == cuts[-2]
     asked(warm, 2)
     assert lines(warm) == 1
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_whole(
+    follows: bool,
+) -> None:
+    """A raw prompt, and one whose request was broken off: each has a number of its own."""
+    warm = machine(NAME, tiny=True)
+    ids = ending(1)
+    first = warm.ask(ids, 2)
+    warm.ask(follow(NAME, ids, first.tokens, 100) if follows else ending(2), 2)
+    assert [line.turns for line in warm.keeper.lines] == ([2] if follows else [1, 1])
+
+
+def test_kept_kv_is_reported_under_the_number_of_its_conversations_first_line(
+    tmp_path: Path,
+) -> None:
+    desk = Desk("qwen3", family("qwen3"), tmp_path)
+    head = [
+        {"role": "system", "content": "Be brief. " * 40},
+        {"role": "user", "content": "a" * 900},
+    ]
+
+    def ask(*contents: str, session: str = "s") -> None:
+        asks = [{"role": "user", "content": content} for content in contents]
+        prompt = Prompt([*head, *asks], speaker=Speaker("", session))
+        desk.ask(desk.named(prompt), AnswerParts("", "Yes."))
+
+    ask("one end", session="other")
+    for end in ("one end", "another end", "a third"):
+        ask("b" * 900, end)
+    told = [(line.number, line.conversation) for line in desk.sessions.lines.lines]
+    assert [conversation for _, conversation in told] == [1, 2, 2, 2]
+    assert len(dict(told)) == 4, "each branch is a line"
+    assert [line.number for line in desk.machine.keeper.lines] == [1, 2]
 
 
 # ---------------------------------------------------------------- attacks
@@ -113,26 +155,19 @@ def told(name: str, *users: tuple[int, int]) -> list[int]:
     return ids + message(name, "assistant", [])
 
 
-def of_family(warm: Machine, ids: list[int], family: str, tokens_max: int = 2) -> Answer:
-    answer = warm.submit(ids, tokens_max)
-    object.__setattr__(answer.request.query, "family", family)
-    warm.run()
-    return warm.settled(answer)
-
-
 def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> None:
     """It resumes at the end of system and tools, and shares 3,000 tokens with its own rows only."""
     warm = machine(NAME, tiny=True)
-    parent = of_family(warm, told(NAME, (60, 1_500), (61, 1_500)), "s")
+    parent = of(warm, told(NAME, (60, 1_500), (61, 1_500)), Conversation(1, "s"))
     agent = told(NAME, (50, 3_500))
-    of_family(warm, agent, "s")
+    of(warm, agent, Conversation(2, "s"))
     end = warm.keeper.store.joint(parent.request.query.names[-1])
     for slot in list(warm.keeper.slots):
         warm.keeper.give_up(slot)
     for joint in list(warm.keeper.store.joints):
         if joint.snapshot is not None and joint.arrival.line.number == 2:
             warm.keeper.store.set_snapshot(joint, None)
-    again = of_family(warm, follow(NAME, agent, [], 100), "s")
+    again = of(warm, follow(NAME, agent, [], 100), Conversation(2, "s"))
     assert again.request.plan is not None and again.request.plan.matched > 3_000
     assert not end.is_left_out
 
@@ -141,13 +176,13 @@ def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
     """Else its own old line sponsored it: who lost its end once was evicted first again."""
     warm = machine(NAME, tiny=True)
     ids = told(NAME, (1, 400), (2, 100))
-    answer = of_family(warm, ids, "s")
+    answer = of(warm, ids, ONE)
     for slot in list(warm.keeper.slots):
         warm.keeper.give_up(slot)
     for _ in range(2):
         (leaf,) = [each for each in warm.keeper.store.extents if not each.end.leaving]
         warm.keeper.store.remove(leaf)
-    of_family(warm, follow(NAME, ids, answer.tokens, 40), "s")
+    of(warm, follow(NAME, ids, answer.tokens, 40), ONE)
     (line,) = warm.keeper.lines
     assert line.turns == 2 and line.sponsor is None
 
@@ -156,10 +191,10 @@ def test_another_session_takes_over_no_line() -> None:
     """Dense models resume amid the last extent; a slot's whole content may be another's head."""
     warm = machine("qwen3", tiny=True, chunk=512)
     first = told("qwen3", (5, 200), (1, 100))
-    asked_first = of_family(warm, first, "A")
+    asked_first = of(warm, first, Conversation(1, "A"))
     other = first[: -len(message("qwen3", "user", words(1, 100)))]
-    of_family(warm, other + message("qwen3", "user", words(2, 100)), "B")
-    again = of_family(warm, follow("qwen3", first, asked_first.tokens, 50), "A")
+    of(warm, other + message("qwen3", "user", words(2, 100)), Conversation(2, "B"))
+    again = of(warm, follow("qwen3", first, asked_first.tokens, 50), Conversation(1, "A"))
     families = {line.number: line.family for line in warm.keeper.lines}
     assert families == {1: "A", 2: "B"} and again.cached > 0
 
@@ -167,12 +202,11 @@ def test_another_session_takes_over_no_line() -> None:
 def test_a_prompt_that_another_session_broke_off_makes_nobody_its_line() -> None:
     warm = machine(NAME, tiny=True)
     ids = told(NAME, (70, 400))
-    broken_off = warm.submit(ids, 2)
-    object.__setattr__(broken_off.request.query, "family", "X")
+    broken_off = warm.submit(ids, 2, conversation=Conversation(1, "X"))
     warm.run(until=lambda: broken_off.request.position >= 192)
     broken_off.request.lease.is_cancelled = True
     warm.run()
-    answer = of_family(warm, ids, "B")
+    answer = of(warm, ids, Conversation(2, "B"))
     assert answer.cached >= 192 and [line.family for line in warm.keeper.lines] == ["X", "B"]
 
 
@@ -182,6 +216,6 @@ def test_an_end_that_is_rewritten_amid_an_extent_is_left_out_too() -> None:
     head, end = message("qwen3", "system", words(0, SYSTEM)), message("qwen3", "assistant", [])
     for last in (2, 3):
         said = message("qwen3", "user", words(1, 200) + words(last, 60))
-        answer = of_family(warm, head + said + end, "s")
+        answer = of(warm, head + said + end, ONE)
     assert answer.cached > SYSTEM + 200, "within the extent"
     assert lines(warm) == 1 and left_out(warm)

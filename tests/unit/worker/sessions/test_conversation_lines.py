@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hearth.shared.message_links import linked
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines
@@ -14,7 +15,6 @@ from hearth.worker.sessions.conversation_lines import (
     Line,
     LinePosition,
     Session,
-    chains,
     shape_of,
 )
 from hearth.worker.sessions.find_line import position_in
@@ -35,10 +35,10 @@ def digest(text: str) -> bytes:
 def prompt_of(said: Sequence[str], tools: Sequence[Any] = ()) -> Prompt:
     """Each message is its role's letter, a colon, its text; a date behind # is volatile."""
     messages = [{"role": ROLES[text[0]], "content": text[2:]} for text in said]
-    names = [
+    names = linked(
         MessageName(b"" if BLANK in text else digest(text.partition("#")[0]), digest(text))
         for text in said
-    ]
+    )
     return Prompt(messages, list(tools), names=names)
 
 
@@ -53,12 +53,13 @@ class Desk:
         self, said: Sequence[str], speaker: Speaker = NAMED, tools: Sequence[Any] = TOOLS
     ) -> LinePosition:
         prompt = prompt_of(said, tools)
-        links = chains(prompt.names)
         session = self.lines.session(speaker, self.now)
-        return position_in(self.lines.snapshot(session), shape_of(prompt, links), links)
+        return position_in(self.lines.snapshot(session), shape_of(prompt))
 
     def end(self, place: LinePosition, tokens: int = 10) -> Line:
-        line = self.lines.advance(place, self.now)
+        extended = place.line
+        conversation = extended.conversation if extended else self.lines.new_number()
+        line = self.lines.advance(place, self.now, conversation)
         self.lines.write(line, place.shape, pack(range(tokens)), tokens - 1)
         return line
 
@@ -76,23 +77,6 @@ def exact(line: Line) -> list[bytes]:
 
 def digests(said: Sequence[str]) -> list[bytes]:
     return [digest(text) for text in said]
-
-
-# ---------------------------------------------------------------- chains
-
-
-def test_a_chain_names_all_messages_before_it_in_their_order() -> None:
-    names = prompt_of([*MAIN, "a:done"]).names
-    links = chains(names)
-    assert links[0] == b"" and len(links) == 4 and len(set(links)) == 4
-    assert chains(names[:2]) == links[:3]
-    assert chains([names[1], names[0], names[2]])[-1] != links[-1]
-
-
-def test_a_message_whose_canonical_form_is_nothing_leaves_the_chain_as_it_is() -> None:
-    links = chains(prompt_of([*MAIN, f"u:{BLANK}", "a:done"]).names)
-    assert links[2] == links[3] != links[4]
-    assert links[4] == chains(prompt_of([*MAIN, "a:done"]).names)[-1]
 
 
 # ---------------------------------------------------------------- extending and opening
@@ -169,7 +153,7 @@ def test_without_an_id_a_branch_needs_the_same_beginning() -> None:
 
 def test_what_a_line_is_to_its_session() -> None:
     desk = Desk()
-    main = desk.lines.advance(desk.arrive(MAIN), 0.0)
+    main = desk.lines.advance(desk.arrive(MAIN), 0.0, desk.lines.new_number())
     desk.lines.write(main, desk.arrive(MAIN).shape, pack(range(90)), 80)
     sub, title = desk.ask(SUB), desk.ask(["s:make a title", "u:fix it"], tools=())
     branch = desk.ask([*SUB, "a:x", "u:y"])

@@ -27,7 +27,7 @@ from tests.helpers.worker.session_prompts import (
 WAIT_S_MAX = 60.0  # for what takes no time where nobody is in its way
 OTHER = Speaker("key", "s2")
 # What arriving does whose cost grows with a prompt's messages, its calls or its tools.
-LONG_STEPS = ("chains", "shape_of", "position_in", "_loads", "_known", "turn_content", "is_echo")
+LONG_STEPS = ("shape_of", "position_in", "_loads", "_known", "turn_content", "is_echo")
 FOLLOWED = [*QUESTION, echo(WORDS), QUESTION[1]]
 
 

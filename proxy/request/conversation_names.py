@@ -1,15 +1,35 @@
-"""Tells sessions apart, so that the turns of each go where it began and its cache is."""
+"""Names the conversations that no client names: by their first question, or by how they open.
 
-from collections.abc import Mapping
+A parsed request's messages have names; a body that is passed through is read as it came.
+"""
+
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
 
 from hearth.proxy.request.session_id import session_of
+from hearth.shared.wire_messages import MessageName, Speaker
 
-SESSIONS_MAX: Final = 4_096
+CONVERSATION_DIGITS: Final = 8
 OPENING_MESSAGES_MAX: Final = 8  # that stand before the first question, and with it
+
+
+def conversation_of(
+    speaker: Speaker, messages: Sequence[Mapping[str, Any]], names: Sequence[MessageName]
+) -> str:
+    """Return what a conversation without an id is told by: its client and its first question.
+
+    It is the same for each of its requests and after a restart. "" where the client names the
+    session, or nothing of the question is stable.
+    """
+    if speaker.session:
+        return ""
+    asked = (name for row, name in zip(messages, names, strict=False) if row["role"] == "user")
+    first = next((name.canonical for name in asked if name.canonical), b"")
+    digits = first.hex()[:CONVERSATION_DIGITS]
+    return f"{speaker.client or 'client'}-{digits}" if digits else ""
 
 
 def session_digest(key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]) -> bytes:
