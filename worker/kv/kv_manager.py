@@ -332,7 +332,7 @@ class KVManager:
         assert self.disk is not None
         if not records or records[0] is None:
             return self.disk.take_in(records, query, LinePriority(0, 0.0, 0.0))  # which counts that
-        line = self.lines.of(query.conversation, time.monotonic(), 1)
+        line = self.lines.open(time.monotonic(), 1, query.conversation)
         self.lines.end_turn(line, time.monotonic())
         return self.disk.take_in(records, query, line)
 
