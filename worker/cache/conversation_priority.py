@@ -71,7 +71,7 @@ class LinePriority:
 class LinePriorities:
     """All lines: opens them, and notes when a request of theirs begins and ends.
 
-    A conversation has one, and another for each request that came while the others ran.
+    A conversation has one, and more where its requests overlapped, or KV came back for it.
     Owner: the inference thread.
     """
 
@@ -81,21 +81,17 @@ class LinePriorities:
     def __iter__(self) -> Iterator[LinePriority]:
         return iter(self._all)
 
-    def find(self, asked: Conversation, there: LinePriority | None = None) -> LinePriority | None:
-        """Return a line of the conversation, `there` before the newest; `there` if it has none."""
-        known = (there, *reversed(self._all))
-        mine = (line for line in known if line and line.number == asked.number != 0)
-        return next(mine, there)
-
     def of(
         self, asked: Conversation, now: float, turns: int, there: LinePriority | None = None
     ) -> LinePriority:
-        """Note that a request goes on with the line that `find` returns, and return it.
+        """Note that a request goes on with a line of its conversation, and return that.
 
-        One is opened where there is none, or where that runs. `turns` are those on the prompt's
-        path.
+        That is `there` before the newest; `there` too where the conversation has none. One is
+        opened where there is none at all, or where that runs. `turns` are those on its path.
         """
-        line = self.find(asked, there)
+        known = (there, *reversed(self._all))
+        mine = (line for line in known if line and line.number == asked.number != 0)
+        line = next(mine, there)
         if line is None or line.is_running:
             return self.open(now, turns, asked)
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True

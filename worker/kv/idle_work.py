@@ -184,11 +184,11 @@ class IdleWork:
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that idle work is for."""
-        in_slot = self._slots[plan.slot].line if plan.slot is not None else None
-        line = self._lines.find(
-            query.conversation, in_slot or (plan.path[-1].line if plan.path else None)
-        )
-        return line or self._lines.open(time.monotonic(), 1, query.conversation)
+        if plan.slot is not None and (line := self._slots[plan.slot].line) is not None:
+            return line
+        if plan.path:
+            return plan.path[-1].line
+        return self._lines.open(time.monotonic(), 1, query.conversation)
 
     # ------------------------------------------------------------ its end
 

@@ -319,7 +319,7 @@ class KVManager:
         assert self.disk is not None
         line = LinePriority(0, 0.0, 0.0)  # of what did not come
         if records and records[0] is not None:
-            line = self.lines.of(query.conversation, time.monotonic(), 1)
+            line = self.lines.open(time.monotonic(), 1, query.conversation)
             self.lines.end_turn(line, time.monotonic())
         found = self.plan(query).found
         assert found is not None, "what was read is of a prompt that was searched"

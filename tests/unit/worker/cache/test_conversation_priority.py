@@ -88,16 +88,21 @@ def test_a_line_goes_on_with_more_turns_never_fewer() -> None:
 
 def test_of_a_conversations_lines_the_one_it_goes_on_from_is_its_own_or_else_the_newest() -> None:
     lines, asked = LinePriorities(), Conversation(7)
-    lines.open(0.0, 1, Conversation(8))
-    assert lines.find(asked) is None
-    first = lines.of(asked, 1.0, 1)
-    second = lines.of(asked, 2.0, 1)
+    nobodys, other = lines.open(0.0, 1), lines.open(0.0, 1, Conversation(8))
+    first, second = lines.of(asked, 1.0, 1), lines.of(asked, 2.0, 1)
     assert second is not first, "the first runs"
-    assert lines.find(asked) is second and lines.find(asked, first) is first
-    other = lines.open(3.0, 1, Conversation(9))
-    assert lines.find(asked, other) is second
-    assert lines.find(Conversation(10), other) is other, "nothing else is known of it"
-    assert lines.find(UNKNOWN) is None
+    for line in (nobodys, other, first, second):
+        lines.end_turn(line, 3.0)
+
+    def found(asked: Conversation, there: LinePriority | None) -> LinePriority:
+        line = lines.of(asked, 4.0, 1, there)
+        lines.end_turn(line, 4.0)
+        return line
+
+    assert found(asked, None) is second and found(asked, first) is first
+    assert found(asked, other) is second
+    assert found(Conversation(10), other) is other, "nothing else is known of it"
+    assert found(UNKNOWN, None) is not nobodys
 
 
 def test_agents_that_all_run_do_not_hide_whom_they_work_for() -> None:
