@@ -24,7 +24,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.idle_work import IdleWork, SlotSteps
-from hearth.worker.kv.kv_transfer import IdleMode, KeepRules, KVTransfer
+from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import NOTHING, EncodedImages, MemoryRelease, Reason, Spared
@@ -357,9 +357,6 @@ class KVManager:
 
     # ------------------------------------------------------------ idle time
 
-    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
-        return self.idle_work.unfinished(natural)
-
     def open_spare(
         self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
     ) -> LiveSlot | None:
@@ -368,16 +365,6 @@ class KVManager:
         if slot is not None and self.disk is not None:
             self.disk.writer.begin(slot, query)
         return slot
-
-    def settle(self, query: PrefixQuery) -> None:
-        self.idle_work.settle(query)
-
-    def known_to(self, query: PrefixQuery) -> int:
-        return self.idle_work.known_to(query)
-
-    @property
-    def idle_mode(self) -> IdleMode:
-        return self.rules.idle_prefill
 
     def close_spare(self, slot: LiveSlot) -> None:
         if slot.joint.is_dropped:

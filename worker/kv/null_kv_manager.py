@@ -12,7 +12,7 @@ from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.extent_store import Joint
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
+from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import EncodedImages
@@ -132,27 +132,6 @@ class NullKVManager:
 
     def unpin(self, pin_id: str, key: str) -> bool:
         return False
-
-    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
-        return None
-
-    def open_spare(
-        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
-    ) -> LiveSlot | None:
-        return None
-
-    def known_to(self, query: PrefixQuery) -> int:
-        return 0
-
-    @property
-    def idle_mode(self) -> IdleMode:
-        return IdleMode.NEVER
-
-    def settle(self, query: PrefixQuery) -> None:
-        pass
-
-    def close_spare(self, slot: LiveSlot) -> None:
-        pass
 
     def hand_over(self) -> None:
         pass

@@ -8,6 +8,7 @@ from typing import Any, Final
 from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.memory_guard import AnyKVManager
@@ -40,7 +41,7 @@ class IdlePrefill:
         self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: known before
         self._sessions: Counter[str] = Counter()  # tokens by session
         self._engine = engine
-        self._kv_manager = kv_manager
+        self._keeper = kv_manager if isinstance(kv_manager, KVManager) else None
         self._config = config
         self._running: _Prefill | None = None
         # Kept for one key: prompts that idle time is to read
@@ -52,16 +53,17 @@ class IdlePrefill:
 
     def report(self) -> dict[str, Any]:
         """Return for `/v1/cache` what was read: ahead of a request, or once more."""
-        mode = self._kv_manager.idle_mode
+        mode = self._keeper.rules.idle_prefill if self._keeper is not None else IdleMode.NEVER
         return {"mode": mode.value, "on_mains": self._config.power.is_on_mains(), **self.counts}
 
     def step(self) -> bool:
         """Prefill one chunk of an answer, or of a next prompt; say whether there was any."""
-        if not self._is_allowed():
+        keeper = self._keeper
+        if keeper is None or not self._is_allowed(keeper):
             self.forget()
             return False
         if self._running is None:
-            begun = self._begin()
+            begun = self._begin(keeper)
             if begun is not None:
                 return begun
         assert self._running is not None
@@ -72,18 +74,16 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                self._kv_manager.settle(
-                    query
-                )  # the image's file is gone with the request it came in
+                keeper.idle_work.settle(query)  # its file is gone with the request it came in
                 self._close()
                 return True
             self._config.suspects.note_idle(query, number)
             self._prefill_to(self._running, end)
-            self._kv_manager.commit(slot, query.tokens[:end], query.names[number])
+            keeper.commit(slot, query.tokens[:end], query.names[number])
             self._config.suspects.note(())
             self._count(self._running, position, end)
         if slot.position == query.limit:
-            self._kv_manager.settle(query)
+            keeper.idle_work.settle(query)
             self._close()
         return True
 
@@ -107,33 +107,31 @@ class IdlePrefill:
         self._next_prompts.clear()
         self._close()
 
-    def _is_allowed(self) -> bool:
-        return self._kv_manager.idle_mode is IdleMode.AUTO and self._config.power.is_on_mains()
+    def _is_allowed(self, keeper: KVManager) -> bool:
+        return keeper.rules.idle_prefill is IdleMode.AUTO and self._config.power.is_on_mains()
 
-    def _begin(self) -> bool | None:
+    def _begin(self, keeper: KVManager) -> bool | None:
         """Open a slot for what is prefilled next; None where one is open now.
 
         Else say whether there is more to look at.
         """
-        query, is_foreseen = self._next()
+        query, is_foreseen = self._next(keeper)
         if query is None:
             return False
-        known = self._kv_manager.known_to(query)
+        known = keeper.idle_work.known_to(query)
         slot = None
         if not self._config.suspects.spoils(query):
             tokens, over = len(query.tokens), self._config.memory.over
-            slot = self._kv_manager.open_spare(
-                query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
-            )
+            slot = keeper.open_spare(query, is_foreseen, lambda nbytes: not over(nbytes, tokens))
         if slot is None:
-            self._kv_manager.settle(query)
+            keeper.idle_work.settle(query)
             return bool(self._next_prompts)
         self._running = _Prefill(query, slot, known)
         return None
 
     def _close(self) -> None:
-        if self._running is not None:
-            self._kv_manager.close_spare(self._running.slot)
+        if self._running is not None and self._keeper is not None:
+            self._keeper.close_spare(self._running.slot)
             self._running = None
 
     def _count(self, running: _Prefill, start: int, end: int) -> None:
@@ -157,11 +155,11 @@ class IdlePrefill:
             self._engine.prefill(slot.cache, chunk, query.images, query.adapter)
             start = end
 
-    def _next(self) -> tuple[PrefixQuery | None, bool]:
+    def _next(self, keeper: KVManager) -> tuple[PrefixQuery | None, bool]:
         """Return what is prefilled next, and whether it was foreseen: rendered prompts first."""
         if self._next_prompts:
             return self._next_prompts.pop(), True  # the newest first: it is asked soonest
-        return self._kv_manager.unfinished(self._config.natural_cuts), False
+        return keeper.idle_work.unfinished(self._config.natural_cuts), False
 
 
 def _session(query: PrefixQuery, slot: LiveSlot) -> str:

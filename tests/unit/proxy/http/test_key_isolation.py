@@ -162,7 +162,7 @@ def test_another_keys_kv_is_never_gone_on_from_so_that_no_prompt_can_be_guessed(
     words = np.random.default_rng(1).integers(3, 200, 300).tolist()
     warm = machine(name, tiny=True, slots_max=2, is_exact=is_exact)
     first = entered(warm, words, "mine")
-    ahead = warm.keeper.unfinished(lambda tokens: warm.rule.natural(tokens.tolist()))
+    ahead = warm.keeper.idle_work.unfinished(lambda tokens: warm.rule.natural(tokens.tolist()))
     assert ahead is None or ahead.root == key_root(ROOT, "mine")
     warm.work_ahead()
     goes_on = [*words, *first.tokens[:-1], 7, 8, 9]
