@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
-    At WARNING as much goes, bit by bit, as there is of kept KV; the disk has it. At CRITICAL all goes
-    that may, idle live caches too, and no prompt begins that has not begun; those that run go on.
+    At WARNING as much goes, bit by bit, as there is of kept KV; the disk has it. At CRITICAL all
+    goes that may, idle live caches too, and no prompt begins that has not begun; those that run go
+    on.
     """
 
     def __init__(
