@@ -15,7 +15,7 @@ from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from tests.helpers.worker.disk_workers import Workers
-from tests.helpers.worker.kv_prompts import follow, message, prompt, words
+from tests.helpers.worker.kv_prompts import KINDS, follow, message, prompt, words
 
 NAME = "qwen3_5"
 SYSTEM, USER, END = 120, 300, 150  # tokens of text
@@ -124,6 +124,16 @@ def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_wh
     assert [line.turns for line in warm.keeper.lines] == ([2] if follows else [1, 1])
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_who_goes_on_behind_all_that_its_slot_holds_leaves_out_nothing(name: str) -> None:
+    warm, ids = machine(name, tiny=True), prompt(name, SYSTEM, USER)
+    for _ in range(3):
+        answer = of(warm, ids, ONE, 8)
+        ids = follow(name, ids, answer.tokens, 40)
+    assert answer.usage is not None and answer.usage.source == "slot"
+    assert not left_out(warm)
+
+
 def test_a_conversation_that_goes_on_from_nothing_leaves_out_all_that_it_had_read() -> None:
     """Its tools changed, say: what was read before them is of no use to anybody."""
     warm = machine(NAME, tiny=True)
@@ -149,16 +159,18 @@ def test_kept_kv_is_reported_under_the_number_of_its_conversations_first_line(
     for end in ("one end", "another end", "a third"):
         ask("a" * 900, "b" * 900, end)
     ask("this shares system and tools alone")
+    ask("and so does this")
     ask("a title of it", has_tools=False)
     told = [(line.number, line.conversation) for line in desk.sessions.lines.lines]
-    assert [conversation for _, conversation in told] == [1, 2, 2, 2, 7, 8]
-    assert len(dict(told)) == 6, "each branch is a line"
+    assert [conversation for _, conversation in told] == [1, 2, 2, 2, 7, 8, 9]
+    assert len(dict(told)) == 7, "each branch is a line"
     kept = [(line.number, line.family, line.is_side) for line in desk.machine.keeper.lines]
     assert kept == [
         (1, "/other", False),
         (2, "/s", False),
         (7, "/s", False),
-        (8, "/s", True),
+        (8, "/s", False),
+        (9, "/s", True),
     ]
 
 
