@@ -1,5 +1,6 @@
 """Counts what idle time reads: by default nothing that was read before."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from hearth.shared.suspects import SuspectStore, take_running
 from hearth.worker.cache.block_hash import prefix_hashes
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.power_source import PowerSource
@@ -139,6 +141,15 @@ def test_of_a_foreseen_prompt_that_is_read_which_its_request_would_read(name: st
             assert read + asked.prefilled == prefilled[IdleMode.NEVER]
 
 
+def test_what_is_read_of_a_foreseen_prompt_is_kept_for_its_conversation() -> None:
+    warm = machine("qwen3")
+    query = foreseen(warm, prompt("qwen3", 100, 100), prompt("qwen3", 90))
+    warm.scheduler.prefill_later(replace(query, conversation=Conversation(7, "s")))
+    warm.work_ahead()
+    assert warm.scheduler.idle_tokens > 0
+    assert [(line.number, line.family) for line in warm.keeper.lines] == [(7, "s")]
+
+
 def test_a_foreseen_prompt_that_was_asked_meanwhile_is_not_read() -> None:
     warm = machine("qwen3")
     ids = prompt("qwen3", 100, 100)
@@ -161,6 +172,8 @@ def test_a_trunk_that_is_fast_is_read_once_more() -> None:
         warm.keeper.store.make_fast(extent)
     (slot,) = warm.keeper.slots
     slot.canonical_cuts.clear()
+    again = warm.keeper.unfinished(warm.rule.natural)
+    assert again is not None and again.conversation.number == slot.line.number > 0
     warm.work_ahead()
     end = warm.rule.system_end(ids)
     assert counts(warm) == (0, end)

@@ -14,7 +14,8 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from tests.helpers.worker.kv_prompts import follow, message, prompt, words
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.kv_prompts import KINDS, follow, message, prompt, words
 
 NAME = "qwen3_5"
 SYSTEM, USER, END = 120, 300, 150  # tokens of text
@@ -117,31 +118,70 @@ def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_wh
     warm = machine(NAME, tiny=True)
     ids = ending(1)
     first = warm.ask(ids, 2)
+    for slot in list(warm.keeper.slots):
+        warm.keeper.give_up(slot)
     warm.ask(follow(NAME, ids, first.tokens, 100) if follows else ending(2), 2)
     assert [line.turns for line in warm.keeper.lines] == ([2] if follows else [1, 1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_who_goes_on_behind_all_that_its_slot_holds_leaves_out_nothing(name: str) -> None:
+    warm, ids = machine(name, tiny=True), prompt(name, SYSTEM, USER)
+    for _ in range(3):
+        answer = of(warm, ids, ONE, 8)
+        ids = follow(name, ids, answer.tokens, 40)
+    assert answer.usage is not None and answer.usage.source == "slot"
+    assert not left_out(warm)
+
+
+def test_a_conversation_that_goes_on_from_nothing_leaves_out_all_that_it_had_read() -> None:
+    """Its tools changed, say: what was read before them is of no use to anybody."""
+    warm = machine(NAME, tiny=True)
+    of(warm, ending(1), ONE)
+    (end,) = [joint.position for joint in warm.keeper.store.joints if joint.is_prompt_end]
+    assert of(warm, prompt(NAME, SYSTEM, USER, seed=9), ONE).cached == 0
+    assert lines(warm) == 1 and end in left_out(warm)
 
 
 def test_kept_kv_is_reported_under_the_number_of_its_conversations_first_line(
     tmp_path: Path,
 ) -> None:
     desk = Desk("qwen3", family("qwen3"), tmp_path)
-    head = [
-        {"role": "system", "content": "Be brief. " * 40},
-        {"role": "user", "content": "a" * 900},
-    ]
 
-    def ask(*contents: str, session: str = "s") -> None:
+    def ask(*contents: str, session: str = "s", has_tools: bool = True) -> None:
         asks = [{"role": "user", "content": content} for content in contents]
-        prompt = Prompt([*head, *asks], speaker=Speaker("", session))
+        system = {"role": "system", "content": "Be brief. " * 90}
+        tools = [{"type": "function", "function": {"name": "read"}}] if has_tools else []
+        prompt = Prompt([system, *asks], tools, speaker=Speaker("", session))
         desk.ask(desk.named(prompt), AnswerParts("", "Yes."))
 
     ask("one end", session="other")
     for end in ("one end", "another end", "a third"):
-        ask("b" * 900, end)
+        ask("a" * 900, "b" * 900, end)
+    ask("this shares system and tools alone")
+    ask("and so does this")
+    ask("a title of it", has_tools=False)
     told = [(line.number, line.conversation) for line in desk.sessions.lines.lines]
-    assert [conversation for _, conversation in told] == [1, 2, 2, 2]
-    assert len(dict(told)) == 4, "each branch is a line"
-    assert [line.number for line in desk.machine.keeper.lines] == [1, 2]
+    assert [conversation for _, conversation in told] == [1, 2, 2, 2, 7, 8, 9]
+    assert len(dict(told)) == 7, "each branch is a line"
+    kept = [(line.number, line.family, line.is_side) for line in desk.machine.keeper.lines]
+    assert kept == [
+        (1, "/other", False),
+        (2, "/s", False),
+        (7, "/s", False),
+        (8, "/s", False),
+        (9, "/s", True),
+    ]
+
+
+def test_what_comes_back_from_disk_is_its_conversations(workers: Workers) -> None:
+    asked = Conversation(5, "s")
+    of(workers.start(NAME), ending(1), asked)
+    workers.flush()
+    warm = workers.start(NAME)
+    answer = of(warm, ending(1), asked)
+    assert answer.usage is not None and answer.usage.source == "ssd"
+    assert [(line.number, line.family, line.turns) for line in warm.keeper.lines] == [(5, "s", 2)]
 
 
 # ---------------------------------------------------------------- attacks
