@@ -253,12 +253,17 @@ class KVManager:
         live = max(0, sum(map(self.slot_bytes, idle)) - copied_bytes)
         return max(0, kept) + live + self.memory.images.nbytes()
 
-    def release(self, nbytes: int, query: PrefixQuery | None = None) -> None:
+    def release(
+        self,
+        nbytes: int,
+        query: PrefixQuery | None = None,
+        reason: Reason = Reason.MEMORY,
+    ) -> None:
         """Give up `nbytes` of what no running request holds, and the prompt `query` needs not.
 
         What was computed of what goes stays on disk, where there is one.
         """
-        self.memory.free(Reason.MEMORY, nbytes, spared=self._spared(query))
+        self.memory.free(reason, nbytes, spared=self._spared(query))
 
     def _spared(self, query: PrefixQuery | None) -> Spared:
         """Return what a prompt would resume from now."""

@@ -22,7 +22,8 @@ from hearth.worker.kv.live_slot import LiveSlot
 class Reason(Enum):
     """Why memory is freed, beside room for what is to be kept (`Evictor.make_room`)."""
 
-    MEMORY = "memory"  # a prompt or an answer has to fit, or the system wants it back
+    MEMORY = "memory"  # a prompt or an answer has to fit, or the system is out of memory
+    WARNING = "warning"  # the system begins to run short: live slots stay
     SLOTS = "slots"  # slots are too many or too old; what they hold is kept where there is room
     AGE = "age"  # nothing has used it for the time to live
 
@@ -95,14 +96,16 @@ class MemoryRelease:
         Of the idle slots only `slots` go, None = any. For its age only what is `expired` goes.
         """
         evictor, budget = self.evictor, self.evictor.store.budget
-        if reason is Reason.MEMORY:  # a little more, so that not all is ranked anew for each need
+        needs_memory = reason in (Reason.MEMORY, Reason.WARNING)
+        if needs_memory:  # a little more, so that not all is ranked anew for each need
             nbytes += budget.bytes_used * SLACK
-        idle = self.idle(spared) if slots is None else slots
+        if slots is None:
+            slots = self.idle(spared) if reason is not Reason.WARNING else []
         spared.pin.mark(1)
         candidates: list[Candidate] = [
-            _Slot(self, slot, reason, spared.pin.path, expired) for slot in idle
+            _Slot(self, slot, reason, spared.pin.path, expired) for slot in slots
         ]
-        if reason is Reason.MEMORY:
+        if needs_memory:
             candidates += [*evictor.kept_parts(), _Images(self.images)]
         elif reason is Reason.AGE:
             candidates += evictor.leaves(expired)

@@ -15,7 +15,7 @@ from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.memory_release import EncodedImages
+from hearth.worker.kv.memory_release import EncodedImages, Reason
 
 _NO_PLAN = ResumePlan.cold()
 _RAW = KeepRules(slots_max=1, chunk=1, is_exact=True)  # no rows are packed
@@ -76,7 +76,12 @@ class NullKVManager:
     def releasable(self, query: PrefixQuery | None = None) -> int:
         return self._images.nbytes()
 
-    def release(self, nbytes: int, query: PrefixQuery | None = None) -> None:
+    def release(
+        self,
+        nbytes: int,
+        query: PrefixQuery | None = None,
+        reason: Reason = Reason.MEMORY,
+    ) -> None:
         if self._images.nbytes():  # a request that waits for memory asks at every step
             self._images.release()
 

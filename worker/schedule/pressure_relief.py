@@ -7,6 +7,7 @@ from typing import Any, Final
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.kv.memory_release import Reason
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.schedule.memory_guard import AnyKVManager
 
@@ -23,9 +24,8 @@ log = logging.getLogger(__name__)
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
-    At WARNING as much goes, bit by bit, as there is of kept KV; the disk has it. At CRITICAL all
-    goes that may, idle live caches too, and no prompt begins that has not begun; those that run go
-    on.
+    At WARNING kept KV goes, bit by bit; the disk has it. At CRITICAL idle live caches go too, and
+    no prompt begins that has not begun; those that run go on.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PressureRelief:
         if nbytes <= 0:
             return
         before = holder.releasable()
-        holder.release(nbytes)
+        holder.release(nbytes, None, Reason.MEMORY if is_critical else Reason.WARNING)
         freed = max(0, before - holder.releasable())
         self.sheds += bool(freed)
         self.shed_bytes += freed

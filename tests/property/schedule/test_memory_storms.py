@@ -17,6 +17,7 @@ from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.kv.memory_release import Reason
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import WAIT_S_MAX, PressureRelief
 from scripts.harness.slow_properties import slow
@@ -48,9 +49,9 @@ class ShedKV:
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         return int(self._keeper().releasable(spared))
 
-    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None:
+    def release(self, nbytes: int, spared: PrefixQuery | None, reason: Reason) -> None:
         before = self._there()
-        self._keeper().release(nbytes, spared)
+        self._keeper().release(nbytes, spared, reason)
         self.freed_bytes += before - self._there()
 
     def _there(self) -> int:

@@ -23,7 +23,7 @@ class Holder:
     def releasable(self, spared: Any = None) -> int:
         return self.kept + self.live
 
-    def release(self, nbytes: int, spared: Any = None) -> None:
+    def release(self, nbytes: int, spared: Any = None, reason: Any = None) -> None:
         gone = min(nbytes, self.kept)
         self.kept -= gone
         self.live -= nbytes - gone
