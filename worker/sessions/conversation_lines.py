@@ -77,7 +77,8 @@ class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
     `number` is for people, and unique in one worker at a time; `uid` is the line's for ever.
-    `conversation` is the number of the line that began it, and that cached KV is reported under.
+    `conversation` is that of its last request's tokens, by which KV is ranked and reported: mostly
+    the number of the line that began it.
     `past` has the chain of each of its requests, with how many messages and tokens it was then.
     Owner: the ConversationLines that hold it.
     """
@@ -98,7 +99,7 @@ class Line:
     adapter: str = ""  # that the model had for the last request
     about: LineFacts = LineFacts()
     title: str = field(default="", repr=False)  # its first question's words; in memory only
-    conversation: int = 0  # set once
+    conversation: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -182,6 +183,7 @@ class LineSnapshot:
     is_restored: bool
     used_at: float
     adapter: str
+    conversation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ class EarlierLine:
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
     adapter: str = ""
+    conversation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +346,7 @@ class ConversationLines:
             assert line.shape is not None, "a line is written before a request is placed on it"
             if line.shape.chain in place.links:
                 self._lines.move_to_end(line)
+                line.conversation = conversation
                 return line
         return self._open(place, session, now, conversation)
 
@@ -357,8 +361,8 @@ class ConversationLines:
     def _open(self, place: LinePosition, session: Session, now: float, conversation: int) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        is_same = known is not None and known.conversation == conversation
-        number = self.new_number() if is_same else conversation
+        is_taken = any(line.number == conversation for line in self._lines)
+        number = self.new_number() if is_taken else conversation
         line = Line(number, now, parent, conversation=conversation)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
@@ -437,7 +441,7 @@ def _snapshot(line: Line) -> LineSnapshot | None:
         return None
     return LineSnapshot(
         *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        line.adapter,
+        *(line.adapter, line.conversation),
     )
 
 

@@ -72,6 +72,7 @@ def _before(known: LineSnapshot, shape: PromptShape, is_own: bool) -> EarlierLin
         is_restored=known.is_restored,
         used_at=known.used_at,
         adapter=known.adapter,
+        conversation=known.conversation,
     )
 
 

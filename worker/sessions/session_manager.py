@@ -142,7 +142,7 @@ class SessionManager:
             session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
             session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
-            visit.conversation = place.line.conversation if place.line else self.lines.new_number()
+            visit.conversation = self.lines.new_number()
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
 
     def _find_turns(self, visit: SessionVisit) -> None:

@@ -37,7 +37,7 @@ class SessionVisit:
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
-    conversation: int = 0  # its number: that of a line, or a new one
+    conversation: int = 0  # its number: a new one, or that of the line that its tokens go on with
     is_side: bool = False
     kind: str = "main"  # of what it is to its session: main, agent or side
     rules: list[str] = field(default_factory=list)  # by which its messages are canonical
@@ -66,9 +66,9 @@ class SessionVisit:
     ) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled.
 
-        A branch that only rewrote the end goes on with its line's conversation. It shares more of
-        that line's last prompt than it leaves out, system and tools (up to `system_end`) not
-        counted: all that a client asks begins with these.
+        They say whether the conversation is an earlier line's: the prompt shares more of that one's
+        last prompt than it leaves out, system and tools (up to `system_end`) not counted. All that
+        a client asks begins with these, and one that only sends the end otherwise goes on with it.
         """
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
         assert 0 <= header <= len(tokens), (header, len(tokens))
@@ -76,9 +76,8 @@ class SessionVisit:
         if (before := self.place.before) is not None:
             self.shared = common_length(tokens, before.tokens)
             left_out = before.prompt_tokens - self.shared
-            is_rewritten = left_out <= min(REWRITTEN_MAX, self.shared - system_end)
-            if is_rewritten and (branched := self.place.relative) is not None:
-                self.conversation = branched.conversation
+            if left_out <= min(REWRITTEN_MAX, self.shared - system_end):
+                self.conversation = before.conversation
         for at, turn in enumerate(self.turns):
             if turn is not None and at not in kept:
                 self.states[at] = DROPPED

@@ -98,12 +98,14 @@ def test_sub_agents_and_other_sessions_keep_their_own(speaker: Speaker) -> None:
     assert visit(desk, "a", "b", "another", speaker=speaker).conversation != first.conversation
 
 
-def test_a_request_that_extends_a_line_is_of_its_conversation_whatever_its_tokens_are() -> None:
+def test_a_request_that_extends_a_line_with_other_tokens_is_another_conversation() -> None:
+    """As one that compacts without the tools: its KV is another, and the line goes on with it."""
     desk = Desk()
-    first, other = visit(desk, "a", "b", end=5), visit(desk, "a", "else", end=5)
-    ended(desk, first, other)
-    later = visit(desk, "a", "else", "more", shared=SYSTEM)
-    assert later.conversation == other.conversation != first.conversation
+    first = visit(desk, "a", "b")
+    ended(desk, first)
+    other = visit(desk, "a", "b", "c", shared=SYSTEM)
+    assert other.place.line is not None and other.conversation != first.conversation
+    assert ended(desk, other) == [(first.conversation, other.conversation)]
 
 
 def test_two_that_overlapped_on_a_line_are_one_conversation_on_two_lines() -> None:
