@@ -98,7 +98,7 @@ class MemoryRelease:
         evictor, budget = self.evictor, self.evictor.store.budget
         needs_memory = reason in (Reason.MEMORY, Reason.WARNING)
         if needs_memory:  # a little more, so that not all is ranked anew for each need
-            nbytes += budget.bytes_used * SLACK
+            nbytes += max(0.0, budget.bytes_used - nbytes) * SLACK
         if slots is None:
             slots = self.idle(spared) if reason is not Reason.WARNING else []
         spared.pin.mark(1)

@@ -127,10 +127,13 @@ class RequestBuilder:
         visit: SessionVisit | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
-        cuts = self._facts.cut_rule.cuts(built.keys)
+        cuts, new_number = self._facts.cut_rule.cuts(built.keys), self._prompts.sessions.new_number
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
+        number = (visit.conversation if visit is not None else 0) or new_number()
+        if visit is not None:
+            visit.conversation = number
         conversation = Conversation(
-            visit.conversation if visit is not None else self._prompts.sessions.new_number(),
+            number,
             family_of(message.prompt),
             is_side=visit is not None and visit.is_side,
         )

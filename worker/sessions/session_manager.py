@@ -129,7 +129,7 @@ class SessionManager:
         return visit
 
     def new_number(self) -> int:
-        """Return the number of a conversation that no session has: a raw prompt's."""
+        """Return the number of another conversation."""
         with self._lock:
             return self.lines.new_number()
 
@@ -142,7 +142,7 @@ class SessionManager:
             session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
             session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
-            visit.conversation = self.lines.new_number()
+            visit.conversation = 0 if place.line is not None else self.lines.new_number()
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
 
     def _find_turns(self, visit: SessionVisit) -> None:

@@ -37,7 +37,7 @@ class SessionVisit:
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
-    conversation: int = 0  # its number: a new one, or that of the line that its tokens go on with
+    conversation: int = 0  # its number; 0 = its line's messages go on, its tokens do not
     is_side: bool = False
     kind: str = "main"  # of what it is to its session: main, agent or side
     rules: list[str] = field(default_factory=list)  # by which its messages are canonical
