@@ -157,7 +157,7 @@ class Evictor:
             if rank > rank_max:
                 break
             run = candidate.run
-            root = None if run is None else _root(run)  # nobody knows it once it is gone
+            entry = self._entry_of(run)  # nobody knows its root once it is gone
             gone = candidate.evict(self)
             assert gone.nbytes >= 0, (candidate.kind, gone)
             for exposed in gone.exposed:
@@ -165,23 +165,29 @@ class Evictor:
                     heapq.heappush(heap, (exposed.rank(self, now), next(order), exposed))
             freed += gone.nbytes
             if gone.is_loss:
-                self._note(kind or candidate.kind, run, root, gone)
+                self._note(kind or candidate.kind, entry, gone)
         return freed
 
-    def _note(self, kind: str, run: Extent | None, root: Joint | None, gone: Gone) -> None:
-        """Count what made way, in all and of its entry."""
-        self.evicted[kind] += gone.parts
-        self.evicted_bytes[kind] += gone.nbytes
-        if run is None or root is None:
-            return
-        entry = self._last.setdefault(run.line, EvictedEntry(run.line, root))
+    def _entry_of(self, run: Extent | None) -> EvictedEntry | None:
+        """Return what is told of the line that a run is of; that one is now the newest."""
+        if run is None:
+            return None
+        if run.line not in self._last:
+            self._last[run.line] = EvictedEntry(run.line, _root(run))
         self._last.move_to_end(run.line)
         if len(self._last) > LAST_MAX:
             self._last.popitem(last=False)
-        entry.at = time.time()
-        entry.parts[kind] += gone.parts
-        entry.nbytes += gone.nbytes
-        entry.tokens += gone.tokens
+        return self._last[run.line]
+
+    def _note(self, kind: str, entry: EvictedEntry | None, gone: Gone) -> None:
+        """Count what made way, in all and of its entry."""
+        self.evicted[kind] += gone.parts
+        self.evicted_bytes[kind] += gone.nbytes
+        if entry is not None:
+            entry.at = time.time()
+            entry.parts[kind] += gone.parts
+            entry.nbytes += gone.nbytes
+            entry.tokens += gone.tokens
 
     def worth_of(
         self, line: LinePriority, weight: float, tokens: int, nbytes: int, now: float

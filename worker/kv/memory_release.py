@@ -148,7 +148,7 @@ class _Slot:
 
     @property
     def run(self) -> Extent | None:
-        return self.slot.joint.arrival
+        return self.slot.joint.arrival if self.reason is not Reason.SLOTS else None
 
     def is_there(self) -> bool:
         return self.memory.is_there(self.slot)
