@@ -94,6 +94,7 @@ class LinePriorities:
         line = next(mine, there)
         if line is None or line.is_running:
             return self.open(now, turns, asked)
+        line.number = asked.number or line.number  # what no session knew gets its number here
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
         return line
 

@@ -46,7 +46,7 @@ class EvictedEntry:
 
 
 # What goes first: see docs/cache.md. Parts of one group go by what they are worth.
-FREE, KEPT, LIVE = range(3)
+NEEDLESS, KEPT, LIVE = range(3)
 Rank = tuple[float, ...]  # (group, worth, ...): the least goes first
 
 
@@ -136,12 +136,11 @@ class Evictor:
         now: float,
         rank_max: Rank = (math.inf,),
         among: Container[Extent] | None = None,
-        kind: str = "",
     ) -> int:
         """Have candidates go, the least first, until it is enough; return the bytes that went.
 
         `is_enough` is asked with the bytes that went. Nothing above `rank_max` goes, nor a run that
-        is not `among` some. What goes is counted as `kind`, else as what it is.
+        is not `among` some.
         """
         order, freed = itertools.count(), 0  # equals go in the order in which they came
         heap = [(each.rank(self, now), next(order), each) for each in candidates]
@@ -165,7 +164,7 @@ class Evictor:
                     heapq.heappush(heap, (exposed.rank(self, now), next(order), exposed))
             freed += gone.nbytes
             if gone.is_loss:
-                self._note(kind or candidate.kind, entry, gone)
+                self._note(candidate.kind, entry, gone)
         return freed
 
     def _entry_of(self, run: Extent | None) -> EvictedEntry | None:
@@ -241,17 +240,6 @@ class Evictor:
             likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
 
-    def kept_without(self, joint: Joint, slot: int) -> int:
-        """Return up to where a prompt that has all before `joint` is resumed without a slot."""
-        while (run := joint.arrival) is not None:
-            has_rows = (
-                run.body is not None or run.holders != {slot} or not self.store.layout.has_rows
-            )
-            if has_rows and self._is_resumable(joint):
-                break
-            joint = run.start
-        return joint.position
-
     def _saved_tokens(self, joint: Joint) -> int:
         """Return how many tokens further back the next place to resume at is."""
         assert joint.arrival is not None, "nothing is kept at the root"
@@ -277,9 +265,12 @@ class Evictor:
     def _is_resumable(self, joint: Joint) -> bool:
         return is_resumable(joint, self.store.layout.has_state, self.store.layout.window)
 
-    def leaves(self, among: Iterable[Extent]) -> "list[Candidate]":
-        """Return the runs that may go now as a whole, with what is at their ends."""
-        return [_KeptPart("extent", extent) for extent in among if _is_leaf(extent)]
+    def expired(self, among: Iterable[Extent]) -> "list[Candidate]":
+        """Return the runs that may go for their age, with what is at their ends.
+
+        Slots may have their rows too, beside the paths on which they stand.
+        """
+        return [_KeptPart("expired", extent) for extent in among if _is_end(extent)]
 
     def kept_parts(self) -> "list[Candidate]":
         """Return what of the store may go now."""
@@ -300,7 +291,8 @@ class _KeptPart:
     """A part of an extent's kept KV.
 
     A "copy" is of rows that a slot holds too, and costs nothing to give up; a "window" its window
-    rows; a "snapshot" what is at its end; the "extent" all of it, where nothing hangs from it.
+    rows; a "snapshot" what is at its end; the "extent" all of it, where nothing hangs from it;
+    "expired" the same, for its age.
     """
 
     kind: str
@@ -315,14 +307,14 @@ class _KeptPart:
                 return run.window is not None
             case "snapshot":
                 return run.end.snapshot is not None
-        return _is_leaf(run)
+        return _is_end(run) if self.kind == "expired" else _is_leaf(run)
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         run, snapshot = self.run, self.run.end.snapshot
         state_bytes = snapshot.nbytes if snapshot is not None else 0
         match self.kind:
             case "copy":
-                return FREE, 0.0
+                return NEEDLESS, 0.0
             case "window":
                 assert run.window is not None
                 return KEPT, evictor.window_worth(run, run.window.nbytes, now)
@@ -347,18 +339,23 @@ class _KeptPart:
                 store.remove(run)
                 store.prune(start)
         freed = held - store.budget.bytes_used
-        if self.kind != "extent":
+        if self.kind not in ("extent", "expired"):
             return Gone(freed)
         before = start.arrival
         is_exposed = before is not None and _is_leaf(before) and before.nbytes
-        exposed = [_KeptPart("extent", before)] if before is not None and is_exposed else []
+        exposed = [_KeptPart(self.kind, before)] if before is not None and is_exposed else []
         return Gone(freed, len(run.tokens), exposed)
 
 
 def _is_leaf(extent: Extent) -> bool:
     """Whether it may go and nothing else is lost with it: no branch, no request, no slot's rows."""
-    end, is_pinned = extent.end, extent.pinned > 0
-    return end.arrival is extent and not (end.leaving or end.pins or extent.holders or is_pinned)
+    return _is_end(extent) and not extent.holders
+
+
+def _is_end(extent: Extent) -> bool:
+    """Whether nothing hangs from it: no branch, and no request stands at its end."""
+    end = extent.end
+    return end.arrival is extent and not (end.leaving or end.pins or extent.pinned)
 
 
 def _root(extent: Extent) -> Joint:

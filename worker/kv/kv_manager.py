@@ -158,7 +158,7 @@ class KVManager:
         """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
         self._layers.has_room = has_room
 
-    def free_too(self, images: EncodedImages) -> None:
+    def release_too(self, images: EncodedImages) -> None:
         """Have encoded images go too where memory is needed."""
         self.memory.images = images
 

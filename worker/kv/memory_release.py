@@ -12,7 +12,7 @@ from enum import Enum
 
 import mlx.core as mx
 
-from hearth.worker.cache.eviction import FREE, KEPT, LIVE, SLACK, Candidate, Evictor, Gone, Rank
+from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Gone, Rank
 from hearth.worker.cache.extent_store import Extent
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.resume_planner import ResumePlan
@@ -101,24 +101,26 @@ class MemoryRelease:
             nbytes += max(0.0, budget.bytes_used - nbytes) * SLACK
         if slots is None:
             slots = self.idle(spared) if reason is not Reason.WARNING else []
-        spared.pin.mark(1)
         candidates: list[Candidate] = [
             _Slot(self, slot, reason, spared.pin.path, expired) for slot in slots
         ]
-        if needs_memory:
-            candidates += [*evictor.kept_parts(), _Images(self.images)]
-        elif reason is Reason.AGE:
-            candidates += evictor.leaves(expired)
-
-        freed = evictor.free(
-            candidates,
-            lambda freed: freed >= nbytes,
-            time.monotonic(),
-            among=expired if reason is Reason.AGE else None,
-            kind="expired" if reason is Reason.AGE else "",
-        )
-        spared.pin.mark(-1)
-        mx.clear_cache()
+        numbers = {slot.number for slot in slots}
+        spared.pin.mark(1)
+        try:
+            if needs_memory:
+                candidates += [*evictor.kept_parts(), _Images(self.images)]
+            elif reason is Reason.AGE:  # what a slot has that goes too goes with it
+                candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
+            freed = evictor.free(
+                candidates,
+                lambda freed: freed >= nbytes,
+                time.monotonic(),
+                among=expired if reason is Reason.AGE else None,
+            )
+        finally:
+            spared.pin.mark(-1)
+        if reason is not Reason.SLOTS:
+            mx.clear_cache()
         return freed
 
     def is_there(self, slot: LiveSlot) -> bool:
@@ -142,9 +144,12 @@ class _Slot:
     memory: MemoryRelease
     slot: LiveSlot
     reason: Reason
-    path: Sequence[Extent]
+    path: Sequence[Extent]  # that is spared
     expired: Collection[Extent]
-    kind: str = "slot"
+
+    @property
+    def kind(self) -> str:
+        return "expired" if self.reason is Reason.AGE else "slot"
 
     @property
     def run(self) -> Extent | None:
@@ -154,27 +159,20 @@ class _Slot:
         return self.memory.is_there(self.slot)
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
-        if self.reason is not Reason.MEMORY:
-            return (LIVE, *_need(self.slot))
-        slot, line = self.slot, self.slot.line
-        tokens = slot.position - evictor.kept_without(slot.joint, slot.number)
-        nbytes = self.memory.slot_bytes(slot)
-        return KEPT, evictor.worth_of(line, 1.0, tokens, nbytes, now) if line is not None else 0.0
+        return (LIVE, *_need(self.slot))
 
     def evict(self, evictor: Evictor) -> Gone:
-        memory, slot, budget = self.memory, self.slot, evictor.store.budget
-        live = memory.slot_bytes(slot)
-        if self.reason is Reason.SLOTS:
-            memory.give_up(slot, None)
-            return Gone(live, is_loss=False)
-        held = live + budget.bytes_used
-        count = len(evictor.store)
+        memory, slot, store = self.memory, self.slot, evictor.store
+        live, count = memory.slot_bytes(slot), len(store)
+        held = live + store.budget.bytes_used
         for extent in self.expired:
             if extent.holders == {slot.number}:
-                evictor.store.remove(extent)
+                store.remove(extent)
         memory.give_up(slot, self.path if self.reason is Reason.MEMORY else None)
-        count -= len(evictor.store)
-        return Gone(max(0, held - budget.bytes_used), parts=count if self.expired else 1)
+        if self.reason is Reason.SLOTS:
+            return Gone(live, is_loss=False)
+        parts = count - len(store) if self.reason is Reason.AGE else 1
+        return Gone(max(0, held - store.budget.bytes_used), parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ class _Images:
         return self.images.nbytes() > 0
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
-        return FREE, 1.0
+        return NEEDLESS, 1.0
 
     def evict(self, evictor: Evictor) -> Gone:
         nbytes = self.images.nbytes()

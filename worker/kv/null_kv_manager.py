@@ -113,7 +113,7 @@ class NullKVManager:
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         pass
 
-    def free_too(self, images: EncodedImages) -> None:
+    def release_too(self, images: EncodedImages) -> None:
         self._images = images
 
     def lend(self, slot: LiveSlot) -> None:

@@ -323,7 +323,15 @@ class ConversationLines:
 
     def snapshot(self, session: Session) -> SessionSnapshot:
         """Return the session's lines as they are now. Costs time by their number alone."""
-        lines = (_snapshot(line) for line in session.lines.values())
+        newest = {
+            line.conversation: line
+            for line in sorted(session.lines.values(), key=lambda line: line.used_at)
+        }
+        # Who goes on from an end that was rewritten meanwhile is another conversation from then on.
+        lines = (
+            _snapshot(line, line.conversation if newest[line.conversation] is line else 0)
+            for line in session.lines.values()
+        )
         return SessionSnapshot(session, tuple(each for each in lines if each is not None))
 
     def session_of(self, line: Line) -> Session:
@@ -435,13 +443,13 @@ def _key(speaker: Speaker) -> tuple[str, str, str]:
     return speaker.key, speaker.session, speaker.agent
 
 
-def _snapshot(line: Line) -> LineSnapshot | None:
+def _snapshot(line: Line, conversation: int) -> LineSnapshot | None:
     """Return what `line` is now; None where nothing was written to it."""
     if line.shape is None or line.tokens is None:
         return None
     return LineSnapshot(
         *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        *(line.adapter, line.conversation),
+        *(line.adapter, conversation),
     )
 
 

@@ -17,9 +17,8 @@ from hearth.worker.sessions.turn_store import Turn
 # of it), or as the template has it, though its tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
 
-REWRITTEN_MAX: Final = (
-    1_024  # tokens at a conversation's end that its next prompt may have otherwise
-)
+# Tokens at a conversation's end that its next prompt may have otherwise.
+REWRITTEN_MAX: Final = 1_024
 
 
 @dataclass(slots=True)
