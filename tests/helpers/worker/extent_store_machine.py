@@ -10,6 +10,7 @@ from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import UNKNOWN, LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,
     HYBRID,
@@ -20,6 +21,7 @@ from scripts.harness.store_builders import (
     WINDOWED,
     WINDOWS_ONLY,
     Part,
+    ask,
     cut_out_worth,
     name_of,
     path_to,
@@ -50,6 +52,8 @@ class Caching(RuleBasedStateMachine):
         self.lines = LinePriorities()
         self.known: list[LinePriority] = []
         self.pinned: list[Joint] = []
+        self.asked: list[PrefixQuery] = []  # the last ones
+        self.told: tuple[object, list[FoundPrefix]] = (None, [])  # a version, and what was found
         self.now = 0.0
 
     # ------------------------------------------------------------ what requests do
@@ -65,7 +69,8 @@ class Caching(RuleBasedStateMachine):
     ) -> None:
         line = self.a_line()
         joint, held = self.store.root, []
-        for end in sorted({*(cut for cut in cuts if cut < len(tokens)), len(tokens)}):
+        ends = sorted({*(cut for cut in cuts if cut < len(tokens)), len(tokens)})
+        for end in ends:
             run = pack(tokens[joint.position : end])
             is_canonical = end <= canonical_to
             before = joint
@@ -80,6 +85,8 @@ class Caching(RuleBasedStateMachine):
             joint.pins -= 1
             before.pins -= 1
         joint.is_prompt_end = True
+        self.store.changed()  # as where a slot is checked in
+        self.asked = [*self.asked[-2:], ask(tokens, ends)]
         self.lines.end_turn(line, self.now)
         assert prefix_of(joint) == tokens
         assert all(extent in self.store for extent in held)
@@ -201,6 +208,17 @@ class Caching(RuleBasedStateMachine):
         budget = self.store.budget
         assert budget.bytes_used <= budget.bytes_max, budget
         assert budget.buffers_used <= budget.buffers_max, budget
+
+    @invariant()
+    def what_a_search_finds_is_the_same_while_the_version_is(self) -> None:
+        found = [
+            PrefixSearch(self.store, query, is_exact).run()
+            for query in self.asked
+            for is_exact in (False, True)
+        ]
+        version, before = self.told
+        assert version is not self.store.version or found == before
+        self.told = self.store.version, found
 
     @invariant()
     def every_joint_is_reached_from_the_root(self) -> None:

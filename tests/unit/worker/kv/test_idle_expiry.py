@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
@@ -118,6 +119,25 @@ def test_what_was_used_since_stays_with_its_slot(line_idle_s: float) -> None:
     Idle(warm).pass_by(TTL_S / 2 + 1)
     assert warm.ask(young).prefilled <= 16
     assert warm.ask(old).cached == 0
+    warm.check()
+
+
+def test_a_trunk_that_a_younger_conversation_read_stays_though_its_branch_goes() -> None:
+    warm = machine("qwen3", ttl_s=TTL_S)
+    long = prompt("qwen3", 300, 100)
+    trunk = [*long[:256], *prompt("qwen3", 8)]
+    warm.ask(long, conversation=Conversation(1, "old"))
+    warm.ask(trunk, conversation=Conversation(2, "young"))
+    for slot in warm.keeper.slots:
+        warm.keeper.give_up(slot)
+    for extent in list(warm.keeper.store.extents):
+        if extent.end.position > 256 and extent.line.number == 2:
+            warm.keeper.store.remove(extent)  # so that the trunk ends there once the branch goes
+    (old,) = [line for line in warm.keeper.lines if line.number == 1]
+    old.used_at -= TTL_S
+    Idle(warm).pass_by(1.0)
+    assert expired_of(warm)[0] > 0
+    assert {extent.end.position for extent in warm.keeper.store.extents} == {64, 128, 192, 256}
     warm.check()
 
 

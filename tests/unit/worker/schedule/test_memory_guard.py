@@ -98,6 +98,38 @@ def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:
     same_tokens(watched.ask(asked), plain.ask(asked))
 
 
+def test_encoded_images_go_before_any_kept_kv() -> None:
+    made = LookingMachine("qwen3_vl")
+    vision, store = made.engine.vision, made.keeper.store
+    assert vision is not None
+    made.ask([*range(300, 330), *shown("qwen3_vl", 3), *range(400, 420)])
+    for slot in made.keeper.slots:
+        made.keeper.give_up(slot)
+    kept = store.budget.bytes_used
+    assert kept > 0 and vision.nbytes > 0
+    made.keeper.release(1)
+    assert vision.nbytes == 0 and store.budget.bytes_used == kept
+
+
+def test_images_that_a_prompt_is_amid_stay_whatever_memory_is_needed() -> None:
+    """Else each chunk of them would have them encoded anew."""
+    made = LookingMachine("qwen3_vl")
+    vision = made.engine.vision
+    assert vision is not None
+    made.ask([*range(300, 330), *shown("qwen3_vl", 2)])
+    other = vision.nbytes
+    answer = made.submit([*range(300, 320), *shown("qwen3_vl", 3), *range(400, 420)])
+    made.run(until=lambda: vision.nbytes > other)
+    (run,) = answer.request.query.images
+    assert answer.request.position < run.end, "they are encoded, and not read to their end"
+    made.keeper.release(1 << 40)
+    assert vision.is_encoded(run.picture)
+    made.run()
+    assert answer.reason == "length"
+    made.keeper.release(1 << 40)
+    assert vision.nbytes == 0
+
+
 # ---------------------------------------------------------------- answers that fit
 
 ROW = slot_bytes(2_560) // 2_560

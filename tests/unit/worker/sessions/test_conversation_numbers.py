@@ -7,6 +7,7 @@ import pytest
 
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
+from hearth.worker.sessions.conversation_lines import Line, PromptShape
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.sessions.session_visit import REWRITTEN_MAX, SessionVisit
 from tests.helpers.worker.session_prompts import ME, SLACK, WORDS, Desk, Rows
@@ -129,3 +130,15 @@ def test_after_a_restart_each_line_is_a_conversation(tmp_path: Path) -> None:
     assert visit(desk, "new").conversation > max(line.number for line in lines)
     later = visit(desk, "a", "b", "another", "more")
     assert later.place.line is not None and later.conversation == later.place.line.number
+
+
+def test_lines_of_two_sessions_that_had_one_number_are_two_conversations() -> None:
+    """Two workers number from 1 each, and one directory may have the records of both."""
+    desk = Desk()
+    for session in ("s1", "s2"):
+        line = Line(1, 0.0, shape=PromptShape((), (), (), (), frozenset()), tokens=pack([1]))
+        desk.sessions.lines.restore(Speaker("key", session), {}, line, 0.0)
+    numbers = [line.number for line in desk.sessions.lines.lines]
+    assert len(set(numbers)) == 2
+    assert [line.conversation for line in desk.sessions.lines.lines] == numbers
+    assert desk.sessions.new_number() not in numbers
