@@ -214,16 +214,16 @@ class Managing:
         self.keeper.share_out(kept, chance.choice([0, 1 << 40]))
 
     def idle_work(self, chance: random.Random) -> None:
-        query = self.keeper.unfinished(cuts_of) if not self.running else None
+        query = self.keeper.idle_work.unfinished(cuts_of) if not self.running else None
         if query is None:
             return
         slot = self.keeper.open_spare(query, False, lambda _: True)
         if slot is None:
-            self.keeper.settle(query)
+            self.keeper.idle_work.settle(query)
             return
         while slot.position < query.limit:
             self._read(Running(query, slot))
-        self.keeper.settle(query)
+        self.keeper.idle_work.settle(query)
         self.keeper.close_spare(slot)
 
     def age(self, chance: random.Random) -> None:

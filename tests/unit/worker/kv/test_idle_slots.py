@@ -5,7 +5,6 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.worker.cache.block_hash import pack, prefix_hashes
-from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.prefix_search import PrefixQuery
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.store_builders import ROOT
@@ -155,23 +154,4 @@ def test_of_windows_all_that_a_prompt_looks_back_to_are_spared() -> None:
         made.keeper.release(1 << 40, line)
     assert [e for e in made.keeper.store.extents if e.window is not None] == near
     assert made.keeper.plan(line).position == position
-    made.check()
-
-
-def test_a_slot_is_worth_what_no_other_has_of_it() -> None:
-    """Two agents have a trunk in common, which stays though one of them goes."""
-    made = machine("qwen3", tiny=True, slots_max=32)
-    trunk, lone = ids(256), ids(150, 1)
-    made.ask(lone, conversation=Conversation(1, "lone"))
-    for seed in (2, 3):
-        made.ask([*trunk, *ids(300, seed)], conversation=Conversation(seed, f"agent {seed}"))
-    with mx.stream(generation_stream):
-        made.keeper.release(1)
-    left = sorted(slot.tokens[:150].tolist() for slot in made.keeper.slots)
-    assert left == sorted([lone, trunk[:150]])
-    assert made.keeper.plan(query_of(made, [*trunk, 7, 8])).position == 256
-    with mx.stream(generation_stream):
-        made.keeper.release(1)
-    (slot,) = made.keeper.slots
-    assert slot.tokens[:150].tolist() == trunk[:150], "it saves more now, for its bytes"
     made.check()
