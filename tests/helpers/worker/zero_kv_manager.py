@@ -132,6 +132,7 @@ class Managing:
         query = self.waiting.pop(chance.randrange(len(self.waiting)))
         slot, plan = self.keeper.open(query, len(query.tokens))
         assert all(slot is not other.slot for other in self.running), "two requests in one slot"
+        assert all(slot.line is not other.slot.line for other in self.running), "or on one line"
         assert slot.tokens.tolist() == query.tokens[: plan.position].tolist()
         self.running.append(Running(query, slot))
 
