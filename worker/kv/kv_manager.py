@@ -248,7 +248,8 @@ class KVManager:
         kept = self.store.budget.bytes_used - self.pins.nbytes - spared.pin.nbytes
         kept -= self.transfer.stood_on_bytes(path)
         idle = self.memory.idle(spared)
-        copied = {e for slot in idle for e in self.transfer.held_only(slot, path)}
+        numbers = {slot.number for slot in idle}
+        copied = [e for e in path if e.body is None and e.holders and e.holders <= numbers]
         copied_bytes = sum(len(extent.tokens) for extent in copied) * self.row_bytes(None)
         live = max(0, sum(map(self.slot_bytes, idle)) - copied_bytes)
         return max(0, kept) + live + self.memory.images.nbytes()

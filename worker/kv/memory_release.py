@@ -171,8 +171,10 @@ class _Slot:
         memory.give_up(slot, self.path if self.reason is Reason.MEMORY else None)
         if self.reason is Reason.SLOTS:
             return Gone(live, is_loss=False)
-        parts = count - len(store) if self.reason is Reason.AGE else 1
-        return Gone(max(0, held - store.budget.bytes_used), parts=parts)
+        freed = max(0, held - store.budget.bytes_used)
+        if self.reason is Reason.AGE:
+            return Gone(freed, parts=count - len(store))
+        return Gone(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,6 @@ class Managing:
         probe = new_cache(kind)
         feed(probe, 3)
         layers = LayerMap(probe)
-        self.is_raw = not kind.startswith("packed")
         self.rules = KeepRules(
             slots_max,
             CHUNK,
@@ -198,7 +197,8 @@ class Managing:
         is_ample = store.budget.bytes_max >= AMPLE * keeper.row_bytes(None)
         if query is not None:
             assert keeper.plan(query).position >= before or not is_ample, "it is spared"
-        elif is_ample and self.is_raw:
+        is_raw = self.rules.store_format is None and self.rules.running_format is None
+        if is_ample and (query is None or is_raw):  # packed, copies take other bytes than is said
             assert freed >= asked, "as much as was said may go went"
 
     def _held(self) -> int:
