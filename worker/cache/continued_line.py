@@ -33,7 +33,10 @@ def line_of(
         there = last if is_whole or last.number == asked.number else None
     if there is not None and there.family != asked.family:
         there = None
-    line = lines.of(asked, time.monotonic(), turns, there)
+    now = time.monotonic()
+    if plan.path and there is None:  # of its own KV nothing is left: it begins anew
+        return lines.open(now, turns, asked)
+    line = lines.of(asked, now, turns, there)
     if plan.path or plan.slot is None:  # else the prompt has all that its slot holds
         _leave_out_end(store, line, plan)
     return line

@@ -123,7 +123,7 @@ class Evictor:
 
         self.free(
             self.kept_parts(),
-            lambda _: budget.missing(room, buffers) == (0, 0),
+            lambda _freed, _next: budget.missing(room, buffers) == (0, 0),
             now,
             (KEPT, worth),
         )
@@ -132,20 +132,20 @@ class Evictor:
     def free(
         self,
         candidates: Iterable[Candidate],
-        is_enough: Callable[[int], bool],
+        is_enough: Callable[[int, Rank], bool],
         now: float,
         rank_max: Rank = (math.inf,),
         among: Container[Extent] | None = None,
     ) -> int:
         """Have candidates go, the least first, until it is enough; return the bytes that went.
 
-        `is_enough` is asked with the bytes that went. Nothing above `rank_max` goes, nor a run that
-        is not `among` some.
+        `is_enough` is asked with the bytes that went, and the rank of the next. Nothing above
+        `rank_max` goes, nor a run that is not `among` some.
         """
         order, freed = itertools.count(), 0  # equals go in the order in which they came
         heap = [(each.rank(self, now), next(order), each) for each in candidates]
         heapq.heapify(heap)
-        while heap and not is_enough(freed):
+        while heap and not is_enough(freed, heap[0][0]):
             last_rank, _, candidate = heapq.heappop(heap)
             if not candidate.is_there():
                 continue

@@ -97,13 +97,17 @@ class MemoryRelease:
         """
         evictor, budget = self.evictor, self.evictor.store.budget
         needs_memory = reason in (Reason.MEMORY, Reason.WARNING)
-        if needs_memory:  # a little more, so that not all is ranked anew for each need
-            nbytes += max(0.0, budget.bytes_used - nbytes) * SLACK
+        slack = max(0.0, budget.bytes_used - nbytes) * SLACK if needs_memory else 0.0
         if slots is None:
             slots = self.idle(spared) if reason is not Reason.WARNING else []
         candidates: list[Candidate] = [
             _Slot(self, slot, reason, spared.pin.path, expired) for slot in slots
         ]
+
+        def is_enough(freed: int, following: Rank) -> bool:
+            """Kept KV gives a little more, so that not all is ranked anew for each need."""
+            return freed >= nbytes + (slack if following < (LIVE,) else 0)
+
         numbers = {slot.number for slot in slots}
         spared.pin.mark(1)
         try:
@@ -113,7 +117,7 @@ class MemoryRelease:
                 candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
             freed = evictor.free(
                 candidates,
-                lambda freed: freed >= nbytes,
+                is_enough,
                 time.monotonic(),
                 among=expired if reason is Reason.AGE else None,
             )
