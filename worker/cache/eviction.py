@@ -314,7 +314,7 @@ class _KeptPart:
         state_bytes = snapshot.nbytes if snapshot is not None else 0
         match self.kind:
             case "copy":
-                return NEEDLESS, 0.0
+                return KEPT, 0.0
             case "window":
                 assert run.window is not None
                 return KEPT, evictor.window_worth(run, run.window.nbytes, now)
