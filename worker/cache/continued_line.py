@@ -21,25 +21,23 @@ def line_of(
 ) -> LinePriority:
     """Begin a turn of the line of the prompt's conversation, and return it.
 
-    One that has no line yet goes on with the one, of its family, whose last prompt it has whole:
-    the sessions are not told of raw prompts, nor of those that were broken off. `there` is the line
-    of the slot that it goes on in, if it does.
+    That is the line of what it goes on from: of its own number or, in its family, of whose last
+    prompt it has all (the sessions are not told of raw prompts, nor of those that were broken off).
+    Where nothing is left of such a line it begins anew. `there` is the line of the slot that it
+    goes on in, if it does.
     """
     asked, turns = query.conversation, 1 + sum(extent.end.is_prompt_end for extent in plan.path)
     if plan.path:
         last = plan.path[-1].line
         tip = _tip(store, last)
-        is_whole = tip is not None and _has(tip, plan)
-        there = last if is_whole or last.number == asked.number else None
-    if there is not None and there.family != asked.family:
-        there = None
-    now = time.monotonic()
-    if plan.path and there is None:  # of its own KV nothing is left: it begins anew
-        return lines.open(now, turns, asked)
-    line = lines.of(asked, now, turns, there)
-    if plan.path or plan.slot is None:  # else the prompt has all that its slot holds
-        _leave_out_end(store, line, plan)
-    return line
+        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number)
+        there = last if is_its else None
+    if there is None or there.is_running or there.family != asked.family:
+        return lines.open(time.monotonic(), turns, asked)
+    lines.go_on(there, asked, time.monotonic(), turns)
+    if plan.path:  # else the prompt has all that its slot holds
+        _leave_out_end(store, there, plan)
+    return there
 
 
 def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> None:

@@ -81,22 +81,11 @@ class LinePriorities:
     def __iter__(self) -> Iterator[LinePriority]:
         return iter(self._all)
 
-    def of(
-        self, asked: Conversation, now: float, turns: int, there: LinePriority | None = None
-    ) -> LinePriority:
-        """Note that a request goes on with a line of its conversation, and return that.
-
-        That is `there` before the newest; `there` too where the conversation has none. One is
-        opened where there is none at all, or where that runs. `turns` are those on its path.
-        """
-        known = (there, *reversed(self._all))
-        mine = (line for line in known if line and line.number == asked.number != 0)
-        line = next(mine, there)
-        if line is None or line.is_running:
-            return self.open(now, turns, asked)
+    def go_on(self, line: LinePriority, asked: Conversation, now: float, turns: int) -> None:
+        """Note that a request goes on with a line; `turns` are those on the prompt's path."""
+        assert not line.is_running, line.number
         line.number = asked.number or line.number  # what no session knew gets its number here
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
-        return line
 
     def open(self, now: float, turns: int, asked: Conversation = UNKNOWN) -> LinePriority:
         """Open a line. The one of its family that waits on it, if any, becomes its sponsor.

@@ -94,7 +94,7 @@ class Caching(RuleBasedStateMachine):
     def a_line(self) -> LinePriority:
         if self.known and self.now % 3 == 0:
             line = self.known[int(self.now) % len(self.known)]
-            assert self.lines.of(UNKNOWN, self.now, 1, line) is line
+            self.lines.go_on(line, UNKNOWN, self.now, 1)
         else:
             line = self.lines.open(self.now, 1)
             self.known.append(line)

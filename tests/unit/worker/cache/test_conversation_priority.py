@@ -6,7 +6,6 @@ from hearth.worker.cache.conversation_priority import (
     HALF_LIFE_S,
     SPONSOR_WAIT_S,
     UNKNOWN,
-    Conversation,
     LinePriorities,
     LinePriority,
 )
@@ -70,7 +69,7 @@ def test_an_orchestrator_stays_likelier_than_its_agents_however_long_they_take(t
     orchestrator = waiting_line(lines, 0.0, turns)
     for start in range(10, 3610, 180):
         agent = waiting_line(lines, float(start), turns=1)
-        lines.of(UNKNOWN, start + 60.0, 2, agent)
+        lines.go_on(agent, UNKNOWN, start + 60.0, 2)
         assert agent.sponsor is orchestrator
         assert agent.likelihood(start + 60.0, 0) < orchestrator.likelihood(start + 60.0, 0)
         lines.end_turn(agent, start + 120.0)
@@ -79,30 +78,11 @@ def test_an_orchestrator_stays_likelier_than_its_agents_however_long_they_take(t
 def test_a_line_goes_on_with_more_turns_never_fewer() -> None:
     lines = LinePriorities()
     line = waiting_line(lines, 0.0, turns=3)
-    lines.of(UNKNOWN, 5.0, 2, line)
+    lines.go_on(line, UNKNOWN, 5.0, 2)
     assert (line.turns, line.is_running, line.used_at) == (4, True, 5.0)
     lines.end_turn(line, 9.0)
-    lines.of(UNKNOWN, 10.0, 7, line)
+    lines.go_on(line, UNKNOWN, 10.0, 7)
     assert (line.turns, line.used_at) == (7, 10.0)
-
-
-def test_of_a_conversations_lines_the_one_it_goes_on_from_is_its_own_or_else_the_newest() -> None:
-    lines, asked = LinePriorities(), Conversation(7)
-    nobodys, other = lines.open(0.0, 1), lines.open(0.0, 1, Conversation(8))
-    first, second = lines.of(asked, 1.0, 1), lines.of(asked, 2.0, 1)
-    assert second is not first, "the first runs"
-    for line in (nobodys, other, first, second):
-        lines.end_turn(line, 3.0)
-
-    def found(asked: Conversation, there: LinePriority | None) -> LinePriority:
-        line = lines.of(asked, 4.0, 1, there)
-        lines.end_turn(line, 4.0)
-        return line
-
-    assert found(asked, None) is second and found(asked, first) is first
-    assert found(asked, other) is second
-    assert found(Conversation(10), other) is other, "nothing else is known of it"
-    assert found(UNKNOWN, None) is not nobodys
 
 
 def test_agents_that_all_run_do_not_hide_whom_they_work_for() -> None:
@@ -134,7 +114,7 @@ def test_a_sponsor_that_has_not_run_for_hours_neither_discounts_nor_stays() -> N
     now = 61.0
     for _ in range(60):  # five hours of a second conversation with side calls
         now += 300.0
-        lines.of(UNKNOWN, now, 2, other)
+        lines.go_on(other, UNKNOWN, now, 2)
         lines.end_turn(other, now + 1)
         lines.end_turn(lines.open(now + 2, 1), now + 3)
     assert other.likelihood(now, 1800.0) > 1.5

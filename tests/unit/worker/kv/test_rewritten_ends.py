@@ -134,15 +134,6 @@ def test_who_goes_on_behind_all_that_its_slot_holds_leaves_out_nothing(name: str
     assert not left_out(warm)
 
 
-def test_a_conversation_that_goes_on_from_nothing_leaves_out_all_that_it_had_read() -> None:
-    """Its tools changed, say: what was read before them is of no use to anybody."""
-    warm = machine(NAME, tiny=True)
-    of(warm, ending(1), ONE)
-    (end,) = [joint.position for joint in warm.keeper.store.joints if joint.is_prompt_end]
-    assert of(warm, prompt(NAME, SYSTEM, USER, seed=9), ONE).cached == 0
-    assert lines(warm) == 1 and end in left_out(warm)
-
-
 def test_kept_kv_is_reported_under_the_number_of_its_conversations_first_line(
     tmp_path: Path,
 ) -> None:
