@@ -30,11 +30,11 @@ def line_of(
     if plan.path:
         last = plan.path[-1].line
         tip = _tip(store, last)
-        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number)
+        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number != 0)
         there = last if is_its else None
     if there is None or there.is_running or there.family != asked.family:
         return lines.open(time.monotonic(), turns, asked)
-    lines.go_on(there, asked, time.monotonic(), turns)
+    lines.go_on(there, time.monotonic(), turns)
     if plan.path:  # else the prompt has all that its slot holds
         _leave_out_end(store, there, plan)
     return there

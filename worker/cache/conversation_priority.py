@@ -81,10 +81,9 @@ class LinePriorities:
     def __iter__(self) -> Iterator[LinePriority]:
         return iter(self._all)
 
-    def go_on(self, line: LinePriority, asked: Conversation, now: float, turns: int) -> None:
+    def go_on(self, line: LinePriority, now: float, turns: int) -> None:
         """Note that a request goes on with a line; `turns` are those on the prompt's path."""
         assert not line.is_running, line.number
-        line.number = asked.number or line.number  # what no session knew gets its number here
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
 
     def open(self, now: float, turns: int, asked: Conversation = UNKNOWN) -> LinePriority:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.conversation_priority import UNKNOWN, LinePriorities, LinePriority
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
@@ -94,7 +94,7 @@ class Caching(RuleBasedStateMachine):
     def a_line(self) -> LinePriority:
         if self.known and self.now % 3 == 0:
             line = self.known[int(self.now) % len(self.known)]
-            self.lines.go_on(line, UNKNOWN, self.now, 1)
+            self.lines.go_on(line, self.now, 1)
         else:
             line = self.lines.open(self.now, 1)
             self.known.append(line)

@@ -5,7 +5,6 @@ import pytest
 from hearth.worker.cache.conversation_priority import (
     HALF_LIFE_S,
     SPONSOR_WAIT_S,
-    UNKNOWN,
     LinePriorities,
     LinePriority,
 )
@@ -69,7 +68,7 @@ def test_an_orchestrator_stays_likelier_than_its_agents_however_long_they_take(t
     orchestrator = waiting_line(lines, 0.0, turns)
     for start in range(10, 3610, 180):
         agent = waiting_line(lines, float(start), turns=1)
-        lines.go_on(agent, UNKNOWN, start + 60.0, 2)
+        lines.go_on(agent, start + 60.0, 2)
         assert agent.sponsor is orchestrator
         assert agent.likelihood(start + 60.0, 0) < orchestrator.likelihood(start + 60.0, 0)
         lines.end_turn(agent, start + 120.0)
@@ -78,10 +77,10 @@ def test_an_orchestrator_stays_likelier_than_its_agents_however_long_they_take(t
 def test_a_line_goes_on_with_more_turns_never_fewer() -> None:
     lines = LinePriorities()
     line = waiting_line(lines, 0.0, turns=3)
-    lines.go_on(line, UNKNOWN, 5.0, 2)
+    lines.go_on(line, 5.0, 2)
     assert (line.turns, line.is_running, line.used_at) == (4, True, 5.0)
     lines.end_turn(line, 9.0)
-    lines.go_on(line, UNKNOWN, 10.0, 7)
+    lines.go_on(line, 10.0, 7)
     assert (line.turns, line.used_at) == (7, 10.0)
 
 
@@ -114,7 +113,7 @@ def test_a_sponsor_that_has_not_run_for_hours_neither_discounts_nor_stays() -> N
     now = 61.0
     for _ in range(60):  # five hours of a second conversation with side calls
         now += 300.0
-        lines.go_on(other, UNKNOWN, now, 2)
+        lines.go_on(other, now, 2)
         lines.end_turn(other, now + 1)
         lines.end_turn(lines.open(now + 2, 1), now + 3)
     assert other.likelihood(now, 1800.0) > 1.5

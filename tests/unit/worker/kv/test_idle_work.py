@@ -172,7 +172,7 @@ def test_a_trunk_that_is_fast_is_read_once_more() -> None:
         warm.keeper.store.make_fast(extent)
     (slot,) = warm.keeper.slots
     slot.canonical_cuts.clear()
-    again = warm.keeper.unfinished(warm.rule.natural)
+    again = warm.keeper.idle_work.unfinished(warm.rule.natural)
     assert again is not None and again.conversation.number == slot.line.number > 0
     warm.work_ahead()
     end = warm.rule.system_end(ids)

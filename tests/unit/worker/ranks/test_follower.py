@@ -13,6 +13,7 @@ from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.kv.layer_adapters import leaves
@@ -34,6 +35,8 @@ from tests.helpers.ranks.replica_ranks import (
 )
 
 BUDGET_MB = 0.12  # so little that rows are evicted, and slots' rows copied out
+
+ONE = Conversation(1)  # else ends that differ are of different ones, as likely as each other
 
 Said = list[Any]
 
@@ -60,14 +63,15 @@ def talk(worker: Machine) -> Said:
     said: Said = []
     prompt = words(1, 200)
     for turn in range(3):
-        answer = worker.ask(prompt, 6)
+        answer = worker.ask(prompt, 6, conversation=ONE)
         said.append((answer.cached, answer.tokens))
         prompt = prompt + answer.tokens + words(turn, 40)
     for fork in range(2):
-        answer = worker.ask(words(1, 150) + words(50 + fork, 60), 4)
+        answer = worker.ask(words(1, 150) + words(50 + fork, 60), 4, conversation=ONE)
         said.append((answer.cached, answer.tokens))
     together = [
-        worker.submit(words(1, 120) + words(9 + n, 20 + 9 * n), 8 + 3 * n) for n in range(4)
+        worker.submit(words(1, 120) + words(9 + n, 20 + 9 * n), 8 + 3 * n, conversation=ONE)
+        for n in range(4)
     ]
     worker.run(lambda: len(worker.engine.decoder) == 4)
     worker.step()
@@ -75,7 +79,7 @@ def talk(worker: Machine) -> Said:
     worker.run()
     said.append([(each.cached, worker.settled(each).tokens) for each in together])
     worker.work_ahead()
-    answer = worker.ask(prompt, 4)
+    answer = worker.ask(prompt, 4, conversation=ONE)
     said.append((answer.cached, answer.tokens))
     return said
 

@@ -55,7 +55,9 @@ class ScriptedPrompts:
     """Builds every prompt of the same tokens; a prompt of too many messages is refused."""
 
     sessions = SimpleNamespace(
-        new_id=lambda: "id", reports=SimpleNamespace(sessions=lambda key: [key])
+        new_id=lambda: "id",
+        new_number=lambda: 1,
+        reports=SimpleNamespace(sessions=lambda key: [key]),
     )
 
     def __init__(self) -> None:
