@@ -78,8 +78,8 @@ _DASH: Final = (
 # A date, a time or both: it begins like one and goes on while digits, names and zones do.
 _WHEN: Final = (
     rf"(?=(?:{_DAY},? )?(?:{_MONTH} \d|\d{{1,4}}[-/:.]\d|\d{{1,2}} {_MONTH}))"
-    rf"(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/"
-    rf"|{_DASH})[ ,]*)++"
+    rf"(?>(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/"
+    rf"|{_DASH})[ ,]*)+)"  # atomic: in Python 3.11.2 a possessive group passes over lookaheads
 )
 _FENCE: Final = "```json"
 # A NUL starts each sentinel, so that no client's text is mistaken for one.
