@@ -110,7 +110,7 @@ def test_a_connection_dropped_at_40_percent_of_a_prefill_loses_nothing(
             reached = max((slot["tokens"] for slot in row["slots"]), default=0)
     answer = http.post(CHAT, content=payload, headers={"content-type": "application/json"})
     size, cached = size_and_cached(usage_of(answer))
-    assert size > 2 * reached, "the connection was dropped amid the prefill"
+    assert size > reached + 1_000, "the connection was dropped amid the prefill"
     assert cached >= reached
 
 
