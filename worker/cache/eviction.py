@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
@@ -295,7 +295,7 @@ class _KeptPart:
     "expired" the same, for its age.
     """
 
-    kind: str
+    kind: Literal["copy", "window", "snapshot", "extent", "expired"]
     run: Extent
 
     def is_there(self) -> bool:
@@ -335,7 +335,7 @@ class _KeptPart:
             case "snapshot":
                 store.set_snapshot(run.end, None)
                 store.prune(run.end)
-            case _:
+            case "extent" | "expired":
                 store.remove(run)
                 store.prune(start)
         freed = held - store.budget.bytes_used

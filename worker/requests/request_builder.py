@@ -127,9 +127,10 @@ class RequestBuilder:
         visit: SessionVisit | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
-        cuts, new_number = self._facts.cut_rule.cuts(built.keys), self._prompts.sessions.new_number
+        cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
-        number = (visit.conversation if visit is not None else 0) or new_number()
+        number = visit.conversation if visit is not None else 0
+        number = number or self._prompts.sessions.new_number()
         if visit is not None:
             visit.conversation = number
         conversation = Conversation(
