@@ -1,7 +1,6 @@
 """A turn is found by what a client sends back, within one API key, until it is dropped."""
 
 import json
-import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from hearth.worker.sessions.turn_store import (
     place_behind,
     places_of_ids,
 )
+from tests.helpers.held_bytes import held_bytes
 
 KEY, OTHER_KEY = "key-a", "key-b"
 PLACE = b"behind the question"
@@ -63,8 +63,8 @@ def by_place(store: TurnStore, key: str, place: bytes) -> Sequence[Turn]:
 def test_turns_hold_no_more_memory_than_is_counted(letter: str, size: int, calls: int) -> None:
     """The store is bounded by its bytes, so what it does not count is bounded by nothing."""
     store, count = TurnStore(), 100
-    tracemalloc.start()
-    try:
+
+    def fill() -> None:
         for number in range(count):
             text = f"{number} {letter * size}"
             content = {"content": f"{letter * size}"}
@@ -77,9 +77,8 @@ def test_turns_hold_no_more_memory_than_is_counted(letter: str, size: int, calls
             store.add(
                 Turn(KEY, place, pack([number] * size), said, raw, ids, f"signature {number}")
             )
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+
+    held = held_bytes(fill)
     assert len(store) == count
     assert held <= store.nbytes, (held / count, store.nbytes / count)
 

@@ -1,6 +1,5 @@
 """Responses are kept for a while, for who asked for them, within bounds."""
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +12,7 @@ from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, Resp
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.durable_journal import Journal
 from hearth.shared.errors import RequestError
+from tests.helpers.held_bytes import held_bytes
 from tests.helpers.proxy.proxy_app import app_of, ask
 
 
@@ -183,13 +183,12 @@ def test_stored_responses_hold_no_more_memory_than_is_counted(length: int) -> No
     """The store is bounded by its bytes, so what it does not count is bounded by nothing."""
     store, response = ResponseStore(), {"text": "x" * length}
     store.keep("key", {"input": "Hi"}, {"id": "resp_0", **response})
-    tracemalloc.start()
-    try:
+
+    def fill() -> None:
         for number in range(1, 101):
             store.keep("key", {"input": "Hi"}, {"id": f"resp_{number}", **response})
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+
+    held = held_bytes(fill)
     assert len(store) == 101
     assert held <= store.nbytes + 101 * OVERHEAD_BYTES, held / 101
 
