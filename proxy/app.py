@@ -48,7 +48,7 @@ from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 
 log = logging.getLogger(__name__)
 

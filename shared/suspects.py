@@ -21,10 +21,8 @@ import orjson
 
 from hearth.shared.durable_journal import SECRET_BYTES, secret_of
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.make_private_directory import make_private
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import make_private, read_small_file, write_small_file
 from hearth.shared.version import VERSION
-from hearth.shared.write_small_file import write_small_file
 
 DIRECTORY: Final = "suspects"  # in KV_CACHE_DIR
 SUSPECTED_S: Final = 86_400.0  # after the last death it is as if there had been none

@@ -8,7 +8,8 @@ Failed. A worker that embeds and ranks is sent the last two, and no other is.
 """
 
 import dataclasses
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -79,7 +80,24 @@ class MessageName:
     canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
     exact: bytes  # digest of what the model is shown
     rules: list[str] = field(default_factory=list)  # that made the first of the second
-    link: bytes = b""  # of all canonical messages up to and with it (shared/message_links.py)
+    link: bytes = b""  # of all canonical messages up to and with it (shared/wire_messages.py)
+
+
+START: Final = b""  # the link before the first message
+
+
+def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageName]:
+    """Return `names` with their links, behind messages that end in `link`.
+
+    The proxy makes them once, where a request is parsed; whoever asks which conversation it is
+    compares links. A message whose canonical form is nothing leaves the link as it is.
+    """
+    found = []
+    for name in names:
+        if name.canonical:
+            link = hashlib.blake2b(link + name.canonical, digest_size=16).digest()
+        found.append(MessageName(name.canonical, name.exact, name.rules, link))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

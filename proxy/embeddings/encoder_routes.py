@@ -19,7 +19,7 @@ from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Embedded, EncoderFacts
 

@@ -33,7 +33,7 @@ from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)

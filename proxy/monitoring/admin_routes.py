@@ -19,7 +19,7 @@ from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
 
 _ITEMS: Final = "/input_items"

@@ -13,9 +13,9 @@ from hearth.shared.models.builtin_models import (
     BUILTIN_MODELS,
     ModelMissing,
     builtin_model,
+    catalogued,
     present_builtin,
 )
-from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import HUB, local_models, matching_whole
 
 _NOWHERE: Final = (

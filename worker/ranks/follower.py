@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder

@@ -25,7 +25,7 @@ import mlx.core as mx
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.process_start import begin_process
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
 

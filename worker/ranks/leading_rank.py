@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
-from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.settings import Settings
+from hearth.shared.worker_files import leave_reason
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype

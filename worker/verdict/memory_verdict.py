@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import OVERHEAD_MAX

@@ -28,7 +28,7 @@ from hearth.proxy.request.model_names import (
     loose_name,
     loose_names,
 )
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 
 __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
 

@@ -13,7 +13,7 @@ from unittest import mock
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore

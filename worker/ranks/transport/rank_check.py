@@ -19,7 +19,7 @@ import numpy as np
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.leader_link import LeaderLink

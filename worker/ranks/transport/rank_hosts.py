@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import read_small_file
 
 LOOPBACK: Final = "127.0.0.1"
 HOST_FILE_BYTES_MAX: Final = 1 << 20

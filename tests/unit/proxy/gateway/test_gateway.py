@@ -25,7 +25,7 @@ from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 CONFIG = {
     "model_list": [

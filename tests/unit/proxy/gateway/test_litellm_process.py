@@ -28,7 +28,7 @@ from hearth.proxy.gateway.litellm_process import (
 )
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from tests.helpers.cloud.cloud_answers import CloudAnswer
 from tests.helpers.cloud.dialect_requests import body_of
 from tests.helpers.cloud.gateway_server import cloud_entry

@@ -15,7 +15,7 @@ from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.models import builtin_models
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
 from hearth.shared.models.local_models import OMLX, FoundModel
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.errors import StartError
 from hearth.shared.models import model_path
-from hearth.shared.models.catalogue import CATALOGUE, catalogued, fitting
+from hearth.shared.models.builtin_models import CATALOGUE, catalogued, fitting
 from hearth.shared.models.local_models import (
     HUB,
     LM_STUDIO,

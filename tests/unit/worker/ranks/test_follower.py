@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory

@@ -22,7 +22,7 @@ from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Usage
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ import yaml
 from litellm.router_utils.fallback_event_handlers import get_fallback_model_group
 
 from hearth.proxy.gateway.config.routing_table import read_table
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 # LiteLLM's late imports warn of its own types.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -10,7 +10,7 @@ from hearth.proxy.gateway.config.merged_config import HOOKS, environment, merged
 from hearth.proxy.gateway.config.routing_table import RoutingTable, read_table
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 DATA = yaml.safe_load((PROJECT_DIR / "tests/data/litellm_configs.yaml").read_text())
 TWO_MODELS = {"MODELS": "small=/models/tiny-1b", "PROXY_MODEL_ID": "big", "MODEL_ALIASES": "main"}

@@ -1,7 +1,6 @@
 """A link names all messages up to and with its own, in their order."""
 
-from hearth.shared.message_links import START, linked
-from hearth.shared.wire_messages import MessageName
+from hearth.shared.wire_messages import START, MessageName, linked
 
 SYSTEM, QUESTION, ANSWER = (MessageName(word, b"x" + word, ["rule"]) for word in (b"s", b"q", b"a"))
 REMINDER = MessageName(b"", b"r")  # its canonical form is nothing

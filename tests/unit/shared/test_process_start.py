@@ -1,20 +1,24 @@
-"""Says where what MLX compiles may lie: never where another user can write."""
+"""Says where what MLX compiles may lie, and how many files a process may open.
 
+It lies never where another user can write.
+"""
+
+import resource
 import stat
 from pathlib import Path
 
 import pytest
 
-from hearth.shared import private_temp_directory
+from hearth.shared import process_start
 from hearth.shared.errors import StartError
-from hearth.shared.private_temp_directory import temp_environment
+from hearth.shared.process_start import raise_open_file_limit, temp_environment
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory below home that is taken; it is not there yet."""
     directory = tmp_path / "home" / "tmp"
-    monkeypatch.setattr(private_temp_directory, "PRIVATE_TEMP", directory)
+    monkeypatch.setattr(process_start, "PRIVATE_TEMP", directory)
     return directory
 
 
@@ -63,3 +67,36 @@ def test_one_that_others_can_enter_is_closed_to_them(home: Path, tmp_path: Path)
     home.chmod(0o777)
     assert temp_environment({"TMPDIR": "/gone"}, tmp_path / "run") == {"TMPDIR": str(home)}
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+NO_LIMIT = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("limits", "then"),
+    [
+        ((256, NO_LIMIT), (4096, NO_LIMIT)),  # macOS
+        ((1024, 1024), (1024, 1024)),
+        ((256, 1024), (1024, 1024)),
+        ((1024, 1 << 20), (4096, 1 << 20)),
+        ((8192, 1 << 20), (8192, 1 << 20)),
+        ((NO_LIMIT, NO_LIMIT), (NO_LIMIT, NO_LIMIT)),
+        ((128, 128), (128, 128)),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_is_wanted_and_allowed(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], then: tuple[int, int]
+) -> None:
+    now = [limits]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, to: now.append(to))
+    assert raise_open_file_limit(4096, 128) == then[0]
+    assert now[-1] == then
+
+
+def test_too_low_a_hard_limit_is_refused_with_the_figures_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (127, 127))
+    with pytest.raises(StartError, match=r"127 files .* needs 128\. .*ulimit -Hn .*NumberOfFiles"):
+        raise_open_file_limit(4096, 128)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hearth.shared.glibc_malloc import malloc_environment
+from hearth.shared.linux_environment import malloc_environment
 
 
 def test_linux_workers_map_large_blocks_unless_somebody_has_set_otherwise(
@@ -22,7 +22,7 @@ def test_linux_workers_map_large_blocks_unless_somebody_has_set_otherwise(
 HELD = """
 import re, sys
 from pathlib import Path
-from hearth.shared.glibc_malloc import map_large_blocks
+from hearth.shared.linux_environment import map_large_blocks
 if sys.argv[1:]:
     assert map_large_blocks({})
 def resident():

@@ -1,11 +1,14 @@
-"""Passes on why a worker cannot start: it leaves a line in a file beside its socket."""
+"""Names the files that a worker leaves beside its socket, for its supervisor and for other workers.
 
+What a worker says over its socket may be lost as it dies; a file is not.
+"""
+
+import contextlib
 import logging
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.read_small_file import read_small_file
-from hearth.shared.write_small_file import write_small_file
+from hearth.shared.private_files import read_small_file, write_small_file
 
 log = logging.getLogger(__name__)
 
@@ -35,3 +38,22 @@ def take_reason(socket_path: Path) -> str:
         return ""
     path.unlink(missing_ok=True)
     return text[:REASON_CHARS_MAX]
+
+
+WEIGHTS_SUFFIX: Final = ".weights"
+
+
+def weights_path(socket_path: Path) -> Path:
+    return socket_path.with_suffix(WEIGHTS_SUFFIX)
+
+
+def remove_claims(directory: Path) -> None:
+    """Remove the files of all workers in `directory`: none of them lives."""
+    for path in directory.glob(f"*{WEIGHTS_SUFFIX}"):
+        with contextlib.suppress(OSError):  # a directory: it says nothing
+            path.unlink(missing_ok=True)
+
+
+def forwarded_path(endpoint: str) -> Path:
+    """Return the file of the worker whose supervisor reaches it at `endpoint`, on ipc://."""
+    return Path(endpoint.removeprefix("ipc://")).with_suffix(".forwarded")

@@ -1,5 +1,6 @@
-"""Tells how much memory this machine has, without MLX."""
+"""Tells what this machine has, without MLX: its memory, and the optional packages (extras)."""
 
+import importlib.util
 import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -21,3 +22,13 @@ def bytes_for_models() -> int:
     except PackageNotFoundError:
         return physical_bytes()
     return min(physical_bytes(), _ON_CPU_BYTES_MAX)
+
+
+VISION_REMEDY: Final = (
+    "install the extra 'vision' (python3 install_and_run.py --vision, or pip install '.[vision]')"
+)
+
+
+def has_vision() -> bool:
+    """Return whether mlx-vlm is installed, without importing it."""
+    return importlib.util.find_spec("mlx_vlm") is not None

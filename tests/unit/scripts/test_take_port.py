@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 import install_and_run
-from hearth.shared import processes
-from hearth.shared.errors import StartError
-from hearth.shared.processes import (
+from hearth.commands import take_port as taking
+from hearth.commands.take_port import (
     IdentifiedProcess,
     end_processes,
-    process_started,
     read_pid_file,
     take_port,
 )
+from hearth.shared.errors import StartError
+from hearth.shared.processes import process_started
 from install_and_run import PROJECT
 from tests.helpers.cases import cases
 
@@ -97,7 +97,7 @@ def test_a_process_that_ignores_sigterm_is_waited_for_told_and_killed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(processes, "SAY_AFTER_S", 0.1)
+    monkeypatch.setattr(taking, "SAY_AFTER_S", 0.1)
     stubborn = listen("stubborn")
     end_processes([stubborn.identity], wait_s=0.2)
     assert stubborn.process.wait(1) == -9
