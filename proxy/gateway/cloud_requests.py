@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.cloud_bodies import CloudDialect
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from hearth.proxy.monitoring.gateway_metrics import ANSWERED, CloudUsage
+from hearth.proxy.monitoring.metrics import (
+    ANSWERED,
+    CANCELLED,
+    CloudUsage,
+    RequestMetrics,
+    outcome_elsewhere,
+)
 from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
-from hearth.proxy.monitoring.request_metrics import CANCELLED, RequestMetrics, outcome_elsewhere
 from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

@@ -16,18 +16,18 @@ import orjson
 from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.cloud import cloud_fields
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
+from hearth.proxy.gateway.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_fields import CONTINUERS, CONTINUING
 from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
+from hearth.proxy.gateway.local_accounts import Accounts
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.monitoring.metrics import served_here
 from hearth.proxy.request.conversation_names import session_digest
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
@@ -404,10 +404,8 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     sent = cloud_body(dialect, body, deployment.group)
     provider = deployment.provider or deployment.model.partition("/")[0]
     continues = dialect == "chat" and body.get("continue_final_message") is True
-    if continues and provider in cloud_fields.CONTINUERS:
-        sent |= {
-            name: body[name] for name in cloud_fields.CONTINUING if type(body.get(name)) is bool
-        }
+    if continues and provider in CONTINUERS:
+        sent |= {name: body[name] for name in CONTINUING if type(body.get(name)) is bool}
     return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
         sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )

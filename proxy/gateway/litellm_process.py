@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.gateway.cloud.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_failure import CloudError
 from hearth.proxy.gateway.config.merged_config import environment, merged_config
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import (
@@ -28,7 +28,7 @@ from hearth.proxy.gateway.litellm_messages import (
 )
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.http.http_exchange import RawHeaders
-from hearth.proxy.monitoring.gateway_metrics import CloudUsage
+from hearth.proxy.monitoring.metrics import CloudUsage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,8 @@ import litellm
 import orjson
 from litellm.proxy import proxy_server
 
-from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
-from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
-from hearth.proxy.gateway.cloud.cloud_failure import (
+from hearth.proxy.gateway import litellm_accounts
+from hearth.proxy.gateway.cloud_failure import (
     STATUS_UNKNOWN,
     SWALLOWED,
     UNPROCESSABLE,
@@ -30,8 +29,8 @@ from hearth.proxy.gateway.cloud.cloud_failure import (
     failure_of,
     is_redirect,
 )
-from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
-from hearth.proxy.gateway.config.config_secrets import Secrets
+from hearth.proxy.gateway.config.config_secrets import ErrorEventRedactor, Secrets
+from hearth.proxy.gateway.litellm_accounts import KeyedCall
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
 from hearth.proxy.gateway.litellm_messages import (
     HELD_BYTES_MAX,
@@ -109,7 +108,7 @@ class _Server:
                     writer.write(frame(orjson.dumps(row)))
         writer.close()
         if booked:
-            await litellm_auth.give_back(booked.pop())
+            await litellm_accounts.give_back(booked.pop())
 
     async def _told(
         self, what: str, asked: dict[str, Any], booked: list[KeyedCall]
@@ -119,11 +118,11 @@ class _Server:
             if what == "choose":
                 return {"found": await self._choose(**asked)}
             if what == "owner":
-                return {"found": await litellm_auth.owner(**asked)}
+                return {"found": await litellm_accounts.owner(**asked)}
             if what == "begin":
-                booked.append(await litellm_auth.begin(**asked))
+                booked.append(await litellm_accounts.begin(**asked))
             else:
-                await litellm_events.log_answer(asked, booked.pop() if booked else None)
+                await litellm_accounts.log_answer(asked, booked.pop() if booked else None)
         except RequestError as error:
             return {"error": _row(error, self._secrets)}
         except Exception as error:

@@ -25,11 +25,10 @@ from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts
-from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
-from hearth.worker.ranks.followed_kv import FollowedKV
-from hearth.worker.ranks.loading.sharded_model import model_facts
+from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV, OpenStore
+from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.rank_link import Handle, Operation
-from hearth.worker.ranks.transport.follower_link import FollowerLink
+from hearth.worker.ranks.sharded_model import model_facts
 from hearth.worker.setup.encoder_memory import workers_limit
 
 STOP: Final = "stop"

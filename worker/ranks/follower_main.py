@@ -38,12 +38,12 @@ from hearth.worker.engine.engine import leave_device
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
 from hearth.worker.ranks.follower import Follower, FollowerMemory
-from hearth.worker.ranks.loading.sharded_model import Sharded
+from hearth.worker.ranks.follower_link import FollowerLink
+from hearth.worker.ranks.rank_check import follow_check
+from hearth.worker.ranks.rank_hosts import join_group
 from hearth.worker.ranks.rank_link import RankLost
+from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
-from hearth.worker.ranks.transport.follower_link import FollowerLink
-from hearth.worker.ranks.transport.rank_check import follow_check
-from hearth.worker.ranks.transport.tensor_group import join_group
 from hearth.worker.setup.kv_setup import identify
 
 log = logging.getLogger("hearth.worker.ranks")

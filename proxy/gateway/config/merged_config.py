@@ -6,8 +6,7 @@ prints, or looks for what is new.
 
 from typing import Any, Final
 
-from hearth.proxy.gateway.config.fallback_lists import DEFAULT, LISTS
-from hearth.proxy.gateway.config.routing_table import PROVIDER, RoutingTable
+from hearth.proxy.gateway.config.routing_table import DEFAULT, LISTS, PROVIDER, RoutingTable
 
 HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
 
