@@ -19,9 +19,9 @@ from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
 from hearth.proxy.embeddings.encoders import Encoders
 from hearth.proxy.gateway.cloud_bodies import CloudDialect
-from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
 from hearth.proxy.gateway.local_accounts import LocalAccount
+from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces

@@ -16,8 +16,8 @@ import uvicorn
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
-from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.gateway import make_gateway
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.gateway.config.routing_table import Cause
+from hearth.proxy.gateway.routing_table import Cause
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 STATUS_UNKNOWN: Final = 502

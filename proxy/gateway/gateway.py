@@ -20,10 +20,10 @@ from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_he
 from hearth.proxy.gateway.cloud_failure import CloudError
 from hearth.proxy.gateway.cloud_fields import CONTINUERS, CONTINUING
 from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
-from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.local_accounts import Accounts
+from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.monitoring.admin_routes import AdminRoutes

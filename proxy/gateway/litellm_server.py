@@ -29,7 +29,7 @@ from hearth.proxy.gateway.cloud_failure import (
     failure_of,
     is_redirect,
 )
-from hearth.proxy.gateway.config.config_secrets import ErrorEventRedactor, Secrets
+from hearth.proxy.gateway.config_file import ErrorEventRedactor, Secrets
 from hearth.proxy.gateway.litellm_accounts import KeyedCall
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
 from hearth.proxy.gateway.litellm_messages import (

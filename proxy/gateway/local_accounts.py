@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
-from hearth.proxy.gateway.config.config_file import leaves
-from hearth.proxy.gateway.config.routing_table import Deployment
+from hearth.proxy.gateway.config_file import leaves
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
+from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.proxy.pool.answer_stream import AnswerStream

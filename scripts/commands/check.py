@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
-from hearth.proxy.gateway.config.routing_table import read_table
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.request.model_names import models_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.machine import VISION_REMEDY, has_vision

@@ -25,7 +25,7 @@ def check() -> int:
         private_directory(settings.instance_dir)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
         # MLX, which a mistake in the settings needs not
-        from hearth.worker.ranks.rank_check import check_ranks
+        from hearth.commands.ranks.compare_ranks import check_ranks
         from hearth.worker.ranks.start_ranks import start_ranks
 
         began = time.monotonic()

@@ -17,8 +17,8 @@ from hearth.proxy.gateway.cloud_bodies import (
     cloud_headers,
 )
 from hearth.proxy.gateway.cloud_fields import check_data, check_url, is_public_url
-from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import cloud_json
+from hearth.proxy.gateway.routing_table import Deployment
 from hearth.shared.errors import RequestError
 from hearth.shared.paths import PROJECT_DIR
 

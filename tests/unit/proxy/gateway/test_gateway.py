@@ -17,10 +17,10 @@ from hearth.proxy.api.body.prompt_limits import MESSAGES_MAX
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway import gateway
 from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
-from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.gateway import Gateway, GatewayCall
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.local_accounts import Accounts
+from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import pytest
 
-from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.gateway.local_accounts import LiteLLMKeys
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import load_settings

@@ -19,8 +19,7 @@ from openai.types.responses import (
     response_create_params,
 )
 
-from hearth.proxy.gateway import cloud_fields, litellm_hooks, litellm_messages
-from hearth.proxy.gateway.config import routing_table
+from hearth.proxy.gateway import cloud_fields, litellm_hooks, litellm_messages, routing_table
 from hearth.shared.our_ids import is_our_response_id, response_maker
 
 OFFICIAL: dict[str, Any] = {

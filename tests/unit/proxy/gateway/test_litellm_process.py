@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from hearth.proxy.gateway import litellm_process
-from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, PATHS, read_frame
 from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
@@ -26,6 +25,7 @@ from hearth.proxy.gateway.litellm_process import (
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
+from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import load_settings

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, strategies as st
 
 from hearth.proxy.gateway import local_accounts
-from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.local_accounts import Accounts, LocalAccount, route_of
+from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import Overloaded, RequestError

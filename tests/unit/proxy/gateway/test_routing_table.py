@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hearth.proxy.gateway.config.merged_config import HOOKS, environment, merged_config
-from hearth.proxy.gateway.config.routing_table import RoutingTable, read_table
+from hearth.proxy.gateway.litellm_process import HOOKS, environment, merged_config
+from hearth.proxy.gateway.routing_table import RoutingTable, read_table
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import load_settings

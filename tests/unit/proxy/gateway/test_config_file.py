@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway.config.config_secrets import HELD_BYTES_MAX, ErrorEventRedactor, Secrets
+from hearth.proxy.gateway.config_file import HELD_BYTES_MAX, ErrorEventRedactor, Secrets
 
 SECRET = "canary-0123456789"
 TEXT = b'event: content_block_delta\ndata: {"text": "%b"}\n\n' % SECRET.encode()

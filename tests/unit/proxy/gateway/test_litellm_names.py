@@ -12,7 +12,7 @@ import pytest
 import yaml
 from litellm.router_utils.fallback_event_handlers import get_fallback_model_group
 
-from hearth.proxy.gateway.config.routing_table import read_table
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.shared.settings import load_settings
 
 # LiteLLM's late imports warn of its own types.

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hearth.proxy.gateway.config import config_secrets
-from hearth.proxy.gateway.config.config_file import ConfigFile, leaves, variable_of
+from hearth.proxy.gateway.config_file import ConfigFile, leaves, secrets_of, variable_of
 from hearth.proxy.request.encoder_names import EncoderKind, encoders_of
 from hearth.proxy.request.model_names import (
     ListedGroup,
@@ -139,7 +138,7 @@ class RoutingTable:
         self.variables = frozenset(filter(None, named))  # that the config refers to
         given = {name: text for name in self.variables if (text := config.given.get(name))}
         self.environ = {**given, **environ}  # what LiteLLM is to see
-        self.secrets = config_secrets.secrets_of(config, self.environ)
+        self.secrets = secrets_of(config, self.environ)
         self._locals = local_names(settings)
         self.entries = _entries(config, settings)
         self.all_deployments = tuple(map(self._deployment, self.entries))
