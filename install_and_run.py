@@ -41,7 +41,7 @@ PROBE = (
 )
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 MODEL_PROBE = (
-    "import os; from hearth.shared.models.builtin_models import builtin_model;"
+    "import os; from hearth.shared.models.model_path import builtin_model;"
     "from hearth.shared.paths import env_file;"
     "from hearth.shared.settings import load_settings;"
     "print(builtin_model(load_settings(os.environ, env_file()).model_path).name)"

@@ -84,8 +84,8 @@ def read_small_file(path: Path, bytes_max: int) -> bytes:
         if status.st_uid != os.getuid():
             raise OSError(EPERM, f"{path} is another user's")
         if status.st_size > bytes_max:
-            size = status.st_size
-            raise OSError(EFBIG, f"{path} has {size:,} bytes, and {bytes_max:,} are read at most")
+            sizes = f"{status.st_size:,} bytes, and {bytes_max:,} are read at most"
+            raise OSError(EFBIG, f"{path} has {sizes}")
         return os.read(handle, bytes_max)
     finally:
         os.close(handle)

@@ -136,7 +136,10 @@ class SuspectStore:
                 "suspect request=%s amid=%s tokens=%d alone=%d refused=%d: %s",
                 *(request_id or "none", row.kind, row.tokens, row.is_alone, now.is_refused, how),
             )
-            self._save(now)
+            try:
+                write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(now))
+            except OSError as error:
+                log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
         rows = sorted(self.all().values(), key=lambda row: row.died_at)
         self.drop(rows[:-SUSPECTS_MAX])
         return found
@@ -144,12 +147,6 @@ class SuspectStore:
     def drop(self, suspects: Iterable[Suspect]) -> None:
         for row in suspects:
             _remove(self._directory / f"{row.name}{_SUFFIX}")
-
-    def _save(self, row: Suspect) -> None:
-        try:
-            write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(row))
-        except OSError as error:
-            log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
 
 
 def running_path(socket_path: Path) -> Path:

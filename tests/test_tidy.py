@@ -347,4 +347,4 @@ def test_the_environment_is_read_for_settings_in_one_place_only() -> None:
         for line in text.splitlines()
         if reads.search(line)
     ]
-    assert found == ["shared/models/builtin_models.py"], found
+    assert found == ["shared/models/model_path.py"], found

@@ -18,8 +18,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import SETTINGS, encoders_of
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.models.builtin_models import ModelMissing
-from hearth.shared.models.model_path import check_model, why_missing
+from hearth.shared.models.model_path import ModelMissing, check_model, why_missing
 from hearth.shared.private_files import private_directory
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s

@@ -308,13 +308,20 @@ def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     """Return the answer in the form in which LiteLLM logs every dialect's: a chat completion."""
     kind: Any = litellm.ModelResponse
     said: dict[str, Any] = {"message": _said(answer)}
+    usage = answer.usage or Usage(0, 0, 0, 0)
     if answer.dialect == "completions":
         kind, said = litellm.TextCompletionResponse, {"text": answer.text}
     response = kind(
         id=answer.request_id,
         model=answer.group,
         choices=[{"index": 0, "finish_reason": answer.finish_reason, **said}],
-        usage=_usage(answer.usage or Usage(0, 0, 0, 0)),
+        usage=litellm.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens or None,
+            prompt_tokens_details={"cached_tokens": usage.cached_tokens},
+        ),
     )
     set_hidden_param(response, "model_id", answer.deployment_id)
     if not _prices(deployment):
@@ -337,16 +344,6 @@ def _said(answer: LocalAnswerLog) -> dict[str, Any]:
         **({"reasoning_content": answer.thinking} if answer.thinking else {}),
         **({"tool_calls": calls} if calls else {}),
     }
-
-
-def _usage(usage: Usage) -> Any:
-    return litellm.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        reasoning_tokens=usage.reasoning_tokens or None,
-        prompt_tokens_details={"cached_tokens": usage.cached_tokens},
-    )
 
 
 def _time(seconds: float) -> datetime.datetime:

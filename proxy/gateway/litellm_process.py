@@ -97,7 +97,7 @@ def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
     settings["callbacks"] = [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"]
     ours = {"provider": PROVIDER, "custom_handler": f"{HOOKS}.local_model"}
     settings["custom_provider_map"] = [*_as_list(settings.get("custom_provider_map")), ours]
-    if table.has_fallbacks and not router.get("retry_policy"):
+    if table.fallback_lists.has_any and not router.get("retry_policy"):
         # It would sleep for a provider's Retry-After, up to a minute before each of its tries.
         router["retry_policy"] = {"RateLimitErrorRetries": 0}
     general |= _NEEDED_GENERAL
@@ -371,7 +371,9 @@ class LiteLLMProcess:
                         self._is_ready.set()
                         log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
                     else:
-                        why = f": {self._table.redacted(told['failure'])[:REASON_CHARS_MAX]}"
+                        why = (
+                            f": {self._table.secrets.redacted(told['failure'])[:REASON_CHARS_MAX]}"
+                        )
             if self._process is not None:
                 await self._process.wait()
         except OSError as error:

@@ -62,7 +62,11 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     secrets = Secrets(frozenset(told["secrets"]))
     for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    _limit_schemas()
+    # No schema grows over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places. It has
+    # the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions that
+    # name one another would fill all memory, and hold each other call up until then.
+    schemas: Any = importlib.import_module(SCHEMAS)
+    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
     litellm.suppress_debug_info = True  # it prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
@@ -325,13 +329,3 @@ def _none(error: Exception) -> RequestError:
         return RequestError(f"over budget: {text}", status=503, code="over_budget")
     wait_s = min(RETRY_AFTER_S_MAX, math.ceil(getattr(error, "cooldown_time", 0.0))) or None
     return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
-
-
-def _limit_schemas() -> None:
-    """Let no schema grow over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places.
-
-    It has the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions
-    that name one another would fill all memory, and hold each other call up until then.
-    """
-    schemas: Any = importlib.import_module(SCHEMAS)
-    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)

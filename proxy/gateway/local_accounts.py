@@ -278,9 +278,8 @@ class Accounts:
             RequestError: the client's key of LiteLLM's may not ask for it.
         """
         if self.keys is not None:
-            rows = exchange.raw_headers
-            owner = self.keys.identity(rows, exchange.path, exchange.method, group)
-            await exchange.while_connected(owner)
+            asked = (exchange.raw_headers, exchange.path, exchange.method, group)
+            await exchange.while_connected(self.keys.identity(*asked))
 
     def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
         """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
@@ -292,23 +291,21 @@ class Accounts:
         size += sum(len(call["arguments"]) for call in answer.calls)
         if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
             if line is None:
-                self._drop()
+                self.dropped += 1
+                self.on_lost("dropped")
+                if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                    log.warning(
+                        "LiteLLM's callbacks are told of answers more slowly than they end: %d "
+                        "answers of %d bytes wait, limits %d and %d; %d were dropped. See to a "
+                        "faster callback.",
+                        *(len(self._tasks), self._bytes, LOGS_MAX, LOG_BYTES_MAX, self.dropped),
+                    )
                 return
             answer, size = replace(answer, body={}, text="", thinking="", calls=()), 0
         self._bytes += size
         task = asyncio.create_task(self._tell(answer, size, line), name="litellm-log")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _drop(self) -> None:
-        self.dropped += 1
-        self.on_lost("dropped")
-        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-            log.warning(
-                "LiteLLM's callbacks are told of answers more slowly than they end: %d answers of "
-                "%d bytes wait, limits %d and %d; %d were dropped. See to a faster callback.",
-                *(len(self._tasks), self._bytes, LOGS_MAX, LOG_BYTES_MAX, self.dropped),
-            )
 
     async def _tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None) -> None:
         try:

@@ -106,8 +106,6 @@ class FallbackLists:
         return tuple(names)
 
 
-__all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
-
 PROVIDER: Final = "hearth"  # of local models, as litellm_params.model names them
 _MODES: Final[dict[EncoderKind, str]] = {"embeddings": "embedding", "rerank": "rerank"}
 _UNASKED: Final = {"disable_background_health_check": True}  # it would ask LiteLLM, not a worker
@@ -155,15 +153,9 @@ class RoutingTable:
         # LiteLLM looks no further where the config names one.
         self.has_master_key = bool(config.resolved(general.get("master_key", master)))
         self.checks_keys = self.has_master_key or any(map(general.get, _OTHER_CHECKS))
-        self._fallbacks = FallbackLists(config, self._is_known)
-        self.fallbacks_max = self._fallbacks.steps_max  # that one request may take
-        self.has_fallbacks = self._fallbacks.has_any
+        self.fallback_lists = FallbackLists(config, self._is_known)
         # The names that the list of models has, and who answers to each.
         self.listed = {name: self._listed_group(name) for name in (*self._groups, *shown)}
-
-    def redacted(self, text: str) -> str:
-        """Return `text` without the secrets of the config."""
-        return self.secrets.redacted(text)
 
     def group_of(self, name: str) -> str | None:
         """Return the group that `name` means in the config alone: exact names, then patterns."""
@@ -199,7 +191,7 @@ class RoutingTable:
         """
         provider, _, rest = group.partition("/")
         is_provider = any(row.model.startswith(f"{provider}/") for row in self.deployments(group))
-        return self._fallbacks.after((group, rest) if rest and is_provider else (group,), cause)
+        return self.fallback_lists.after((group, rest) if rest and is_provider else (group,), cause)
 
     def served_by(self, deployment: Deployment) -> str:
         """Return `<provider>/<model>` of a deployment, fit for a header."""
@@ -208,7 +200,7 @@ class RoutingTable:
             told = f"{PROVIDER}/{deployment.local}"
         elif provider and not told.startswith(f"{provider}/"):
             told = f"{provider}/{told}"
-        return self.redacted(HEADER_CHARS.sub("?", told))
+        return self.secrets.redacted(HEADER_CHARS.sub("?", told))
 
     def _listed_group(self, name: str) -> ListedGroup:
         rows = self.deployments(self._aliases.get(name, name))

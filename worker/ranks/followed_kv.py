@@ -27,13 +27,6 @@ from hearth.worker.ranks.leading_kv import (
 from hearth.worker.ranks.rank_link import Handle
 
 
-class FollowedRead:
-    """What this rank has of a read that all ranks do, until rank 0 lets go of it."""
-
-    def __init__(self) -> None:
-        self.records: Sequence[Record | None] = ()
-
-
 class FollowedKV:
     """What a follower holds by rank 0's numbers, and the operations on it.
 
@@ -44,7 +37,7 @@ class FollowedKV:
         self.caches: dict[Handle, list[Any]] = {}
         self.rows: dict[Handle, KVRows] = {EMPTY_HANDLE: KVRows(())}
         self.states: dict[Handle, LayerStates] = {EMPTY_HANDLE: LayerStates(())}
-        self.reads: dict[Handle, FollowedRead] = {}
+        self.reads: dict[Handle, list[Record | None]] = {}  # empty until this rank has read
         self._layers: LayerMap | None = None  # rank 0 has none of a model whose KV is not kept
         self.operations: dict[str, Callable[..., Any]] = {
             "layer_map": self._map,
@@ -179,10 +172,11 @@ class FollowedDisk:
         self.thread.write(record_from(name, position, tokens, root, arrays), is_needed)
 
     def _read(self, handle: Handle, names: list[Any]) -> None:
-        read = self._kv.reads[handle] = FollowedRead()
+        read: list[Record | None] = []
+        self._kv.reads[handle] = read
 
         def found(records: Sequence[Record | None]) -> None:
-            read.records = records
+            read[:] = records
             self._link.send_event(FOUND_EVENT, handle, [record is not None for record in records])
 
         if not self.thread.read(list(map(self._name, names)), found):
@@ -190,7 +184,7 @@ class FollowedDisk:
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:
         """Keep what was read of a record by a number; return why that cannot be, if so."""
-        record = self._kv.reads[read].records[index]
+        record = self._kv.reads[read][index]
         assert record is not None, "rank 0 was told that it is here"
         layers = self._kv.layers
         try:

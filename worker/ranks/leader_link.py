@@ -245,9 +245,18 @@ class LeaderLink:
             if is_over():
                 raise SystemExit
         while len(self._peers) < self.size - 1:
-            self._take_here()
+            came = self._operations.receive(CHECK_S)
             if is_over():
                 raise SystemExit
+            if came is None:
+                continue
+            try:
+                kind, rank, secret = message(came[2])
+            except (WireError, ValueError) as error:
+                log.warning("bad message of a rank dropped: %s", error)
+                continue
+            if kind == HERE and secret == self._secret and rank in range(1, self.size):
+                self._peers[rank] = came[0]
 
     def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
         """Have all followers do `name`, after what they were told before. Never waits."""
@@ -267,10 +276,6 @@ class LeaderLink:
     def witness(self, *facts: Value) -> None:
         """Note what is about to be computed, or was; every follower must note the same next."""
         self._comparison.note_own(pack(facts))
-
-    def let_go(self) -> None:
-        """Take no rank for lost from now on: this process ends, and the others with it."""
-        self._is_ending = True
 
     def wait_for_failure(self) -> None:
         """Wait until this link finds which rank is lost, which may end the process.
@@ -294,18 +299,6 @@ class LeaderLink:
         """Raise RankLost where `end` returned, as it does in tests."""
         if self.failure:
             raise RankLost(self.failure)
-
-    def _take_here(self) -> None:
-        came = self._operations.receive(CHECK_S)
-        if came is None:
-            return
-        try:
-            kind, rank, secret = message(came[2])
-        except (WireError, ValueError) as error:
-            log.warning("bad message of a rank dropped: %s", error)
-            return
-        if kind == HERE and secret == self._secret and rank in range(1, self.size):
-            self._peers[rank] = came[0]
 
     # ------------------------------------------------------------ any thread
 
@@ -345,19 +338,16 @@ class LeaderLink:
         if elapsed_s > STOOD_STILL_S:
             self._watch.stood_still(now_s)
         for peer, rank in list(self._ranks.items()):
-            self._send_life(peer, rank)
+            try:
+                self._status.send(peer, b"")  # a sign of life
+            except RankGone as error:
+                if self._are_all_in.is_set():
+                    self.lose(rank, self.how_ended(rank) or str(error))
+                else:
+                    log.warning("%s left before all were there", self._watch.name(rank))
+                    del self._ranks[peer]
         if self._are_all_in.is_set() and (wrong := self._watch.check(now_s)):
             self._fail(f"{wrong}. Is that machine awake, and its cable in?")
-
-    def _send_life(self, peer: bytes, rank: int) -> None:
-        try:
-            self._status.send(peer, b"")
-        except RankGone as error:
-            if self._are_all_in.is_set():
-                self.lose(rank, self.how_ended(rank) or str(error))
-            else:
-                log.warning("%s left before all were there", self._watch.name(rank))
-                del self._ranks[peer]
 
     def _take(self, peer: bytes, address: str, frame: bytes) -> None:
         try:
@@ -382,22 +372,19 @@ class LeaderLink:
                 name, arguments = items
                 self.on_event(rank, name, arguments)
             elif kind == BEAT:
-                self._take_beat(rank, now_s, *items)
+                done, is_waiting, said, limit, used = items
+                beat, own = RankBeat(done, is_waiting, said), self._comparison.own_count
+                wrong = self._watch.note_beat(rank, beat, self._told_count, own, now_s)
+                self.rooms[rank] = RankRoom(limit, used)
+                self._comparison.compare(rank)
+                if wrong:
+                    self._fail(wrong)
             elif kind == FAILED:
                 can_restart, why = items
                 code = EXIT_RANK_LOST if can_restart else EXIT_CANNOT_START
                 self._fail(f"{self._watch.name(rank)}: {why}", code)
         except RankMismatch as error:
             self._fail(f"the ranks computed different things at {error}")
-
-    def _take_beat(self, rank: int, now_s: float, *items: Any) -> None:
-        done, is_waiting, said, limit, used = items
-        told, own = self._told_count, self._comparison.own_count
-        wrong = self._watch.note_beat(rank, RankBeat(done, is_waiting, said), told, own, now_s)
-        self.rooms[rank] = RankRoom(limit, used)
-        self._comparison.compare(rank)
-        if wrong:
-            self._fail(wrong)
 
     def _greet(self, peer: bytes, address: str, own_rank: Any, versions: Any) -> None:
         """Let a follower in, or say why not."""
@@ -440,7 +427,7 @@ class LeaderLink:
 
     def close(self) -> None:
         """Stop watching; followers find that rank 0 is gone. Not for the link's thread."""
-        self.let_go()
+        self._is_ending = True  # no rank is taken for lost from now on: all of them end
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join()

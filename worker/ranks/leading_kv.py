@@ -68,7 +68,14 @@ class NamedStates(LayerStates):
     handle: Handle = field(kw_only=True)
 
 
-Named = TypeVar("Named", NamedCache, NamedRows, NamedStates)
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class NamedRead:
+    """A read that all ranks do, by a number that they know it by: as long as its records live."""
+
+    handle: Handle
+
+
+Named = TypeVar("Named", NamedCache, NamedRows, NamedStates, NamedRead)
 
 
 class NamedRun(tuple[LayerRows, ...]):
@@ -121,23 +128,20 @@ class Telling:
 
     def cache(self, layers: Iterable[Any], handle: Handle | None = None) -> NamedCache:
         """Return a live cache by a new number, which is to be told, or by one that was."""
-        return self._watched(NamedCache(layers, handle or self.new_handle()))
+        return self.watched(NamedCache(layers, handle or self.new_handle()))
 
     def rows(self, kept: KVRows) -> NamedRows:
         """Return kept rows by a new number, which is to be told."""
-        return self._watched(NamedRows(kept.layers, handle=self.new_handle()))
+        return self.watched(NamedRows(kept.layers, handle=self.new_handle()))
 
     def states(self, kept: LayerStates) -> NamedStates:
         """Return a snapshot by a new number, which is to be told."""
-        return self._watched(NamedStates(kept.layers, handle=self.new_handle()))
+        return self.watched(NamedStates(kept.layers, handle=self.new_handle()))
 
-    def _watched(self, thing: Named) -> Named:
+    def watched(self, thing: Named) -> Named:
+        """Return `thing`, whose number is dropped with the operation after it has gone."""
         weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
         return thing
-
-    def let_go(self, handle: Handle) -> None:
-        """Have the number dropped with the next operation. Any thread."""
-        self._gone.append(handle)
 
     def _drops(self) -> list[int]:
         return [self._gone.popleft() for _ in range(len(self._gone))]
@@ -207,13 +211,6 @@ def have_taken(telling: Telling, record: Record, handle: Handle) -> None:
             raise UnreadableRecord(f"{reason} (rank {rank})")
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class NamedRead:
-    """A read that all ranks do, by a number that they know it by: as long as its records live."""
-
-    handle: Handle
-
-
 @dataclass(frozen=True, slots=True)
 class ReadSource:
     """Where every rank finds its part of a record that was read: the `source` of rank 0's."""
@@ -249,12 +246,14 @@ class LeadingDiskThread(DiskThread):
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
             return False
-        self._telling.tell("disk_write", handle_of(record.source), is_needed, *told_record(record))
+        # Root and arrays are each rank's own.
+        tokens = record.tokens.astype("<i4", copy=False).tobytes()
+        told = (record.name.file_name, record.position, tokens)
+        self._telling.tell("disk_write", handle_of(record.source), is_needed, *told)
         return True
 
     def read(self, names: Sequence[FileName], then: OnRead) -> bool:
-        read = NamedRead(self._telling.new_handle())
-        weakref.finalize(read, self._telling.let_go, read.handle).atexit = False
+        read = self._telling.watched(NamedRead(self._telling.new_handle()))
         self._found[read.handle] = monotonic() + RECALL_S_MAX, queue.SimpleQueue()
         if not super().read(names, lambda records: then(self._joined(read, records))):
             del self._found[read.handle]
@@ -312,12 +311,6 @@ class LeadingDiskThread(DiskThread):
                 self.counts["reads_lacked_by_rank"] += 1
                 super().discard(record.name)  # written anew, it comes to all ranks
         return records
-
-
-def told_record(record: Record) -> list[Value]:
-    """Return what a record says as it is told; root and arrays are each rank's own."""
-    tokens = record.tokens.astype("<i4", copy=False).tobytes()
-    return [record.name.file_name, record.position, tokens]
 
 
 def record_from(

@@ -43,10 +43,9 @@ from hearth.worker.ranks.agreed_tokens import (
     said_facts,
     sum_over,
 )
-from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.leading_kv import LeadingLayerMap, Telling, handle_of, lead_disk
-from hearth.worker.ranks.rank_link import RankRoom, Value
+from hearth.worker.ranks.rank_link import RETURNED, STOP, RankRoom, Value
 from hearth.worker.ranks.sharded_model import Sharded, check_same_model, model_facts
 from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
@@ -160,7 +159,7 @@ class LeadingDecoder(Decoder):
 
         def run(*arguments: Any) -> Any:
             value: Value = call(*arguments)
-            self._telling.tell("returned", value)
+            self._telling.tell(RETURNED, value)
             return value
 
         return run

@@ -141,7 +141,13 @@ def plan_tensors(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> dict[s
     """
     if not any(device for host in hosts for device in host.rdma):
         return {"backend": "ring", "addresses": _ring_addresses(hosts, are_local)}
-    devices = _devices(hosts)
+    devices = [list(host.rdma) for host in hosts]
+    is_square = all(len(row) == len(hosts) for row in devices)
+    if not is_square or any(row[rank] is not None for rank, row in enumerate(devices)):
+        raise StartError(
+            "RANK_HOSTS: RDMA needs an rdma list of every rank: the device that leads to each "
+            "rank, null for itself. mlx.distributed_config writes such a file."
+        )
     port = _free_port(hosts[0].name, is_local=True)
     return {"backend": "jaccl", "coordinator": f"{hosts[0].name}:{port}", "devices": devices}
 
@@ -173,17 +179,6 @@ def _free_port(address: str, *, is_local: bool) -> int:
             else:
                 return port
     raise StartError(f"RANK_HOSTS: no port of {address} can be had on this machine ({reason}).")
-
-
-def _devices(hosts: Sequence[RankHost]) -> list[list[Any]]:
-    rows = [list(host.rdma) for host in hosts]
-    is_square = all(len(row) == len(hosts) for row in rows)
-    if not is_square or any(row[rank] is not None for rank, row in enumerate(rows)):
-        raise StartError(
-            "RANK_HOSTS: RDMA needs an rdma list of every rank: the device that leads to each "
-            "rank, null for itself. mlx.distributed_config writes such a file."
-        )
-    return rows
 
 
 def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:

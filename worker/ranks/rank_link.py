@@ -74,6 +74,9 @@ def unpack(frame: bytes) -> Any:
         raise WireError(f"bad frame of {len(frame)} bytes: {error}") from None
 
 
+STOP: Final = "stop"  # the operation that ends a follower
+RETURNED: Final = "returned"  # that answers what a follower waits for amid another
+
 HELLO: Final = "hello"  # its rank, or None where its address says it; what it is made of
 WELCOME: Final = "welcome"  # see RankWelcome
 REFUSED: Final = "refused"  # why

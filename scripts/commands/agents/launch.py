@@ -37,7 +37,7 @@ from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
 from hearth.shared.machine import bytes_for_models
-from hearth.shared.models.builtin_models import recommended
+from hearth.shared.models.model_path import recommended
 from hearth.shared.paths import env_file
 from hearth.shared.processes import process_started
 from hearth.shared.settings import load_settings

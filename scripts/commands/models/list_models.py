@@ -21,7 +21,8 @@ from hearth.commands.server_client import table
 from hearth.commands.terminal_text import plain, plain_lines
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import (
+from hearth.shared.models.local_models import HUB, FoundModel, local_models
+from hearth.shared.models.model_path import (
     BUILTIN_MODELS,
     LOOKED_UP,
     SOURCE,
@@ -30,7 +31,6 @@ from hearth.shared.models.builtin_models import (
     builtin_directory,
     fitting,
 )
-from hearth.shared.models.local_models import HUB, FoundModel, local_models
 from hearth.shared.paths import env_file
 from hearth.shared.settings import load_settings
 from hearth.worker.engine.mlx_memory import machine_bytes

@@ -23,7 +23,7 @@ import filelock
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.resumable_download import alone, check_disk, digest_of
-from hearth.shared.models.builtin_models import (
+from hearth.shared.models.model_path import (
     MODELS_DIR_VARIABLE,
     SMOLLM2,
     BuiltinModel,

@@ -46,8 +46,8 @@ from hearth.commands.models.resumable_download import (
 )
 from hearth.commands.terminal_text import plain_lines
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import BuiltinModel, builtin_model, catalogued
 from hearth.shared.models.local_models import indexed_files
+from hearth.shared.models.model_path import BuiltinModel, builtin_model, catalogued
 from hearth.shared.paths import env_file
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine.mlx_memory import memory_limit

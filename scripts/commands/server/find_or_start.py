@@ -28,14 +28,13 @@ from hearth.commands.take_port import can_listen, read_pid_file, take_port
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import StartError
 from hearth.shared.listen_addresses import url_of
-from hearth.shared.models.builtin_models import builtin_model
 from hearth.shared.models.local_models import (
     UNKNOWN_LENGTH,
     context_tokens,
     local_models,
     matching_whole,
 )
-from hearth.shared.models.model_path import named_model
+from hearth.shared.models.model_path import builtin_model, named_model
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE
 from hearth.shared.settings import Settings, public_name

@@ -22,9 +22,9 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.ranks import start_ranks
-from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.leading_rank import LeadingRank
+from hearth.worker.ranks.rank_link import STOP
 from hearth.worker.ranks.start_ranks import RankProcesses
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary

@@ -15,7 +15,7 @@ import pytest
 
 from hearth.proxy.embeddings.encoders import COMMAND, Encoders
 from hearth.shared.errors import RequestError
-from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
+from hearth.shared.models.model_path import MINILM, MODELS_DIR_VARIABLE
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import (

@@ -209,7 +209,7 @@ def test_each_is_asked_once_in_the_order_of_the_config(
 
 
 def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
-    world.gateway.table.fallbacks_max = 1
+    world.gateway.table.fallback_lists.steps_max = 1
     with pytest.raises(Overloaded):
         world.ask("d", dict.fromkeys("abcd", FULL))
     assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])

@@ -52,16 +52,18 @@ def test_a_config_means_what_the_table_says(
         assert set(table.listed) - {"big", "small"} == set(case["listed"])
     for cause, rows in case.get("fallbacks", {}).items():
         assert {name: list(table.fallbacks(name, cause)) for name in rows} == rows
-    assert table.fallbacks_max == case.get("steps", 5)
+    assert table.fallback_lists.steps_max == case.get("steps", 5)
     if "warned" in case:
         told = case["warned"] or ""
         assert told in caplog.text and bool(told) == bool(caplog.text)
     for secret in case.get("redacted", ()):
-        assert table.redacted(f"it said {secret}, twice {secret}") == "it said ***, twice ***"
+        assert (
+            table.secrets.redacted(f"it said {secret}, twice {secret}") == "it said ***, twice ***"
+        )
         said = f'{{"a":"{secret}"}}\xff'.encode("latin-1")
         assert table.secrets.redacted_bytes(said) == b'{"a":"***"}\xff'
     for text in case.get("open", ()):
-        assert table.redacted(text) == text
+        assert table.secrets.redacted(text) == text
     if keys := case.get("keys"):
         assert table.checks_keys == (keys == "LiteLLM")
         general = merged_config(table, "token")["general_settings"]
@@ -129,7 +131,7 @@ def test_litellm_sees_what_the_config_refers_to_and_no_other_config(tmp_path: Pa
     assert not {"PROXY_API_KEY", "PROXY_API_KEYS"} & set(seen)
     assert not {"CONFIG_FILE_PATH", "LITELLM_CONFIG_BUCKET_NAME"} & set(seen)
     assert table.variables == {"OPENAI_KEY"}
-    assert table.redacted("key k-from-the-file.") == "key ***."
+    assert table.secrets.redacted("key k-from-the-file.") == "key ***."
 
 
 def test_a_file_that_is_no_text_refuses_to_start(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hearth.shared import machine
-from hearth.shared.models.builtin_models import (
+from hearth.shared.models.model_path import (
     CATALOGUE,
     first_model_words,
     recommended,

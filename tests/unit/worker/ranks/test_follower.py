@@ -19,8 +19,8 @@ from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.kv.layer_adapters import leaves
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
-from hearth.worker.ranks.follower import Follower, FollowerMemory
 from hearth.worker.ranks.follower_link import FollowerLink
+from hearth.worker.ranks.follower_main import Follower, FollowerMemory
 from hearth.worker.ranks.leading_kv import format_from, handle_of, told_format
 from hearth.worker.ranks.rank_link import RankMismatch
 from hearth.worker.setup import encoder_memory

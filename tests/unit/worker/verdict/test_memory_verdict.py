@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from hearth.shared.models.builtin_models import catalogued
+from hearth.shared.models.model_path import catalogued
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
