@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import orjson
@@ -94,6 +95,7 @@ class World:
         self.litellm = LiteLLM(table)
         self.store = ResponseStore()
         self.causes: list[str] = []
+        self.metrics = SimpleNamespace(gateway=SimpleNamespace(fell_back=self.causes.append))
         self.sent: list[tuple[Any, int]] = []  # each message, and how many responses were kept then
         self.asked: list[str] = []
         self.counted: list[str] = []  # at the end of a request
@@ -105,9 +107,6 @@ class World:
             cast(Any, self),
             Accounts({}, cast(Any, None), checks_keys=False),
         )
-
-    def fell_back(self, cause: str) -> None:
-        self.causes.append(cause)
 
     def cloud_ended(self, exchange: HttpExchange, reply: Any) -> None:
         """What became of it is seen by whom it is told."""
