@@ -41,9 +41,9 @@ PROBE = (
 )
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 MODEL_PROBE = (
-    "import os; from hearth.shared.models.builtin_models import builtin_model;"
+    "import os; from hearth.shared.models.model_path import builtin_model;"
     "from hearth.shared.paths import env_file;"
-    "from hearth.shared.settings_from_env import load_settings;"
+    "from hearth.shared.settings import load_settings;"
     "print(builtin_model(load_settings(os.environ, env_file()).model_path).name)"
 )
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
@@ -423,7 +423,7 @@ def become(arguments: "list[str]", environ: "dict[str, str]") -> "NoReturn":
 def become_tests(arguments: "list[str]") -> "NoReturn":
     """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
     environ = clean_environment()
-    openblas = runpy.run_path(str(PROJECT / "shared/openblas_preload.py"))
+    openblas = runpy.run_path(str(PROJECT / "shared/linux_environment.py"))
     environ.update(openblas["openblas_environment"](environ))
     module = "tests.helpers.run_suite" if arguments in ([], ["all"], ["fast"]) else "pytest"
     os.chdir(str(PROJECT))

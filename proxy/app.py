@@ -18,10 +18,10 @@ from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
 from hearth.proxy.embeddings.encoders import Encoders
-from hearth.proxy.gateway.accounts.local_account import LocalAccount
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
-from hearth.proxy.gateway.config.routing_table import Deployment
+from hearth.proxy.gateway.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
+from hearth.proxy.gateway.local_accounts import LocalAccount
+from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces
@@ -40,15 +40,15 @@ from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.http.sign_ins import BrowserSignIns
 from hearth.proxy.local_answers import CACHE_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.dashboard_routes import Dashboard
-from hearth.proxy.monitoring.request_metrics import PREFILL
+from hearth.proxy.monitoring.dashboard import Dashboard
+from hearth.proxy.monitoring.metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 
 log = logging.getLogger(__name__)
 

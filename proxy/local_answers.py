@@ -18,7 +18,7 @@ from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
 from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
-from hearth.proxy.gateway.accounts.local_account import LocalAccount
+from hearth.proxy.gateway.local_accounts import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import (
     EVENT_STREAM,
@@ -29,12 +29,12 @@ from hearth.proxy.http.http_exchange import (
 )
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.monitoring.metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import uvicorn
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
-from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.gateway import make_gateway
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol
@@ -33,14 +33,18 @@ from hearth.proxy.workers.remote_workers import RemoteWorkers
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
+from hearth.shared.linux_environment import (
+    malloc_environment,
+    map_large_blocks,
+    openblas_environment,
+)
 from hearth.shared.listen_addresses import listen_addresses
 from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.models.model_path import why_missing
-from hearth.shared.open_files import open_files_max, raise_open_file_limit
-from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import (
+from hearth.shared.private_files import own_run_directory
+from hearth.shared.process_start import open_files_max, raise_open_file_limit, take_short_turns
+from hearth.shared.settings import (
     Settings,
     load_settings,
     setting_warnings,
@@ -48,9 +52,7 @@ from hearth.shared.settings_from_env import (
 )
 from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
-from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
-from hearth.shared.zmq_transport import own_run_directory
 
 log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
 

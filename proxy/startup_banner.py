@@ -3,10 +3,10 @@
 import json
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.machine_memory import bytes_for_models
-from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
-from hearth.shared.processes import url_of
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.listen_addresses import url_of
+from hearth.shared.machine import bytes_for_models
+from hearth.shared.models.model_path import SMOLLM2, builtin_model, first_model_words
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
 
 

@@ -3,18 +3,9 @@
 Each is told in one warning at the start, so that nobody relies on a line that does nothing.
 """
 
-import dataclasses
-import difflib
-import re
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from hearth.shared.settings import DEFAULT_MODEL, Settings
-
-NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
 FORMER_MODEL: Final = "pocket"  # the default model's name once; the default one answers to it
-_FORMER_SOURCE: Final = re.compile(rf"(?<![^=,\s])builtin:{FORMER_MODEL}(?![^,\s])", re.IGNORECASE)
-LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
 
 # What stands in its place, or why nothing does. docs/settings.md has the names.
 DROPPED: Final = {
@@ -85,40 +76,3 @@ REFUSED: Final = {
         "remove the line, the cache does not need it"
     ),
 }
-
-
-def without_former_model(name: str, text: str) -> str:
-    """Return the text of setting `name` with the default model in place of the former one."""
-    names_models = name in ("MODEL_PATH", "MODELS")
-    return _FORMER_SOURCE.sub(DEFAULT_MODEL, text) if names_models else text
-
-
-def former_model_warnings(given: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each setting of `given`, texts by name, that names the former model."""
-    for name, text in given.items():
-        if without_former_model(name, text) != text:
-            yield (
-                f"{name} names builtin:{FORMER_MODEL}, which is gone: {DEFAULT_MODEL} is served in "
-                f"its place. Write {DEFAULT_MODEL} there, or another model."
-            )
-
-
-def warnings_of(environment: Iterable[str], file: Iterable[str]) -> Iterator[str]:
-    """Yield a warning for each name that is set and not read; values are not told.
-
-    In the file, which is ours, that is any other name too; the environment has other programs'
-    names.
-    """
-    in_file = dict.fromkeys(file)
-    given = {**in_file, **dict.fromkeys(environment)}
-    for name, reason in DROPPED.items():
-        if name in given:
-            yield f"{name} is set and has no effect: {reason}."
-    for name, reason in REFUSED.items():
-        if name in given:
-            yield f"{name} is set and has no effect; true is refused: {reason}."
-    for name in in_file:
-        if name not in NAMES and name not in DROPPED and name not in REFUSED:
-            meant = difflib.get_close_matches(name.upper(), NAMES, 1, LIKENESS_MIN)
-            hint = f"Is {meant[0]} meant?" if meant else "docs/settings.md lists those that are."
-            yield f"{name} in the settings file is not read. {hint}"

@@ -51,7 +51,7 @@ def listen_addresses(host: str) -> tuple[str, ...]:
             f"PROXY_HOST is {host}, for which this machine finds no address ({error}). Set it to a "
             "name that resolves here, to an address of this machine, or to localhost."
         ) from None
-    found = tuple(dict.fromkeys(_text(row[4]) for row in rows))
+    found = tuple(dict.fromkeys(_address_text(row[4]) for row in rows))
     if len(found) > ADDRESSES_MAX:
         raise StartError(
             f"PROXY_HOST is {host}, which has {len(found)} addresses, and at most {ADDRESSES_MAX} "
@@ -65,7 +65,15 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(each).is_loopback for each in listen_addresses(host))
 
 
-def _text(address: tuple[object, ...]) -> str:
+def url_of(host: str, port: int) -> str:
+    """Return where a server that listens on `host` is reached from this machine."""
+    shown = host
+    if is_address(host) and (address := ipaddress.ip_address(host)).is_unspecified:
+        shown = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _address_text(address: tuple[object, ...]) -> str:
     """Return a socket address' text; a link-local one of IPv6 with its interface."""
     scope = address[3] if len(address) == 4 else 0
     text = str(address[0]).partition("%")[0]

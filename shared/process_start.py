@@ -1,14 +1,96 @@
-"""Readies a process that computes, before it is anything else."""
+"""Readies a process that computes: its threads' turns, its open files, its temporary directory."""
 
+import contextlib
 import os
+import resource
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
+from hearth.shared.errors import StartError
 from hearth.shared.logging_setup import configure
-from hearth.shared.open_files import raise_open_file_limit
-from hearth.shared.paths import env_file
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.thread_turns import take_short_turns
+from hearth.shared.paths import HOME_DIR, env_file
+from hearth.shared.private_files import private_directory
+from hearth.shared.settings import Settings, load_settings
+
+TURN_S: Final = 0.0005  # costs the thread that computes 1 %, and one that is alone nothing
+
+
+def take_short_turns() -> None:
+    """Set the longest turn of a thread, for the whole process."""
+    sys.setswitchinterval(TURN_S)
+
+
+REMEDY = (
+    "Raise the hard limit: `ulimit -Hn 4096` as root before the start, in launchd's plist "
+    "HardResourceLimits / NumberOfFiles, in systemd's unit LimitNOFILE=4096."
+)
+
+
+def raise_open_file_limit(wanted: int, needed: int) -> int:
+    """Raise the soft limit to `wanted` files, or the hard limit; return what it is then.
+
+    Raises:
+        StartError: the hard limit is below what is `needed`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise StartError(
+            f"This process may open {hard:,} files (the hard limit of `ulimit -Hn`), and needs "
+            f"{needed:,}. {REMEDY}"
+        )
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < reachable:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+        return reachable
+    return soft
+
+
+def open_files_max(wanted: int) -> int:
+    """Return how many files this process may open; `wanted`, where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+PRIVATE_TEMP: Final = HOME_DIR / "tmp"  # for all of a user's servers: compiling takes seconds
+_DEFAULT: Final = "/tmp"
+
+
+def temp_environment(environ: Mapping[str, str], instance_dir: Path) -> dict[str, str]:
+    """Return what to add to `environ` for a process that runs MLX.
+
+    Nothing where its temporary directory is closed to all others, as on macOS: below it MLX makes
+    directories of whatever mode the umask leaves. `instance_dir` is private, and holds what is
+    compiled where the home directory cannot be written.
+
+    Raises:
+        StartError: neither can be written.
+    """
+    if _is_private(Path(environ.get("TMPDIR") or _DEFAULT)):
+        return {}
+    for directory in (PRIVATE_TEMP, instance_dir / "tmp"):
+        with contextlib.suppress(StartError, OSError):
+            private_directory(directory)
+            if _is_private(directory):
+                return {"TMPDIR": str(directory)}
+    raise StartError(
+        f"Neither {PRIVATE_TEMP} nor {instance_dir / 'tmp'} can be made a directory for what MLX "
+        "compiles. Make one of them writable, or set TMPDIR to a directory of yours (chmod 700)."
+    )
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether this user can write to the directory, and nobody else can enter it."""
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    is_closed = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_ours and is_closed and os.access(directory, os.W_OK | os.X_OK)
+
 
 OPEN_FILES: Final = 4096
 OPEN_FILES_MIN: Final = 128

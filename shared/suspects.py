@@ -21,10 +21,8 @@ import orjson
 
 from hearth.shared.durable_journal import SECRET_BYTES, secret_of
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.make_private_directory import make_private
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import make_private, read_small_file, write_small_file
 from hearth.shared.version import VERSION
-from hearth.shared.write_small_file import write_small_file
 
 DIRECTORY: Final = "suspects"  # in KV_CACHE_DIR
 SUSPECTED_S: Final = 86_400.0  # after the last death it is as if there had been none
@@ -138,7 +136,10 @@ class SuspectStore:
                 "suspect request=%s amid=%s tokens=%d alone=%d refused=%d: %s",
                 *(request_id or "none", row.kind, row.tokens, row.is_alone, now.is_refused, how),
             )
-            self._save(now)
+            try:
+                write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(now))
+            except OSError as error:
+                log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
         rows = sorted(self.all().values(), key=lambda row: row.died_at)
         self.drop(rows[:-SUSPECTS_MAX])
         return found
@@ -146,12 +147,6 @@ class SuspectStore:
     def drop(self, suspects: Iterable[Suspect]) -> None:
         for row in suspects:
             _remove(self._directory / f"{row.name}{_SUFFIX}")
-
-    def _save(self, row: Suspect) -> None:
-        try:
-            write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(row))
-        except OSError as error:
-            log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
 
 
 def running_path(socket_path: Path) -> Path:

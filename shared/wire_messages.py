@@ -8,7 +8,8 @@ Failed. A worker that embeds and ranks is sent the last two, and no other is.
 """
 
 import dataclasses
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -16,7 +17,53 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgpack
 
 from hearth.shared.errors import WireError
-from hearth.shared.thinking import ThinkingFacts, ThinkingWish
+
+THINKING_LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # least first
+# (variable, on, off) of chat templates; enable_thinking and thinking come first.
+TEMPLATE_SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
+    ("enable_thinking", True, False),
+    ("thinking", True, False),  # Kimi K3, Granite 3.3
+    ("thinking_mode", "enabled", "disabled"),  # MiniMax M3
+    ("thinking_mode", "thinking", "chat"),  # DeepSeek's encoders, which are Python functions
+    ("reasoning", True, False),  # Cohere 2 MoE, GigaChat 3.5
+    ("thinking_option", "on", "off"),  # Ling
+    ("thinking_budget", -1, 0),  # Seed-OSS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingWish:
+    """How much the model may think, as the client said it; the worker knows its template's words.
+
+    A level with no `on` says how hard to work, not whether to think.
+    """
+
+    on: bool | None = None
+    level: str | None = None  # of THINKING_LEVELS
+    budget: int | None = None  # tokens, >= 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields in which a client says the same."""
+        level = {"effort": self.level} if self.on is None else self.level
+        name = "output_config" if self.on is None else "reasoning_effort"
+        rows = (
+            ("enable_thinking", self.on),
+            (name, self.level and level),
+            ("thinking_budget", self.budget),
+        )
+        return {key: value for key, value in rows if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingFacts:
+    """What a model's template can be told about thinking, and what it does where nobody says."""
+
+    # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
+    default: str = "never"
+    has_switch: bool = False  # between on and off
+    levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
+
 
 PROTOCOL_VERSION: Final = 19
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
@@ -79,7 +126,24 @@ class MessageName:
     canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
     exact: bytes  # digest of what the model is shown
     rules: list[str] = field(default_factory=list)  # that made the first of the second
-    link: bytes = b""  # of all canonical messages up to and with it (shared/message_links.py)
+    link: bytes = b""  # of all canonical messages up to and with it (shared/wire_messages.py)
+
+
+START: Final = b""  # the link before the first message
+
+
+def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageName]:
+    """Return `names` with their links, behind messages that end in `link`.
+
+    The proxy makes them once, where a request is parsed; whoever asks which conversation it is
+    compares links. A message whose canonical form is nothing leaves the link as it is.
+    """
+    found = []
+    for name in names:
+        if name.canonical:
+            link = hashlib.blake2b(link + name.canonical, digest_size=16).digest()
+        found.append(MessageName(name.canonical, name.exact, name.rules, link))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from zmq.auth import load_certificate
 from zmq.auth.thread import ThreadAuthenticator
 
 from hearth.shared.errors import StartError, WireError
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.private_files import private_directory
 from hearth.shared.wire_messages import FRAME_BYTES_MAX, Failed, Message, decode, encode
 
 log = logging.getLogger(__name__)
@@ -50,51 +50,6 @@ _MAKE_KEYS: Final = (
     "Make them once, with hearth keys on any of the machines, and copy those that it names for "
     "this one into CURVE_KEYS_DIR."
 )
-
-
-def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
-    """Make `path` a directory that only this user can enter, and return it.
-
-    Raises:
-        StartError: it belongs to someone else, is not a directory, or cannot be made; the text
-            names the `setting` that it comes from.
-    """
-    try:
-        make_private(path)
-    except OSError as error:
-        raise StartError(
-            f"{setting}: {path} cannot be made ({error.strerror}). Set {setting}."
-        ) from None
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
-    if status.st_mode & stat.S_ISVTX or path.resolve() == Path("/"):
-        raise StartError(
-            f"{setting}: {path} is for all users of this machine, and would be closed to them. "
-            f"Set {setting} to a directory below it."
-        )
-    if status.st_uid != os.getuid():
-        raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
-    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only
-        path.chmod(0o700)
-    return path
-
-
-def own_run_directory(run_dir: Path, port: int) -> Path:
-    """Make the directory of the sockets of `port` in RUN_DIR, and return it.
-
-    Raises:
-        StartError: see `private_directory`; or others may put another directory in its place.
-    """
-    directory = private_directory(run_dir / str(port))
-    status = run_dir.stat()
-    is_open = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
-    if is_open or status.st_uid not in (0, os.getuid()):
-        raise StartError(
-            f"RUN_DIR: other users of this machine can change {run_dir}, and read what is sent "
-            "through its sockets. Set RUN_DIR to a directory of yours."
-        )
-    return directory
 
 
 def ipc_endpoint(path: Path) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told

@@ -25,7 +25,7 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.proxy.request.session_title import title_of
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
 
 _PARSERS: Final = {

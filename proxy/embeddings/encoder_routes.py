@@ -1,32 +1,67 @@
 """Answers /v1/embeddings and /v1/rerank with EMBEDDING_MODEL and RERANK_MODEL.
 
 The models are in a worker of their own (`encoders`). What is asked and answered is read
-and written in the threads of large bodies, where it is large.
+and written in the threads of large bodies, where it is large. What was embedded and ranked is
+counted and remembered once each, at the end of its reply.
 """
 
 import functools
+import logging
+from collections.abc import Iterable
 from typing import Any, Final
 
-from hearth.proxy.embeddings import ollama_embeddings
-from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max, rerank_answer
-from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
-from hearth.proxy.embeddings.encoder_records import EncoderRecords
+from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hearth.proxy.embeddings.encoder_bodies import (
+    OLLAMA_PATHS,
+    EmbeddingRequest,
+    embeddings_json,
+    json_bytes_max,
+    ollama_json,
+    read_embedding,
+    read_ollama,
+    read_rerank,
+    rerank_answer,
+)
 from hearth.proxy.embeddings.encoders import Encoders
 from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, ClientGone, HttpExchange
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.gateway_metrics import served_here
-from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of
+from hearth.proxy.monitoring.metrics import (
+    ANSWERED,
+    CANCELLED,
+    outcome_elsewhere,
+    served_here,
+)
+from hearth.proxy.request.encoder_names import (
+    KINDS,
+    SETTINGS,
+    EncoderKind,
+    EncoderNames,
+    encoders_of,
+)
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
+from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Embedded, EncoderFacts
+
+log = logging.getLogger(__name__)
+
+_STATES: Final = ("unloaded", "loading", "ready")
+_SUMS: Final = {
+    "texts": "Texts that were embedded, or documents that were ranked.",
+    "tokens": "Tokens of them.",
+    "seconds": "From the request to the end of its reply.",
+}
+
 
 ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
     "/v1/embeddings": "embeddings",
     "/embeddings": "embeddings",
-    **dict.fromkeys(ollama_embeddings.PATHS, "embeddings"),
+    **dict.fromkeys(OLLAMA_PATHS, "embeddings"),
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
@@ -43,9 +78,20 @@ class EncoderRoutes:
         """Have the models that `settings` name listed; without `encoders` there are none."""
         self.models = encoders_of(settings) if encoders is not None else {}
         self._encoders = encoders
-        models = self.models.values()
-        self._records = EncoderRecords(routes.metrics, routes.requests, models, encoders)
+        self._metrics, self._requests = routes.metrics, routes.requests
         routes.encoders = self.listed
+        known = [served_here(model.public) for model in self.models.values()]
+        self._metrics.gateway.know(known, is_cloud=False)
+        registry = None if encoders is None else self._metrics.registry
+        self._sums = [
+            Counter(f"hearth_encoder_{name}", about, ("dialect",), registry=registry)
+            for name, about in _SUMS.items()
+        ]
+        for counter in self._sums:
+            for kind in KINDS:  # a series that appears at 1 has no rate
+                counter.labels(kind)
+        if registry is not None:
+            registry.register(self)
 
     # ------------------------------------------------------------ names
 
@@ -113,8 +159,8 @@ class EncoderRoutes:
 
     async def _embed(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
         began = awake_s()
-        is_ollamas = exchange.path in ollama_embeddings.PATHS
-        read = functools.partial(ollama_embeddings.read, exchange.path)
+        is_ollamas = exchange.path in OLLAMA_PATHS
+        read = functools.partial(read_ollama, exchange.path)
         reader = functools.partial(read if is_ollamas else read_embedding, body.fields)
         request = await exchange.while_connected(work_on_body(body.size, reader))
         _check_ids(request, model, body.fields.get("model"))
@@ -129,13 +175,13 @@ class EncoderRoutes:
         name, seconds = body.fields.get("model") or model.public, awake_s() - began
         write = functools.partial(embeddings_json, found, request.encoding, model.public)
         if is_ollamas:
-            write = functools.partial(ollama_embeddings.answer, exchange.path, found, name, seconds)
+            write = functools.partial(ollama_json, exchange.path, found, name, seconds)
         parts = await exchange.while_connected(work_on_body(size, write))
         tokens = sum(found.tokens)
         try:
             await exchange.send_parts(200, parts, b"application/json")
         finally:
-            self._records.ended(exchange, model, len(request.texts), tokens, began)
+            self._ended(exchange, model, len(request.texts), tokens, began)
         return tokens
 
     async def _rerank(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
@@ -150,8 +196,70 @@ class EncoderRoutes:
         try:
             await exchange.send_json(200, answer)
         finally:
-            self._records.ended(exchange, model, len(request.documents), found.tokens, began)
+            self._ended(exchange, model, len(request.documents), found.tokens, began)
         return found.tokens
+
+    # ------------------------------------------------------------ figures
+
+    def _ended(
+        self, exchange: HttpExchange, model: EncoderNames, texts: int, tokens: int, began_at: float
+    ) -> None:
+        """Count a reply that was sent, or broke off, and write its line in the log.
+
+        `began_at` is of `awake_s`.
+        """
+        exchange.is_counted = True
+        wall_s = awake_s() - began_at
+        for counter, value in zip(self._sums, (texts, tokens, wall_s), strict=True):
+            counter.labels(model.kind).inc(value)
+        error = exchange.broken_by
+        outcome = outcome_elsewhere(200 if error is None else error.status, is_whole=error is None)
+        served_by = served_here(model.public)
+        self._metrics.ended(model.kind, outcome, served_by)
+        key = key_digest(exchange.headers)
+        speaker = session_of(exchange.headers, {}, key)
+        ended = ANSWERED if error is None else error.code
+        ended = CANCELLED if isinstance(error, ClientGone) else ended
+        row = {
+            "id": exchange.request_id,
+            "dialect": model.kind,
+            "session": speaker.label,
+            "client": speaker.client_name,
+            "ended": ended,
+            "prompt": tokens,
+            "wall_ms": round(wall_s * 1000),
+            "served_by": served_by,
+        }
+        self._requests.note_encoded(row, key)
+        log.info(
+            "request id=%s dialect=%s served_by=%s texts=%d prompt=%d ended=%s wall_ms=%d",
+            *(row["id"], model.kind, served_by, texts, tokens, ended, row["wall_ms"]),
+        )
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield what Prometheus is told of the worker that embeds and ranks."""
+        assert self._encoders is not None
+        state = GaugeMetricFamily(
+            "hearth_encoder_process",
+            "1 for the state that the process of EMBEDDING_MODEL and RERANK_MODEL is in.",
+            labels=["state"],
+        )
+        for each in _STATES:
+            state.add_metric([each], int(self._encoders.state == each))
+        worker = self._encoders.worker
+        about = "Requests that wait for it or are computed in it."
+        return (
+            state,
+            GaugeMetricFamily("hearth_encoder_waiting", about, self._encoders.waiting),
+            CounterMetricFamily(
+                "hearth_encoder_process_starts", "Starts of the process.", worker.starts
+            ),
+            CounterMetricFamily(
+                "hearth_encoder_process_deaths",
+                "Ends of the process that nobody asked for.",
+                worker.restarts,
+            ),
+        )
 
 
 def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:

@@ -17,11 +17,10 @@ from hearth.proxy.pool.worker_link import WorkerLink, WorkerReply
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import SETTINGS, encoders_of
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
-from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.models.builtin_models import ModelMissing
-from hearth.shared.models.model_path import check_model, why_missing
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.models.model_path import ModelMissing, check_model, why_missing
+from hearth.shared.private_files import private_directory
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     Embed,
@@ -31,7 +30,7 @@ from hearth.shared.wire_messages import (
     Reranked,
     ShortTurns,
 )
-from hearth.shared.zmq_transport import private_directory
+from hearth.shared.worker_files import forwarded_path
 
 log = logging.getLogger(__name__)
 

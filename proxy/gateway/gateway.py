@@ -2,12 +2,14 @@
 
 Local deployments are answered by us, all others by LiteLLM. What LiteLLM's config calls fallbacks
 is done here, since only we know whether anything of an answer was sent.
+Requests that others answered are counted and remembered once LiteLLM has told their cost.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,33 +18,153 @@ import orjson
 from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.cloud import cloud_fields
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud.cloud_failure import CloudError
-from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
-from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
+from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
+from hearth.proxy.gateway.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_fields import CONTINUERS, CONTINUING
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
+from hearth.proxy.gateway.local_accounts import Accounts
+from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientGone, HttpExchange, RawHeaders
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.monitoring.metrics import (
+    ANSWERED,
+    CANCELLED,
+    CloudUsage,
+    RequestMetrics,
+    outcome_elsewhere,
+    served_here,
+)
+from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
 from hearth.proxy.request.conversation_names import session_digest
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
+
+USAGE_WAIT_S_MAX: Final = 10.0  # for LiteLLM's log after the reply's end
+WAITING_MAX: Final = 1_024  # requests whose usage has not come, or usages whose request goes on
+
+
+@dataclass(slots=True)
+class CloudReply:
+    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
+
+    dialect: CloudDialect
+    asked: Mapping[str, Any]  # the client's body
+    served_by: str
+    fallback: str  # who failed before, as the header has it
+    began_at: float
+    status: int = 0  # 0 = it has not answered
+    first_byte_at: float | None = None
+    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+
+
+@dataclass(slots=True)
+class CloudRequests:
+    """Counts what the gateway does; notes a request elsewhere once LiteLLM has told its cost.
+
+    Owner: the event loop. Nothing here waits.
+    Invariant: each request given to `ended` is noted once, and each usage is in the sums once.
+    """
+
+    requests: RecentRequests
+    metrics: RequestMetrics
+    served_by: Callable[[str], str]  # of a deployment's id
+    # Whose usage has not come, each with its key and whether it was a stream
+    _ended: dict[str, tuple[RequestRow, str, bool]] = field(default_factory=dict)
+    _usages: dict[str, CloudUsage] = field(default_factory=dict)  # whose requests go on
+
+    def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None:
+        """Take a reply at its end. A count of tokens is no request for text, and is not noted."""
+        if reply.dialect in ("messages_count", "responses_count"):
+            return
+        exchange.is_counted = True
+        error = reply.error or exchange.broken_by
+        is_gone = isinstance(error, ClientGone)
+        has_broken = error is not None and (is_gone or reply.status < 400)
+        status = error.status if error is not None and has_broken else reply.status
+        seen = reply.status if exchange.has_started and not is_gone else status
+        outcome = outcome_elsewhere(seen, is_whole=error is None)
+        self.metrics.ended(reply.dialect, outcome, reply.served_by)
+        key = key_digest(exchange.headers)
+        speaker = session_of(exchange.headers, reply.asked, key)
+        began, first = reply.began_at, reply.first_byte_at
+        row = {
+            "id": exchange.request_id,
+            "dialect": reply.dialect,
+            "session": speaker.label,
+            "client": speaker.client_name,
+            "served_by": reply.served_by,
+            "fallback": reply.fallback,
+            "ended": ANSWERED if error is None else CANCELLED if is_gone else error.code,
+            "wall_ms": round((awake_s() - began) * 1000),
+            "ttft_ms": None if first is None else round((first - began) * 1000),
+        }
+        self.ended(row, key, bool(reply.asked.get("stream")))
+
+    def ended(self, row: RequestRow, key: str = "", is_stream: bool = False) -> None:
+        """Take a request of `key` at its reply's end; it is noted once its usage is known."""
+        usage = self._usages.pop(row["id"], None)
+        self._ended[row["id"]] = row, key, is_stream
+        if usage is not None or len(self._ended) > WAITING_MAX:
+            self._note(row["id"], usage)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(USAGE_WAIT_S_MAX, self._note, row["id"])
+
+    def told(self, usage: CloudUsage) -> None:
+        """Take what LiteLLM says that a call cost; a failed one may come before the used one."""
+        self.metrics.gateway.spent(self.served_by(usage.deployment_id), usage)
+        if usage.request_id in self._ended:
+            self._note(usage.request_id, usage)
+            return
+        earlier = self._usages.pop(usage.request_id, None)
+        self._usages[usage.request_id] = usage if earlier is None else _sum(earlier, usage)
+        if len(self._usages) > WAITING_MAX:  # of requests that nobody will end
+            del self._usages[next(iter(self._usages))]
+
+    def close(self) -> None:
+        """Note what has ended, without its usage: the server stops."""
+        for request_id in list(self._ended):
+            self._note(request_id)
+
+    def _note(self, request_id: str, usage: CloudUsage | None = None) -> None:
+        """Note a request that has ended, unless it is noted."""
+        if request_id not in self._ended:
+            return
+        row, key, is_stream = self._ended.pop(request_id)
+        self.requests.note_cloud(row, usage, key)
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        log.info(
+            "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
+            "completion=%s ended=%s wall_ms=%d",
+            *(request_id, row["dialect"], is_stream, row["served_by"], row["fallback"] or "-"),
+            *(getattr(usage, name, "-") for name in names),
+            *(row["ended"], row["wall_ms"]),
+        )
+
+
+def _sum(one: CloudUsage, other: CloudUsage) -> CloudUsage:
+    return CloudUsage(
+        other.request_id,
+        other.deployment_id,
+        one.prompt_tokens + other.prompt_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.completion_tokens + other.completion_tokens,
+        one.cost + other.cost,
+    )
+
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
 SESSIONS_MAX: Final = 4_096
 ATTEMPTS_MAX: Final = 24  # of one request, over all groups, those that have nobody too
-_CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
 _ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from
 _END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
 _OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment would not mend
@@ -54,7 +176,7 @@ def cause_of(error: RequestError) -> Cause | None:
         return error.cause
     if error.status >= 500 and error.code not in _OURS:
         return "error"
-    return _CAUSES.get(error.code)
+    return "context_window" if error.code == "context_length_exceeded" else None
 
 
 _WORDS: Final = {  # of errors' codes, as header, log and metrics tell them
@@ -207,7 +329,7 @@ class Gateway:
                 deployment = await exchange.while_connected(self._of_group(attempts, call))
                 exchange.counting.pop_all()  # the request goes on
                 while attempts.causes:
-                    self._records.fell_back(attempts.causes.pop(0))
+                    self._records.metrics.gateway.fell_back(attempts.causes.pop(0))
                 if deployment.local:
                     await call.answer_here(deployment)
                 else:
@@ -263,15 +385,6 @@ class Gateway:
                 return local[0]
             raise
 
-    def _next_group(self, attempts: _Attempts) -> bool:
-        while attempts.groups:
-            group = self.group_of(attempts.groups.pop(0))
-            if group is not None and group not in attempts.seen:
-                attempts.seen.add(group)
-                attempts.group = group
-                return True
-        return False
-
     def _fall_back(
         self,
         exchange: HttpExchange,
@@ -294,12 +407,16 @@ class Gateway:
             attempts.fail(who, error)
         if is_first:  # it names the fallbacks
             attempts.tried.add(attempts.group)
-            if len(attempts.seen) <= self.table.fallbacks_max:
+            if len(attempts.seen) <= self.table.fallback_lists.steps_max:
                 attempts.groups[:0] = self.table.fallbacks(attempts.group, cause)
         if deployment is None:
-            if not self._next_group(attempts):
-                raise attempts.first_error or error
-            return
+            while attempts.groups:
+                group = self.group_of(attempts.groups.pop(0))
+                if group is not None and group not in attempts.seen:
+                    attempts.seen.add(group)
+                    attempts.group = group
+                    return
+            raise attempts.first_error or error
         attempts.failed.add(deployment.id)
         if cause != "error":  # the same model elsewhere would say the same
             rows = self.table.deployments(attempts.group)
@@ -404,10 +521,8 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     sent = cloud_body(dialect, body, deployment.group)
     provider = deployment.provider or deployment.model.partition("/")[0]
     continues = dialect == "chat" and body.get("continue_final_message") is True
-    if continues and provider in cloud_fields.CONTINUERS:
-        sent |= {
-            name: body[name] for name in cloud_fields.CONTINUING if type(body.get(name)) is bool
-        }
+    if continues and provider in CONTINUERS:
+        sent |= {name: body[name] for name in CONTINUING if type(body.get(name)) is bool}
     return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
         sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.cloud_bodies import CloudDialect
 from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import CrossedDialect
 from hearth.shared.wire_messages import Usage

@@ -1,7 +1,9 @@
 """Runs LiteLLM in a process of its own, and asks it over a socket in the private directory.
 
 Its import takes seconds, its jobs and callbacks go on for as long as it runs: none of that holds
-our event loop up, and the process has LiteLLM's environment alone.
+our event loop up, and the process has LiteLLM's environment alone. It is given the user's config
+with what is ours in it. Fallbacks are ours and taken out, so that LiteLLM never falls back itself.
+Nothing in it listens, prints, or looks for what is new.
 """
 
 import asyncio
@@ -18,18 +20,103 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.gateway.cloud.cloud_failure import CloudError
-from hearth.proxy.gateway.config.merged_config import environment, merged_config
-from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
+from hearth.proxy.gateway.cloud_failure import CloudError
 from hearth.proxy.gateway.litellm_messages import (
     HELD_BYTES_MAX,
     LENGTH_BYTES,
     read_frame,
 )
+from hearth.proxy.gateway.routing_table import DEFAULT, LISTS, PROVIDER, Deployment, RoutingTable
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.http.http_exchange import RawHeaders
-from hearth.proxy.monitoring.gateway_metrics import CloudUsage
+from hearth.proxy.monitoring.metrics import CloudUsage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
+
+HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
+
+# Each of these is fetched from the network at import unless told otherwise. A user who wants it
+# sets the variable to False.
+OFFLINE: Final = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "LITELLM_LOCAL_POLICY_TEMPLATES": "True",
+    "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
+}
+SET: Final = {
+    "LITELLM_RUST": "False",  # its clients there follow redirects
+    "LITELLM_MODE": "PRODUCTION",  # else it loads .env files by itself
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
+    "LITELLM_TELEMETRY": "False",
+    "NO_DOCS": "True",
+    "NO_REDOC": "True",
+    "DISABLE_ADMIN_UI": "True",
+}
+# They name another config, change the paths that we call, or are the keys of our own clients.
+UNSET: Final = (
+    *("CONFIG_FILE_PATH", "WORKER_CONFIG", "LITELLM_CONFIG_BUCKET_", "STORE_MODEL_IN_DB"),
+    *("SERVER_ROOT_PATH", "DOCS_URL", "REDOC_URL", "PROMETHEUS_MULTIPROC_DIR", "NUM_WORKERS"),
+    "PROXY_API_KEY",
+)
+
+_OURS: Final = (*LISTS.values(), DEFAULT)
+_SUGGESTED: Final = {
+    "drop_params": True,
+    "expose_router_debug_in_errors": False,
+    "disable_hf_tokenizer_download": True,  # a count reaches no hub
+}
+_NEEDED: Final = {
+    "telemetry": False,
+    # A ping before the first event would begin the reply, and nothing could fall back then.
+    "sse_keepalive_ping_interval_seconds": 0,
+    "anthropic_sse_ping_interval_seconds": 0,
+}
+_NEEDED_GENERAL: Final = {
+    "cancel_on_disconnect": True,
+    "store_model_in_db": False,  # the table would not know them
+    # Whose a stored response is, we know by its owner. LiteLLM's own way encrypts the ids of
+    # responses with PyNaCl, which is not installed: every Responses answer would be a 500.
+    "disable_responses_id_security": True,
+}
+
+
+def environment(table: RoutingTable) -> dict[str, str]:
+    """Return this process's environment as LiteLLM needs it."""
+    kept = {name: text for name, text in table.environ.items() if not name.startswith(UNSET)}
+    return OFFLINE | kept | SET
+
+
+def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
+    """Return the config as LiteLLM is given it; `token` opens its app to us."""
+    general, settings, router = (
+        {name: value for name, value in table.config.section(each).items() if name not in _OURS}
+        for each in ("general_settings", "litellm_settings", "router_settings")
+    )
+    settings = _SUGGESTED | settings | _NEEDED
+    settings["callbacks"] = [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"]
+    ours = {"provider": PROVIDER, "custom_handler": f"{HOOKS}.local_model"}
+    settings["custom_provider_map"] = [*_as_list(settings.get("custom_provider_map")), ours]
+    if table.fallback_lists.has_any and not router.get("retry_policy"):
+        # It would sleep for a provider's Retry-After, up to a minute before each of its tries.
+        router["retry_policy"] = {"RateLimitErrorRetries": 0}
+    general |= _NEEDED_GENERAL
+    if not table.has_master_key:  # LiteLLM refuses to start without one
+        general["master_key"] = token
+    if not table.checks_keys:
+        general["custom_auth"] = f"{HOOKS}.authorise"
+    return {
+        **table.config.values,
+        "model_list": table.entries,
+        "general_settings": general,
+        "litellm_settings": settings,
+        "router_settings": router,
+    }
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [] if value is None else [value]
+
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +371,9 @@ class LiteLLMProcess:
                         self._is_ready.set()
                         log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
                     else:
-                        why = f": {self._table.redacted(told['failure'])[:REASON_CHARS_MAX]}"
+                        why = (
+                            f": {self._table.secrets.redacted(told['failure'])[:REASON_CHARS_MAX]}"
+                        )
             if self._process is not None:
                 await self._process.wait()
         except OSError as error:

@@ -20,9 +20,8 @@ import litellm
 import orjson
 from litellm.proxy import proxy_server
 
-from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
-from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
-from hearth.proxy.gateway.cloud.cloud_failure import (
+from hearth.proxy.gateway import litellm_accounts
+from hearth.proxy.gateway.cloud_failure import (
     STATUS_UNKNOWN,
     SWALLOWED,
     UNPROCESSABLE,
@@ -30,8 +29,8 @@ from hearth.proxy.gateway.cloud.cloud_failure import (
     failure_of,
     is_redirect,
 )
-from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
-from hearth.proxy.gateway.config.config_secrets import Secrets
+from hearth.proxy.gateway.config_file import ErrorEventRedactor, Secrets
+from hearth.proxy.gateway.litellm_accounts import KeyedCall
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
 from hearth.proxy.gateway.litellm_messages import (
     HELD_BYTES_MAX,
@@ -63,7 +62,11 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     secrets = Secrets(frozenset(told["secrets"]))
     for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    _limit_schemas()
+    # No schema grows over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places. It has
+    # the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions that
+    # name one another would fill all memory, and hold each other call up until then.
+    schemas: Any = importlib.import_module(SCHEMAS)
+    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
     litellm.suppress_debug_info = True  # it prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
@@ -109,7 +112,7 @@ class _Server:
                     writer.write(frame(orjson.dumps(row)))
         writer.close()
         if booked:
-            await litellm_auth.give_back(booked.pop())
+            await litellm_accounts.give_back(booked.pop())
 
     async def _told(
         self, what: str, asked: dict[str, Any], booked: list[KeyedCall]
@@ -119,11 +122,11 @@ class _Server:
             if what == "choose":
                 return {"found": await self._choose(**asked)}
             if what == "owner":
-                return {"found": await litellm_auth.owner(**asked)}
+                return {"found": await litellm_accounts.owner(**asked)}
             if what == "begin":
-                booked.append(await litellm_auth.begin(**asked))
+                booked.append(await litellm_accounts.begin(**asked))
             else:
-                await litellm_events.log_answer(asked, booked.pop() if booked else None)
+                await litellm_accounts.log_answer(asked, booked.pop() if booked else None)
         except RequestError as error:
             return {"error": _row(error, self._secrets)}
         except Exception as error:
@@ -326,13 +329,3 @@ def _none(error: Exception) -> RequestError:
         return RequestError(f"over budget: {text}", status=503, code="over_budget")
     wait_s = min(RETRY_AFTER_S_MAX, math.ceil(getattr(error, "cooldown_time", 0.0))) or None
     return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
-
-
-def _limit_schemas() -> None:
-    """Let no schema grow over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places.
-
-    It has the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions
-    that name one another would fill all memory, and hold each other call up until then.
-    """
-    schemas: Any = importlib.import_module(SCHEMAS)
-    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)

@@ -8,9 +8,8 @@ from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.ollama.ollama_routes import OllamaRoutes
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
-from hearth.proxy.monitoring import request_metrics
-from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
-from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.monitoring.dashboard import DashboardFeed
+from hearth.proxy.monitoring.metrics import CONTENT_TYPE, PATH, RequestMetrics, served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
@@ -19,7 +18,7 @@ from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
 
 _ITEMS: Final = "/input_items"
@@ -51,7 +50,7 @@ class AdminRoutes:
         self.names = ModelNames.of(settings)
         self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
         self.encoders: Callable[[], Mapping[str, ListedGroup]] = dict  # EMBEDDING_MODEL and its kin
-        self.metrics = request_metrics.RequestMetrics(version, self.names.public)
+        self.metrics = RequestMetrics(version, self.names.public)
         self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
@@ -70,7 +69,7 @@ class AdminRoutes:
                 "POST": partial(self._ask_doctors, "check_again"),
             },
             "/v1/sessions": {"GET": self._sessions},
-            request_metrics.PATH: {"GET": self._metrics},
+            PATH: {"GET": self._metrics},
         }
         model: Methods = {"GET": self._model}
         response: Methods = {"GET": self._response, "DELETE": self._delete_response}
@@ -267,7 +266,7 @@ class AdminRoutes:
         """Answer with sums over all keys, as far as the workers tell theirs in time."""
         reports = await exchange.while_connected(self._pool.ask("cache"))
         text = self.metrics.text([worker.row() for worker in self._workers], reports)
-        await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
+        await exchange.send_whole(200, text, CONTENT_TYPE)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused.

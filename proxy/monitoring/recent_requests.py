@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.monitoring.gateway_metrics import CloudUsage, served_here
-from hearth.proxy.monitoring.request_metrics import (
+from hearth.proxy.monitoring.metrics import (
     CANCELLED,
     MATCHES,
     PREFILL,
+    CloudUsage,
     RequestMetrics,
     among,
     decode_speed,
@@ -24,6 +24,7 @@ from hearth.proxy.monitoring.request_metrics import (
     match_share,
     outcome_of,
     prefill_speed,
+    served_here,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest

@@ -5,8 +5,8 @@ from typing import Any, Final, Literal, get_args
 
 from hearth.proxy.request.model_names import ModelNames, ServedModel
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.models.builtin_models import builtin_model
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.models.model_path import builtin_model
+from hearth.shared.settings import Settings
 
 EncoderKind = Literal["embeddings", "rerank"]
 

@@ -14,8 +14,7 @@ import orjson
 from hearth.proxy.request.content_pieces import MessageContent, merged, text_of
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
-from hearth.shared.message_links import linked
-from hearth.shared.wire_messages import MessageName
+from hearth.shared.wire_messages import MessageName, linked
 
 DIGEST_BYTES: Final = 16
 REMEMBERED_MAX: Final = 32_768  # messages whose names are kept, some 500 bytes each

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 from hearth.shared.dropped_settings import FORMER_MODEL
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.machine_memory import bytes_for_models
-from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
-from hearth.shared.settings_from_env import Settings, public_name
+from hearth.shared.machine import bytes_for_models
+from hearth.shared.models.model_path import SMOLLM2, builtin_model, first_model_words
+from hearth.shared.settings import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hearth.shared.private_files import write_small_file
 from hearth.shared.processes import PID_FILE, process_started
-from hearth.shared.write_small_file import write_small_file
 
 log = logging.getLogger(__name__)
 

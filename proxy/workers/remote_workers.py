@@ -17,7 +17,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
 from hearth.shared.macos_network_hints import refused_hint
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import (
     PROXY_NAME,

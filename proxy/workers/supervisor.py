@@ -22,11 +22,10 @@ from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import CHUNK_WAIT_S, END_WAIT_S, SAY_AFTER_S
 from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.weights_file import remove_claims, weights_path
+from hearth.shared.worker_files import reason_path, remove_claims, take_reason, weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
-from hearth.proxy.gateway.config.routing_table import read_table
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.request.model_names import models_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.shared.models.model_path import check_model, why_missing
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
-from hearth.shared.settings_from_env import setting_warnings, variables_in
+from hearth.shared.settings import setting_warnings, variables_in
 from hearth.shared.version import VERSION
 
 NEEDED: Final = ("mlx", "mlx_lm", "litellm", "fastapi", "uvicorn", "zmq", "llguidance")

@@ -21,11 +21,12 @@ from typing import Final
 
 from hearth.commands.serve import add_settings, settings_of
 from hearth.commands.server_client import ProbeError, Refused, Row, Server, run
+from hearth.commands.take_port import can_listen
 from hearth.shared.errors import StartError
-from hearth.shared.openblas_preload import openblas_environment
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.processes import can_listen, url_of
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.linux_environment import openblas_environment
+from hearth.shared.listen_addresses import url_of
+from hearth.shared.process_start import temp_environment
+from hearth.shared.settings import Settings
 from hearth.worker.doctor.report_text import findings_of, report_text
 
 PATH: Final = "/v1/doctor"

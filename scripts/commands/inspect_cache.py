@@ -21,7 +21,7 @@ from hearth.commands.server_client import (
     table,
     verdict,
 )
-from hearth.shared.terminal_text import plain
+from hearth.commands.terminal_text import plain
 
 MUST_BE_ZERO: Final = ("exact_key_rejected_by_model_lcp",)
 # (what is used, its limit) in a worker's row

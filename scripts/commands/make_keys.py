@@ -18,8 +18,9 @@ from zmq.auth import create_certificates
 
 from hearth.shared.errors import StartError
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.zmq_transport import PROXY_NAME, RANK_NAME, WORKER_NAME, private_directory
+from hearth.shared.private_files import private_directory
+from hearth.shared.settings import load_settings
+from hearth.shared.zmq_transport import PROXY_NAME, RANK_NAME, WORKER_NAME
 
 PLACES: Final = {
     WORKER_NAME: f"on the workers' machines keep {WORKER_NAME}.key_secret, {PROXY_NAME}.key",

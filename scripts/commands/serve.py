@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hearth.commands.take_port import take_port
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.paths import PROJECT_DIR, env_file
-from hearth.shared.processes import take_port
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

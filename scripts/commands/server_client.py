@@ -25,7 +25,7 @@ from hearth.commands.stream_client import (
     chunks_of,
     send,
 )
-from hearth.shared.terminal_text import plain, plain_lines
+from hearth.commands.terminal_text import plain, plain_lines
 
 COUNTERS: Final = (
     "exact_key_rejected_by_model_lcp",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 
 PAGE: Final = PROJECT_DIR / "SECURITY.md"
 MARKED: Final = re.compile(r"(?<=\| serves \| what is kept \|\n\|---\|---\|\n)(\|.*\n)+")

@@ -5,15 +5,25 @@
 The text around the lists stays as it is. A test holds the file equal to what this writes.
 """
 
+import dataclasses
 import re
 from typing import Final
 
 from hearth.shared.dropped_settings import DROPPED
-from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings import Settings
 from scripts.docs.wrapped_line import wrapped
 
 PAGE: Final = PROJECT_DIR / "docs" / "settings.md"
 MARKED: Final = re.compile(r"(<!-- (\w+): begin, .*? -->\n).*?(?=<!-- \2: end -->\n)", re.DOTALL)
+
+
+def example_lines() -> list[str]:
+    """Return what `.env.example` holds: each variable's line of explanation, then its default."""
+    lines = []
+    for row in dataclasses.fields(Settings):
+        lines += [f"# {row.metadata['about']}", f"{row.metadata['name']}={row.metadata['default']}"]
+    return lines
 
 
 def settings_list() -> str:

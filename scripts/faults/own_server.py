@@ -19,8 +19,9 @@ import psutil
 from aiohttp.test_utils import unused_port
 
 from hearth.commands.bench.servers.started_server import _runs
-from hearth.shared.openblas_preload import openblas_environment
-from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
+from hearth.shared.linux_environment import openblas_environment
+from hearth.shared.paths import PROJECT_DIR
+from scripts.docs.settings_table import example_lines
 
 READY_S_MAX: Final = 120.0
 ANSWER_S_MAX: Final = 15.0

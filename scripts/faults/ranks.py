@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.template_turn_tokens import turn_marks

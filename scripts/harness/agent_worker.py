@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.proxy.request.message_digests import MessageDigester
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.decode.sampler import TokenChoice

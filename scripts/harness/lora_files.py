@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.lora.lora_files import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generation_stream
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget

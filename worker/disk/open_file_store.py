@@ -3,8 +3,8 @@
 import shutil
 from typing import Final
 
-from hearth.shared.settings_from_env import Settings
-from hearth.shared.zmq_transport import private_directory
+from hearth.shared.private_files import private_directory
+from hearth.shared.settings import Settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.file_store import FileStore

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.make_private_directory import make_private
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import make_private, read_small_file
 from hearth.shared.suspending_clock import awake_s
 
 FILE_NAME: Final = ".ledger"

@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.shared.machine_memory import physical_bytes
-from hearth.shared.models.builtin_models import BUILTIN_MODELS
+from hearth.shared.machine import physical_bytes
+from hearth.shared.models.model_path import BUILTIN_MODELS
 from hearth.shared.version import VERSION
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.doctor.findings import Subject

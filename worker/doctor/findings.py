@@ -14,8 +14,7 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_128
 
-from hearth.shared.read_small_file import read_small_file
-from hearth.shared.write_small_file import write_small_file
+from hearth.shared.private_files import read_small_file, write_small_file
 from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.private_files import make_private
 from hearth.worker.disk.file_names import TEMP_PREFIX
 from hearth.worker.disk.shared_usage_counters import locked_counters
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps

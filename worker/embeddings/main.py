@@ -19,9 +19,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import (
     Embed,
     Embedded,
@@ -31,6 +30,7 @@ from hearth.shared.wire_messages import (
     Rerank,
     Reranked,
 )
+from hearth.shared.worker_files import forwarded_path
 from hearth.shared.zmq_transport import RouterPort
 from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
 from hearth.worker.embeddings.job_queue import Job, JobQueue

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hearth.shared.read_small_file import read_small_file
-from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
+from hearth.shared.private_files import read_small_file
+from hearth.shared.worker_files import WEIGHTS_SUFFIX, weights_path
 
 _IPC: Final = "ipc://"
 _LOCK_TRIES: Final = 50

@@ -2,7 +2,7 @@
 
 mlx_lm.utils sets the limit to (2048, 4096) when it is imported: where the hard limit is lower, and
 the process may not raise it, the import fails, and where it is higher, it falls for good. What
-this process needs it takes itself (shared/open_files.py). Imported before all else of mlx-lm.
+this process needs it takes itself (shared/process_start.py). Imported before all else of mlx-lm.
 """
 
 import importlib

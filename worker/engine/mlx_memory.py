@@ -14,9 +14,9 @@ import mlx.core as mx
 import psutil
 
 from hearth.shared.errors import StartError
-from hearth.shared.machine_memory import physical_bytes
-from hearth.shared.models.checkpoint_names import files_like
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.machine import physical_bytes
+from hearth.shared.models.local_models import files_like
+from hearth.shared.settings import Settings
 from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 
 MB: Final = 1024 * 1024

@@ -23,10 +23,10 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
-from hearth.shared.models.context_length import UNKNOWN_LENGTH, context_tokens
+from hearth.shared.machine import VISION_REMEDY, has_vision
+from hearth.shared.models.local_models import UNKNOWN_LENGTH, context_tokens
 from hearth.shared.models.model_path import named_model
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.compute_dtype import (
     ComputeDtype,

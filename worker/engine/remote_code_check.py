@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.models.checkpoint_names import files_like
+from hearth.shared.models.local_models import files_like
 
 PYTHON: Final = "*.py"
 CODE_PATTERNS: Final = ("*.json", PYTHON)  # what must be there to tell

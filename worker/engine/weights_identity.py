@@ -25,9 +25,8 @@ from typing import Any, Final
 
 from xxhash import xxh3_128
 
-from hearth.shared.models.checkpoint_names import files_like
-from hearth.shared.read_small_file import read_small_file
-from hearth.shared.write_small_file import write_small_file
+from hearth.shared.models.local_models import files_like
+from hearth.shared.private_files import read_small_file, write_small_file
 
 log = logging.getLogger(__name__)
 

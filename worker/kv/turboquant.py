@@ -17,7 +17,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
+from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.worker.kv.quantise_kv import WORD_BITS, MisfitRows, RowShapes
 
 WIDTH_STEP: Final = 32  # elements: whole words, so that an array's width tells a row's

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImages, keys_of
 from hearth.worker.prompt.chat_template import parts_of, text_part

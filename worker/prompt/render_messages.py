@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
-from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template

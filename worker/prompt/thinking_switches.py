@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.shared.thinking import (
+from hearth.shared.wire_messages import (
     TEMPLATE_SWITCHES,
     THINKING_LEVELS,
     ThinkingFacts,

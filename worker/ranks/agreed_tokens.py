@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from hearth.worker.cache.block_hash import pack
+from hearth.worker.ranks.follower_link import FollowerLink
+from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.rank_link import RankMismatch
-from hearth.worker.ranks.transport.follower_link import FollowerLink
-from hearth.worker.ranks.transport.leader_link import LeaderLink
 
 Sum = Callable[[mx.array], mx.array]  # over all ranks
 

@@ -1,22 +1,103 @@
-"""Has rank 0 of a model wait for the other ranks, before it loads its part."""
+"""Has rank 0 of a model start the ranks of its machine and wait for the others, before it loads.
 
+A follower ends itself when its standard input reaches its end, which it does however rank 0 dies.
+"""
+
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
-from hearth.worker.ranks.transport.leader_link import LeaderLink
-from hearth.worker.ranks.transport.link_messages import Purpose
-from hearth.worker.ranks.transport.rank_hosts import LOOPBACK, are_local, read_hosts
-from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
-from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
+from hearth.worker.ranks.leader_link import LeaderLink
+from hearth.worker.ranks.rank_hosts import LOOPBACK, are_local, join_group, plan_tensors, read_hosts
+from hearth.worker.ranks.rank_link import Purpose
+
+STATUS_WAIT_S: Final = 2.0  # for the status of a process whose connection ended
+FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
+
+
+class RankProcesses:
+    """Holds the processes of local followers. Owner: the inference thread.
+
+    Any thread may call `kill` and `how_ended`.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._watchers: list[threading.Thread] = []
+
+    def start(
+        self,
+        ranks: Iterable[int],
+        endpoint: str,
+        on_end: Callable[[int, str], None],
+        command: Sequence[str] = FOLLOWER,
+    ) -> None:
+        """Start one process a rank; each has its own end of a pipe as its standard input.
+
+        `on_end` is told a rank and how it ended, on a thread of its own.
+        """
+        for rank in ranks:
+            process = self._processes[rank] = subprocess.Popen(
+                [*command, "--leader", endpoint, "--rank", str(rank)],
+                stdin=subprocess.PIPE,  # held open for as long as this process lives
+                env=os.environ,
+            )
+            watcher = threading.Thread(
+                target=_watch, args=(process, rank, on_end), name="rank process", daemon=True
+            )
+            self._watchers.append(watcher)
+            watcher.start()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def how_ended(self, rank: int) -> str:
+        """Return how the process of `rank`, whose connection ended, ended; "" = it is not known.
+
+        The system closes the connections of a process some time before it tells its status.
+        """
+        with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
+            return how_ended(self._processes[rank].wait(STATUS_WAIT_S))
+        return ""
+
+    def kill(self) -> None:
+        """End them now; one that was stopped would not see that its standard input ends."""
+        for process in self._processes.values():
+            process.kill()
+
+    def close(self) -> None:
+        """Have all of them end, and wait for it."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        for watcher in self._watchers:
+            watcher.join()
+
+
+def _watch(
+    process: "subprocess.Popen[bytes]", rank: int, on_end: Callable[[int, str], None]
+) -> None:
+    on_end(rank, how_ended(process.wait()))
+
+
+def how_ended(code: int) -> str:
+    """Return how a process ended, from its return code."""
+    return f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.private_files import make_private
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # then it is rotated, once
 FILES_MAX: Final = 1_000  # of one day, `_OTHER` included, rotated ones not

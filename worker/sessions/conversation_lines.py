@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.shared.message_links import START
-from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.shared.wire_messages import START, MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import Tokens
 
 SESSIONS_MAX = 4_096

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hearth.shared.durable_journal_writer import open_journal_writer
-from hearth.shared.message_links import START, linked
-from hearth.shared.wire_messages import MessageName, Speaker
+from hearth.shared.durable_journal import open_journal_writer
+from hearth.shared.wire_messages import START, MessageName, Speaker, linked
 from hearth.worker.cache.block_hash import Tokens, common_length
 from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import (
@@ -136,7 +135,7 @@ class SessionArchive:
         self.journal.put(entry, entry.nbytes)
 
     def close(self) -> None:
-        """Write what waits, within hearth.shared.durable_journal_writer.CLOSE_WAIT_S_MAX. Once."""
+        """Write what waits, within hearth.shared.durable_journal.CLOSE_WAIT_S_MAX. Once."""
         self.journal.close()
 
     def report(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.prompt.prefill_cuts import CutRule

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.doctor.check_context import DEPTH_MAX, CheckContext, CheckRules
 from hearth.worker.doctor.checked_machine import machine_row, model_row, subject_of, weights_dtype
 from hearth.worker.doctor.findings import Findings, FindingsFile

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine

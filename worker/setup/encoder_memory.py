@@ -11,7 +11,7 @@ from typing import Any, Final
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.cache.prefill_grid import WHOLE
 from hearth.worker.embeddings.checkpoint import TOKENS_MAX as TEXT_TOKENS_MAX
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES, SQUARE_MAX, TOKENS_MAX

@@ -13,8 +13,8 @@ from typing import Final
 from mlx_lm.models.cache import ArraysCache
 
 from hearth.shared.errors import StartError
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.machine import VISION_REMEDY, has_vision
+from hearth.shared.settings import Settings
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
 from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.engine.decode.draft_model_loader import (
     DraftCheckpoint,
     find_draft_model,

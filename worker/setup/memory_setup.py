@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN, Settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import MemoryUse

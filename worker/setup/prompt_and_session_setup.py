@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel

@@ -8,7 +8,7 @@ from typing import Final
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.model_loader import LoadedModel

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Admitted, Count, Failed, Status, Submit, Told, Up
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery

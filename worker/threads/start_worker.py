@@ -7,8 +7,8 @@ from typing import Any
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.process_start import begin_process
-from hearth.shared.settings_from_env import Settings
-from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.settings import Settings
+from hearth.shared.worker_files import leave_reason
 
 
 def run_worker(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import OVERHEAD_MAX
@@ -19,8 +19,8 @@ from hearth.worker.engine.memory_shares import fair_limit
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.ranks.loading.sharded_model import split_model
-from hearth.worker.ranks.transport.rank_hosts import read_hosts
+from hearth.worker.ranks.rank_hosts import read_hosts
+from hearth.worker.ranks.sharded_model import split_model
 from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes, workers_limit
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
 from hearth.worker.verdict.unloaded_model import (

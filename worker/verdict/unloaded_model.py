@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from hearth.shared.models.context_length import context_tokens
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.models.local_models import context_tokens
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.compute_dtype import compute_in, computed_in, weight_sizes_of
 from hearth.worker.engine.model_loader import (

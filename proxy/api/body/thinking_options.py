@@ -11,7 +11,7 @@ from typing import Any, Final
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.errors import RequestError
-from hearth.shared.thinking import TEMPLATE_SWITCHES, THINKING_LEVELS, ThinkingWish
+from hearth.shared.wire_messages import TEMPLATE_SWITCHES, THINKING_LEVELS, ThinkingWish
 
 BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")

@@ -23,7 +23,7 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.responses.responses_request import input_items
-from hearth.shared.durable_journal_writer import open_journal_writer
+from hearth.shared.durable_journal import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json
 from hearth.shared.memory_by_owner import first_of_largest

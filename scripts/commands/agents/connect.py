@@ -21,9 +21,9 @@ from hearth.commands.agents.earlier_edits import lines_about
 from hearth.commands.agents.launch import CANNOT, about, check_first_prompt, endpoint_of
 from hearth.commands.server.find_or_start import find_or_start
 from hearth.shared.errors import StartError
+from hearth.shared.listen_addresses import url_of
 from hearth.shared.paths import HOME_DIR, env_file
-from hearth.shared.processes import url_of
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 
 def connect(options: argparse.Namespace) -> int:

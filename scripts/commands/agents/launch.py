@@ -36,11 +36,11 @@ from hearth.commands.agents.agent_setup import (
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
-from hearth.shared.machine_memory import bytes_for_models
-from hearth.shared.models.catalogue import recommended
+from hearth.shared.machine import bytes_for_models
+from hearth.shared.models.model_path import recommended
 from hearth.shared.paths import env_file
 from hearth.shared.processes import process_started
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 CANNOT: Final = 2
 EARLY_FACTOR: Final = 5  # an agent compacts early in a context of less than so many first prompts

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-from hearth.shared.terminal_text import shown
+from hearth.commands.terminal_text import shown
 
 LIVE_CHARS_MAX: Final = 20_000  # of one block that is drawn anew; of a longer one the end is shown
 # Tags are text here: an answer about HTML must not lose it.

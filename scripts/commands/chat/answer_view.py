@@ -20,7 +20,7 @@ from hearth.commands.chat.answer_markdown import (
     finished_chars,
 )
 from hearth.commands.chat.answer_stream import Turn
-from hearth.shared.terminal_text import shown, shown_name
+from hearth.commands.terminal_text import shown, shown_name
 
 DRAWN_EVERY_S: Final = 0.1
 THOUGHT_CHARS_MAX: Final = 400  # of thinking, of which the end is shown

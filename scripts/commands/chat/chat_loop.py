@@ -22,8 +22,8 @@ from hearth.commands.chat.conversation import (
 )
 from hearth.commands.chat.turn_figures import footer, why_lines
 from hearth.commands.server.find_or_start import RunningServer, names_served, with_model
+from hearth.commands.terminal_text import shown, shown_name
 from hearth.shared.errors import StartError
-from hearth.shared.terminal_text import shown, shown_name
 
 PROMPT: Final = "> "
 MORE: Final = ". "

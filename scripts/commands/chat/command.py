@@ -25,12 +25,12 @@ from rich.console import Console
 from hearth.commands.chat.chat_loop import Chat
 from hearth.commands.chat.one_answer import BROKEN, answer_once
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
+from hearth.commands.terminal_text import shown
 from hearth.shared.errors import StartError
-from hearth.shared.machine_memory import bytes_for_models
-from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
+from hearth.shared.machine import bytes_for_models
+from hearth.shared.models.model_path import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.terminal_text import shown
+from hearth.shared.settings import load_settings
 
 NO_SERVER = 2
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from hearth.commands.chat.answer_stream import CUT_SHORT, Turn, ask
 from hearth.commands.chat.conversation import Conversation, ImageError, image_paths, read_image
 from hearth.commands.server.find_or_start import RunningServer
-from hearth.shared.terminal_text import shown, shown_name
+from hearth.commands.terminal_text import shown, shown_name
 
 ANSWERED: Final = 0
 BROKEN: Final = 1

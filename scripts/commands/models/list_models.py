@@ -18,18 +18,21 @@ from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.commands.server_client import table
+from hearth.commands.terminal_text import plain, plain_lines
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import (
-    BUILTIN_MODELS,
-    BuiltinModel,
-    builtin_directory,
-)
-from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, fitting
 from hearth.shared.models.local_models import HUB, FoundModel, local_models
+from hearth.shared.models.model_path import (
+    BUILTIN_MODELS,
+    LOOKED_UP,
+    SOURCE,
+    BuiltinModel,
+    CatalogueModel,
+    builtin_directory,
+    fitting,
+)
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.terminal_text import plain, plain_lines
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict

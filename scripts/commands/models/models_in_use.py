@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.commands.take_port import read_pid_file
 from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
-from hearth.shared.processes import PID_FILE, read_pid_file
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import read_small_file
+from hearth.shared.processes import PID_FILE
 
 _BYTES_MAX: Final = 1024**2
 

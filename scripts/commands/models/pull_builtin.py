@@ -23,14 +23,14 @@ import filelock
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.resumable_download import alone, check_disk, digest_of
-from hearth.shared.make_private_directory import make_private
-from hearth.shared.models.builtin_models import (
+from hearth.shared.models.model_path import (
     MODELS_DIR_VARIABLE,
     SMOLLM2,
     BuiltinModel,
     builtin_directory,
     models_dir,
 )
+from hearth.shared.private_files import make_private
 
 Say = Callable[[str], None]
 

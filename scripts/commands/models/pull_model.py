@@ -44,13 +44,12 @@ from hearth.commands.models.resumable_download import (
     missing_bytes,
     remove_leftovers,
 )
+from hearth.commands.terminal_text import plain_lines
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import BuiltinModel, builtin_model
-from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import indexed_files
+from hearth.shared.models.model_path import BuiltinModel, builtin_model, catalogued
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.terminal_text import plain_lines
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine.mlx_memory import memory_limit
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.engine.remote_code_check import remote_code

@@ -8,9 +8,9 @@ import time
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.zmq_transport import private_directory
+from hearth.shared.private_files import private_directory
+from hearth.shared.process_start import temp_environment
+from hearth.shared.settings import Settings, load_settings
 
 CHECK_ID = 99  # of the sockets in RUN_DIR: a server's workers have 0 to 15
 
@@ -25,8 +25,8 @@ def check() -> int:
         private_directory(settings.instance_dir)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
         # MLX, which a mistake in the settings needs not
+        from hearth.commands.ranks.compare_ranks import check_ranks
         from hearth.worker.ranks.start_ranks import start_ranks
-        from hearth.worker.ranks.transport.rank_check import check_ranks
 
         began = time.monotonic()
         started = start_ranks(settings, CHECK_ID, print, purpose="check")

@@ -15,10 +15,10 @@ from typing import Final
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.shared.zmq_transport import RANK_NAME, curve_keys
-from hearth.worker.ranks.transport.rank_hosts import check_address
-from hearth.worker.ranks.transport.rank_processes import FOLLOWER
+from hearth.worker.ranks.rank_hosts import check_address
+from hearth.worker.ranks.start_ranks import FOLLOWER
 
 WAIT_S_MIN: Final = 0.2
 WAIT_S_MAX: Final = 15.0

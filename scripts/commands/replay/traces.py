@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 
 Body = dict[str, Any]
 

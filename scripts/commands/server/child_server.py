@@ -11,7 +11,7 @@ from typing import Final
 
 from hearth.commands.service.service_manager import STOP_S
 from hearth.shared.errors import StartError
-from hearth.shared.zmq_transport import private_directory
+from hearth.shared.private_files import private_directory
 
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.commands.server.serve_until_stdin_ends")
 LINES_TOLD: Final = 12  # of the log of a start that failed

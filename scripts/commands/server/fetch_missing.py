@@ -5,10 +5,9 @@ from pathlib import Path
 from rich.console import Console
 
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import ModelMissing
 from hearth.shared.models.local_models import local_models, matching_whole
-from hearth.shared.models.model_path import named_model
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.models.model_path import ModelMissing, named_model
+from hearth.shared.settings import Settings
 
 
 def is_missing(source: str) -> bool:

@@ -24,13 +24,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from hearth.commands.server.child_server import ChildServer
 from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.commands.stream_client import ODD_FORM
+from hearth.commands.take_port import can_listen, read_pid_file, take_port
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import StartError
-from hearth.shared.models.context_length import context_in_files
-from hearth.shared.models.model_path import named_model
+from hearth.shared.listen_addresses import url_of
+from hearth.shared.models.local_models import (
+    UNKNOWN_LENGTH,
+    context_tokens,
+    local_models,
+    matching_whole,
+)
+from hearth.shared.models.model_path import builtin_model, named_model
 from hearth.shared.paths import env_file
-from hearth.shared.processes import PID_FILE, can_listen, read_pid_file, take_port, url_of
-from hearth.shared.settings_from_env import Settings, public_name
+from hearth.shared.processes import PID_FILE
+from hearth.shared.settings import Settings, public_name
 
 POLL_S: Final = 0.2
 ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
@@ -57,6 +64,22 @@ class RunningServer:
     context_tokens: int | None  # None = another server's model, which does not tell
     takes_images: bool
     is_ours: bool  # started by this command, and ends with it
+
+
+def context_in_files(source: str) -> int | None:
+    """Return the context of the model that `source` names, as MODEL_PATH does; None = not told.
+
+    A builtin model's is known before it is fetched.
+    """
+    try:
+        named = named_model(source)
+        whole = [] if isinstance(named, Path) else matching_whole(named, local_models())
+        directory = named if isinstance(named, Path) else whole[0].directory
+        tokens = context_tokens(json.loads((directory / "config.json").read_bytes()), None)
+    except (StartError, LookupError, OSError, ValueError, AttributeError, RecursionError):
+        builtin = builtin_model(source)
+        return None if builtin is None else builtin.context_tokens
+    return tokens if tokens < UNKNOWN_LENGTH else None
 
 
 # ---------------------------------------------------------------- asking a server

@@ -29,12 +29,14 @@ from hearth.commands.service.service_manager import (
     refused_mark,
 )
 from hearth.commands.service.systemd import Systemd
+from hearth.commands.take_port import read_pid_file, take_port
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.listen_addresses import url_of
 from hearth.shared.models.model_path import why_missing
 from hearth.shared.paths import env_file
-from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.private_files import make_private
+from hearth.shared.processes import PID_FILE
+from hearth.shared.settings import Settings, load_settings
 
 START_WAIT_S: Final = 20.0  # until the server listens: importing it from a cold disk
 ACTIONS: Final = ("install", "start", "stop", "status", "uninstall", "logs", "run")

@@ -14,7 +14,7 @@ from typing import Final
 from hearth.commands import serve
 from hearth.commands.service.service_manager import log_file, refused_mark
 from hearth.shared.errors import EXIT_CANNOT_START
-from hearth.shared.make_private_directory import make_private
+from hearth.shared.private_files import make_private
 
 LOG_BYTES_MAX: Final = 10_000_000  # then a new one is begun, and one old one kept
 LOOK_S: Final = 5.0  # between two looks at its size

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE
 
 # How long a stop may take: a worker's chunk, its writing, its end, the death of one that hangs and
 # the server's own. A SIGKILL amid a chunk can leave memory wired until the Mac restarts.

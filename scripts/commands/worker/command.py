@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hearth.commands.take_port import read_pid_file, take_port
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.paths import PROJECT_DIR, env_file
-from hearth.shared.processes import PID_FILE, read_pid_file, take_port
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.processes import PID_FILE
+from hearth.shared.settings import Settings, load_settings
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, curve_keys
 
 TCP: Final = "tcp://"

@@ -20,15 +20,15 @@ from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.glibc_malloc import malloc_environment
+from hearth.shared.linux_environment import malloc_environment, openblas_environment
 from hearth.shared.macos_network_hints import listening_hint
-from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, setting_warnings
+from hearth.shared.private_files import private_directory
+from hearth.shared.settings import Settings, setting_warnings
 from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION
-from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME
 
 log: Final = logging.getLogger(__name__)
 

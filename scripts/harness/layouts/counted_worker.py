@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 from unittest import mock
 
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.disk import file_store, open_file_store

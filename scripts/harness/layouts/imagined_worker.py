@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Failed, Finished, Sampling
 from hearth.worker.cache.block_hash import pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery

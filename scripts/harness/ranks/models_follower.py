@@ -17,9 +17,9 @@ import os
 import sys
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
+from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.follower_main import make_follower, run_follower
-from hearth.worker.ranks.transport.follower_link import FollowerLink
 
 COMMAND: Final = (sys.executable, "-m", "scripts.harness.ranks.models_follower")
 MODEL: Final = "model"

@@ -14,8 +14,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.settings import load_settings
+from hearth.shared.worker_files import leave_reason
 from hearth.worker.ranks.start_ranks import start_ranks
 from scripts.harness.ranks.models_follower import COMMAND
 

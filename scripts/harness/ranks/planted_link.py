@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.rank_link import OnEvent
-from hearth.worker.ranks.transport.leader_link import LeaderLink
 
 Plant = Literal["none", "order", "dropped", "changed", "noise"]
 OPERATIONS: Final = ("prefill", "step", "copy_rows", "put_rows", "trim", "add")

@@ -13,7 +13,7 @@ from unittest import mock
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
@@ -22,10 +22,10 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.ranks import start_ranks
-from hearth.worker.ranks.follower import STOP
+from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.leading_rank import LeadingRank
-from hearth.worker.ranks.transport.leader_link import LeaderLink
-from hearth.worker.ranks.transport.rank_processes import RankProcesses
+from hearth.worker.ranks.rank_link import STOP
+from hearth.worker.ranks.start_ranks import RankProcesses
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.ranks.models_follower import COMMAND, MODEL

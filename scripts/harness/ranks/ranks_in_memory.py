@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hearth.worker.ranks.follower_link import FollowerLink
+from hearth.worker.ranks.leader_link import LeaderLink, WitnessComparison
 from hearth.worker.ranks.rank_link import (
     OnEvent,
     Operation,
@@ -15,9 +17,6 @@ from hearth.worker.ranks.rank_link import (
     pack,
     unpack,
 )
-from hearth.worker.ranks.transport.follower_link import FollowerLink
-from hearth.worker.ranks.transport.leader_link import LeaderLink
-from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 
 ANSWER_WAIT_S: Final = 30.0
 

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import load_model
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.lora_files import write_adapter

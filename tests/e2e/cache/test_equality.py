@@ -10,7 +10,7 @@ import httpx
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir, mlx_environment

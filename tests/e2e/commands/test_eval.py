@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_format import Array, encode, read, write
 from hearth.worker.disk.file_names import parse

@@ -11,7 +11,7 @@ import pytest
 
 from hearth.commands import diff_turns
 from hearth.commands.server_client import SLACK_TOKENS, log_lines
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.by_day import by_day
 from tests.helpers.servers.server import Server

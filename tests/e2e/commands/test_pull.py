@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, SMOLLM2
 from tests.helpers.hub.hub_pulls import (
     HUB_ID,
     PULL_S_MAX,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.processes import PID_FILE, process_started, read_pid_file
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.commands.take_port import read_pid_file
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.processes import PID_FILE, process_started
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.by_day import by_day
 from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, SMOLLM2
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 

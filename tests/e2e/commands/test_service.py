@@ -13,7 +13,7 @@ import pytest
 
 from hearth.commands.service import service_manager
 from hearth.commands.service.launchd import Launchd
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import READY_S_MAX, free_port, until
 

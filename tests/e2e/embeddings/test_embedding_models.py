@@ -14,11 +14,10 @@ import openai
 import pytest
 
 from hearth.proxy.embeddings.encoders import COMMAND, Encoders
-from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import RequestError
-from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
+from hearth.shared.models.model_path import MINILM, MODELS_DIR_VARIABLE
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Embed,
@@ -26,6 +25,7 @@ from hearth.shared.wire_messages import (
     Hello,
     decode,
 )
+from hearth.shared.worker_files import forwarded_path
 from hearth.shared.zmq_transport import DealerLink
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.faults.load import SHARES
 
 pytestmark = pytest.mark.night  # minutes: `scripts.faults` itself, with a load of every kind

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from hearth.shared.errors import EXIT_STUCK
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Admitted,

@@ -1,6 +1,6 @@
 """A user's logging tool is told once of each answer, local and of the cloud, with its tokens.
 
-What a row says is tested in unit/proxy/gateway/accounts.
+What a row says is tested in unit/proxy/gateway.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 Each is sent at the top, in dictionaries, within messages and tools, as a header and in the query.
 Nobody may connect to the address in them, and the cloud sees what it sees without them; or the
-answer is a 400. All names that LiteLLM lists are tried in unit/proxy/gateway/cloud.
+answer is a 400. All names that LiteLLM lists are tried in unit/proxy/gateway.
 """
 
 from collections.abc import Iterator

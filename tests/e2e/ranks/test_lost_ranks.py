@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from hearth.shared.errors import EXIT_RANK_LOST
-from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.shared.start_failure_file import take_reason
-from hearth.worker.ranks.transport.rank_processes import FOLLOWER
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.worker_files import take_reason
+from hearth.worker.ranks.start_ranks import FOLLOWER
 from scripts.harness.ranks.models_follower import COMMAND
 
 SEEN_S_MAX = 60.0

@@ -11,7 +11,7 @@ import pytest
 
 from hearth.commands.make_keys import make_keys
 from hearth.shared.errors import EXIT_CANNOT_START
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import free_port
 

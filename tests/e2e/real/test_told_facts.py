@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import DEFAULT_MODEL
 from tests.helpers.clients.terminal import WAIT_S, python_module

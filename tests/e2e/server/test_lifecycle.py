@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.by_day import by_day
 from tests.helpers.servers.audited_server import body_of

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.accuracy.question_file import SHIPPED
-from hearth.shared.openblas_preload import openblas_environment
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.linux_environment import openblas_environment
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.version import VERSION
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server

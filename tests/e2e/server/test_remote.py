@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.processes import PID_FILE, read_pid_file
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.commands.take_port import read_pid_file
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.processes import PID_FILE
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.counted_talk import NOTES, Talk
 from tests.helpers.servers.leaving_clients import Leaving

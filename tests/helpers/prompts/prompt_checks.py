@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_builder

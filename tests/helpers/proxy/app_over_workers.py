@@ -12,7 +12,7 @@ import orjson
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from tests.helpers.proxy.fake_worker_pool import Bench, bench
 from tests.helpers.proxy.proxy_app import Reply, asked
 

@@ -17,7 +17,7 @@ from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.workers.supervisor import Supervisor
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 
 HOST = (b"host", b"127.0.0.1:4000")
 

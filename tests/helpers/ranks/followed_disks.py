@@ -16,10 +16,8 @@ from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of_rows, arrays_of_state, rows_from, state_from
-from hearth.worker.ranks.disk.followed_disk import FollowedDisk
-from hearth.worker.ranks.disk.leading_disk_thread import LeadingDiskThread, lead_disk
-from hearth.worker.ranks.followed_kv import FollowedKV
-from hearth.worker.ranks.named_kv import Telling
+from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV
+from hearth.worker.ranks.leading_kv import LeadingDiskThread, Telling, lead_disk
 from hearth.worker.ranks.rank_link import RankLost
 from scripts.harness.ranks.ranks_in_memory import FollowerInMemory, ranks_in_memory
 from tests.helpers.records.disk_records import ROOT, record

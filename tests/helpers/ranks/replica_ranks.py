@@ -12,9 +12,9 @@ import mlx.core as mx
 
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.layer_adapters import leaves
-from hearth.worker.ranks.follower import Follower, FollowerMemory
+from hearth.worker.ranks.follower_main import Follower, FollowerMemory
+from hearth.worker.ranks.leading_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.leading_rank import LeadingRank
-from hearth.worker.ranks.named_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.rank_link import RankLost
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from scripts.harness.ranks.ranks_in_memory import FollowerInMemory, ranks_in_memory

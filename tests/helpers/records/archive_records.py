@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hearth.shared.message_links import linked
-from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import Line, shape_of

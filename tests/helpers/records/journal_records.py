@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hearth.shared.durable_journal_writer import JournalWriter, open_journal_writer
+from hearth.shared.durable_journal import JournalWriter, open_journal_writer
 
 SCHEMA = 2
 WAIT_S = 60.0

@@ -19,9 +19,10 @@ from typing import Any, Self
 
 import openai
 
-from hearth.shared.openblas_preload import openblas_environment
-from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
+from hearth.shared.linux_environment import openblas_environment
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.zmq_transport import HEARTBEAT_S
+from scripts.docs.settings_table import example_lines
 from scripts.fixtures.fixture_cache import fixture_dir
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.template_turn_tokens import turn_marks

@@ -24,8 +24,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Admitted,
@@ -50,6 +49,7 @@ from hearth.shared.wire_messages import (
     Usage,
     Welcome,
 )
+from hearth.shared.worker_files import leave_reason
 from hearth.shared.zmq_transport import (
     LEASE_S,
     PROXY_NAME,

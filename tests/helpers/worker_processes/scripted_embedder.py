@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import EXIT_CANNOT_START
-from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Embedded, EncoderFacts, Heartbeat, Message
+from hearth.shared.worker_files import forwarded_path, leave_reason
 from hearth.shared.zmq_transport import RouterPort
 from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.wire_thread import WireThread

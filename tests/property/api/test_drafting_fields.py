@@ -12,7 +12,7 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.pool.cache_affinity import marks_of
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.proxy.request_bodies import BODIES
 

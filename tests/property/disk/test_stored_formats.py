@@ -16,7 +16,7 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.turboquant import TurboQuantKVCache
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.disk.file_format import encode, read
 from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.engine.engine import Engine

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from hearth.proxy.app import ProxyApp
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 KEY: Final = b"sk-mine"

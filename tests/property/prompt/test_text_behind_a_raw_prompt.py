@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Submit
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
+from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingWish
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent

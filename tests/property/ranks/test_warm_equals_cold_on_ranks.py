@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from scripts.fixtures.fixture_cache import RANKED_NAMES, mlx_environment
 from tests.helpers.by_day import by_day
 

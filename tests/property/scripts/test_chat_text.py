@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hearth.commands.chat.answer_markdown import AnswerMarkdown, finished_chars
 from hearth.commands.chat.conversation import word_places
-from hearth.shared.terminal_text import shown, shown_name
+from hearth.commands.terminal_text import shown, shown_name
 
 LINES = st.sampled_from(
     (

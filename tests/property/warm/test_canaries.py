@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.fixtures.fixture_cache import fixture_dir

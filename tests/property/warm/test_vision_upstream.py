@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder

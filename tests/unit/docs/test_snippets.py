@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.main import COMMANDS
-from hearth.proxy.gateway.config.routing_table import read_table
-from hearth.shared.settings_from_env import load_settings
+from hearth.proxy.gateway.routing_table import read_table
+from hearth.shared.settings import load_settings
 from tests.helpers.documents import GUIDES, LANGUAGES, ROOT, CodeBlock, blocks
 
 PAGES = [*GUIDES, ROOT / "CONTRIBUTING.md"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.proxy.monitoring import worker_poller
+from hearth.proxy.monitoring import dashboard
 from hearth.proxy.pool import worker_link
 
 
@@ -20,7 +20,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick() -> Iterator[None]:
     """Lets polls of the workers follow each other at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_poller, "POLL_S", 0.001)
+        patch.setattr(dashboard, "POLL_S", 0.001)
         yield
 
 

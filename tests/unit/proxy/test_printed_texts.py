@@ -15,7 +15,7 @@ from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.startup_banner import ready_lines, starting_line
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import ModelFacts
 
 FACTS = ModelFacts("local", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x KVCache", "cpu")

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.commands import check, main as hearth, serve
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.version import VERSION
 
 STARTED_BY_COMMANDS = "server.serve_until_stdin_ends"

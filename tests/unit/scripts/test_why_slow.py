@@ -2,8 +2,9 @@
 
 import re
 
-from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.sessions.divergence_cause import REMEDIES
+from scripts.docs.settings_table import example_lines
 
 GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()
 QUOTED = re.findall(r"`([^`\n]+)`", GUIDE)

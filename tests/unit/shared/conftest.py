@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared import durable_journal, durable_journal_writer
+from hearth.shared import durable_journal
 
 
 @pytest.fixture
@@ -16,4 +16,4 @@ def home(tmp_path: Path) -> Path:
 def is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a file rewritten whenever it doubles."""
     monkeypatch.setattr(durable_journal, "REWRITE_BYTES_MIN", 64)
-    monkeypatch.setattr(durable_journal_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(durable_journal, "RETRY_S", 0.0)

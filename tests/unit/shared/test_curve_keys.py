@@ -18,7 +18,7 @@ import zmq.asyncio
 from hearth.commands.make_keys import make_keys
 from hearth.shared import zmq_transport
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Hello, encode
 from hearth.shared.zmq_transport import (
     PROXY_NAME,

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from hearth.shared import durable_journal as journals
-from hearth.shared.durable_journal import SECRET_NAME, STALE_S, Journal, remove_stale
-from hearth.shared.durable_journal_writer import NullJournalWriter
+from hearth.shared.durable_journal import (
+    SECRET_NAME,
+    STALE_S,
+    Journal,
+    NullJournalWriter,
+    remove_stale,
+)
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, put, wrote
 
 # ---------------------------------------------------------------- what comes back

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import durable_journal as journals, durable_journal_writer as scribes
-from hearth.shared.durable_journal_writer import (
+from hearth.shared import durable_journal as journals
+from hearth.shared.durable_journal import (
     NullJournalWriter,
     open_journal_writer,
 )
@@ -108,7 +108,7 @@ def test_a_directory_that_somebody_removed_comes_back_whole(home: Path, is_eager
 def test_a_queue_that_is_full_drops_and_counts_and_is_made_good(
     home: Path, limit: str, monkeypatch: pytest.MonkeyPatch, is_eager: None
 ) -> None:
-    monkeypatch.setattr(scribes, limit, 2)
+    monkeypatch.setattr(journals, limit, 2)
     notes = Notes()
     scribe, _ = opened(home, notes)
     disk = Disk(monkeypatch)
@@ -147,9 +147,9 @@ CHILD = """
 import sys
 import threading
 from pathlib import Path
-from hearth.shared import durable_journal as journal, durable_journal_writer as journal_writer
+from hearth.shared import durable_journal as journal
 from tests.helpers.records.journal_records import Notes, opened
-journal.REWRITE_BYTES_MIN, journal_writer.RETRY_S = 20_000, 0.0
+journal.REWRITE_BYTES_MIN, journal.RETRY_S = 20_000, 0.0
 notes = Notes()
 writer, notes.kept = opened(Path(sys.argv[1]), notes)
 number = max(notes.kept, default=[-1])[0]

@@ -15,7 +15,7 @@ from hearth.shared.listen_addresses import (
     listen_addresses,
 )
 from hearth.shared.macos_network_hints import listening_hint, refused_hint
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 
 class Names:

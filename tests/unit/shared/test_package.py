@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 
 PYPROJECT: dict[str, Any] = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())
 PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from hearth.shared import paths
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 
 pytestmark = pytest.mark.process
 
 REPORT = """
 import json, os
 from hearth.shared import paths
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 found = load_settings(os.environ, paths.env_file())
 print(json.dumps({"code": str(paths.CODE_DIR), "project": str(paths.PROJECT_DIR),
                   "env": str(paths.env_file()), "logs": str(found.log_root),

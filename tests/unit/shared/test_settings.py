@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.dropped_settings import DROPPED, FORMER_DEFAULTS, NAMES, REFUSED
+from hearth.shared.dropped_settings import DROPPED, FORMER_DEFAULTS, REFUSED
 from hearth.shared.errors import StartError
-from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN
-from hearth.shared.settings_from_env import (
-    PROJECT_DIR,
-    example_lines,
-    load_settings,
-    setting_warnings,
-)
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN, NAMES, load_settings, setting_warnings
 from hearth.worker.setup.kv_setup import BATCHED, LONE
 from hearth.worker.setup.memory_setup import IDLE_SHARE, LIVE_SHARE_MAX, LIVE_SHARE_MIN
+from scripts.docs.settings_table import example_lines
 from tests.helpers.cases import cases
 
 TABLES = "settings/settings.yaml"

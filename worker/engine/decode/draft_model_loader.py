@@ -14,9 +14,9 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
+from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.shared.models.model_path import named_model
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.compute_dtype import compute_in
 from hearth.worker.engine.decode.draft_model import (

@@ -19,7 +19,7 @@ from mlx_lm.sample_utils import (
 )
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.constraint.token_mask import TokenMask
 

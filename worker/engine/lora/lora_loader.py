@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings
+from hearth.shared.settings import Settings
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, LoraAdapters
 from hearth.worker.engine.lora.lora_files import (
     FILES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.optional_packages import has_vision
+from hearth.shared.machine import has_vision
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 
 _VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.shared.optional_packages import VISION_REMEDY, has_vision
+from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece

@@ -8,9 +8,8 @@ from typing import Any
 
 from hearth.commands.bench.results import ModelFacts
 from hearth.shared.errors import StartError
-from hearth.shared.models.builtin_models import builtin_model
 from hearth.shared.models.local_models import local_models, matching_whole, weight_files
-from hearth.shared.models.model_path import named_model
+from hearth.shared.models.model_path import builtin_model, named_model
 from hearth.worker.engine.vision.vlm_loader import sees_images
 
 

@@ -12,10 +12,9 @@ from typing import Final
 from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.meter_file import METER_DIR
-from hearth.shared.openblas_preload import openblas_environment
+from hearth.shared.linux_environment import openblas_environment
 from hearth.shared.paths import without_home
-from hearth.shared.settings import Settings
-from hearth.shared.settings_from_env import variables_in
+from hearth.shared.settings import Settings, variables_in
 
 # What a server gets of the user's environment: nothing that sets how it works.
 PASSED: Final = (

@@ -15,7 +15,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask, asked
 from tests.helpers.proxy.request_bodies import BODIES, SAID, post

@@ -7,10 +7,11 @@ from typing import Any
 import orjson
 from hypothesis import given, strategies as st
 
-from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max
 from hearth.proxy.embeddings.encoder_bodies import (
     TEXTS_MAX,
     Encoding,
+    embeddings_json,
+    json_bytes_max,
     read_embedding,
     read_rerank,
 )

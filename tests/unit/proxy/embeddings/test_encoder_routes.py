@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.embeddings import ollama_embeddings
+from hearth.proxy.embeddings.encoder_bodies import OLLAMA_PATHS, read_ollama
 from hearth.shared.errors import RequestError, StartError
 from tests.helpers.proxy.fake_encoders import FakeEncoders, vector
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask
@@ -333,11 +333,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(ollama_embeddings.PATHS), JSON, JSON, JSON)
+@given(st.sampled_from(OLLAMA_PATHS), JSON, JSON, JSON)
 def test_any_body_is_read_or_refused(path: str, given: Any, dimensions: Any, cut: Any) -> None:
     body = {"input": given, "prompt": given, "dimensions": dimensions, "truncate": cut}
     try:
-        request = ollama_embeddings.read(path, body)
+        request = read_ollama(path, body)
     except RequestError as error:
         assert error.status == 400
         return

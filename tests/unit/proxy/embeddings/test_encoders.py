@@ -16,7 +16,7 @@ from hearth.proxy.embeddings import encoders as module
 from hearth.proxy.embeddings.encoders import REPLAYS_MAX, Encoders, make_encoders
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Embedded
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 

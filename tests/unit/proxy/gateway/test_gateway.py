@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import orjson
@@ -16,16 +17,16 @@ import pytest
 from hearth.proxy.api.body.prompt_limits import MESSAGES_MAX
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway import gateway
-from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
-from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
+from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
 from hearth.proxy.gateway.gateway import Gateway, GatewayCall
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
+from hearth.proxy.gateway.local_accounts import Accounts
+from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 CONFIG = {
     "model_list": [
@@ -94,6 +95,7 @@ class World:
         self.litellm = LiteLLM(table)
         self.store = ResponseStore()
         self.causes: list[str] = []
+        self.metrics = SimpleNamespace(gateway=SimpleNamespace(fell_back=self.causes.append))
         self.sent: list[tuple[Any, int]] = []  # each message, and how many responses were kept then
         self.asked: list[str] = []
         self.counted: list[str] = []  # at the end of a request
@@ -105,9 +107,6 @@ class World:
             cast(Any, self),
             Accounts({}, cast(Any, None), checks_keys=False),
         )
-
-    def fell_back(self, cause: str) -> None:
-        self.causes.append(cause)
 
     def cloud_ended(self, exchange: HttpExchange, reply: Any) -> None:
         """What became of it is seen by whom it is told."""
@@ -209,7 +208,7 @@ def test_each_is_asked_once_in_the_order_of_the_config(
 
 
 def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
-    world.gateway.table.fallbacks_max = 1
+    world.gateway.table.fallback_lists.steps_max = 1
     with pytest.raises(Overloaded):
         world.ask("d", dict.fromkeys("abcd", FULL))
     assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])

@@ -19,9 +19,7 @@ from openai.types.responses import (
     response_create_params,
 )
 
-from hearth.proxy.gateway import litellm_hooks, litellm_messages
-from hearth.proxy.gateway.cloud import cloud_fields
-from hearth.proxy.gateway.config import fallback_lists
+from hearth.proxy.gateway import cloud_fields, litellm_hooks, litellm_messages, routing_table
 from hearth.shared.our_ids import is_our_response_id, response_maker
 
 OFFICIAL: dict[str, Any] = {
@@ -56,7 +54,7 @@ def test_what_we_call_repeat_and_are_called_by_is_litellms() -> None:
         assert parameters(ours) == parameters(theirs)
     told = RouterErrors.no_deployments_with_provider_budget_routing.value
     assert litellm_messages.OVER_BUDGET in told.lower()
-    assert fallback_lists.STEPS_MAX == litellm.ROUTER_MAX_FALLBACKS
+    assert routing_table.STEPS_MAX == litellm.ROUTER_MAX_FALLBACKS
 
 
 def test_without_a_call_the_hook_leaves_the_deployments_alone() -> None:

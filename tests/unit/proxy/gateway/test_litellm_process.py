@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from hearth.proxy.gateway import litellm_process
-from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, PATHS, read_frame
 from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
@@ -26,9 +25,10 @@ from hearth.proxy.gateway.litellm_process import (
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
+from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from tests.helpers.cloud.cloud_answers import CloudAnswer
 from tests.helpers.cloud.dialect_requests import body_of
 from tests.helpers.cloud.gateway_server import cloud_entry

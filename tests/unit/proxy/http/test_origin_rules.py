@@ -15,7 +15,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from tests.helpers.cases import DATA_DIR, cases
 from tests.helpers.proxy.proxy_app import ask
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway import cloud_requests
-from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
+from hearth.proxy.gateway import gateway as cloud_requests
+from hearth.proxy.gateway.gateway import CloudReply, CloudRequests
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from hearth.proxy.monitoring.gateway_metrics import CAUSES, CloudUsage
+from hearth.proxy.monitoring.metrics import CAUSES, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

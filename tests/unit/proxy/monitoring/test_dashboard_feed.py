@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.monitoring import recent_requests, worker_poller as poller_module
-from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, DashboardFeed
+from hearth.proxy.monitoring import dashboard as poller_module, recent_requests
+from hearth.proxy.monitoring.dashboard import LISTENERS_MAX, DashboardFeed
 from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
 from hearth.shared.errors import Overloaded
 from hearth.shared.suspending_clock import awake_s

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
+from hearth.proxy.monitoring.dashboard import DashboardFeed
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

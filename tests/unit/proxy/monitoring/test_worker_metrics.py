@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client import Metric
 
-from hearth.proxy.monitoring.request_metrics import RequestMetrics
+from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
 from hearth.worker.cache_report import DEPTHS, cache_report

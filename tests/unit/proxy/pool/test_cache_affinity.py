@@ -7,8 +7,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.pool import cache_affinity
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
-from hearth.shared.message_links import linked
-from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 
 
 @dataclass

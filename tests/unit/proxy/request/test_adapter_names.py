@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.gateway.config.routing_table import local_names
+from hearth.proxy.gateway.routing_table import local_names
 from hearth.proxy.pool.cache_affinity import marks_of
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import StartError
-from hearth.shared.message_links import linked
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import MessageName, Prompt, Sampling, Speaker
+from hearth.shared.settings import load_settings
+from hearth.shared.wire_messages import MessageName, Prompt, Sampling, Speaker, linked
 from tests.helpers.proxy.proxy_app import app_of, ask
 from tests.helpers.worker_processes.fake_worker import FACTS
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.request import model_names
 from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import load_settings, setting_warnings
+from hearth.shared.settings import load_settings, setting_warnings
 from tests.helpers.cases import cases
 from tests.helpers.worker_processes.fake_worker import FACTS
 

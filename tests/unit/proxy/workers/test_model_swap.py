@@ -19,7 +19,7 @@ from hearth.proxy.workers import (
 )
 from hearth.proxy.workers.supervisor import WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.fake_worker_pool import read, request, stop
 from tests.helpers.proxy.swapping_workers import Host, host

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hearth.commands.take_port import IdentifiedProcess, read_pid_file
 from hearth.proxy.workers import pid_file as module
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.shared.processes import IdentifiedProcess, read_pid_file
 
 WORKER = 4_000_000  # a pid that Linux gives to nobody
 

@@ -23,7 +23,7 @@ from hearth.proxy.workers.remote_workers import (
 )
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, until, worker_environment
 from tests.helpers.servers.server import free_port
 

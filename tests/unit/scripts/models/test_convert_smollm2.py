@@ -13,8 +13,8 @@ from mlx_lm import load
 from mlx_lm.utils import dequantize_model
 
 from hearth.commands.models.convert_smollm2 import row_order
-from hearth.shared.models.builtin_models import SMOLLM2
-from hearth.shared.models.context_length import context_in_files
+from hearth.commands.server.find_or_start import context_in_files
+from hearth.shared.models.model_path import SMOLLM2
 from tests.helpers.models.real_weights import real_weights
 
 # Of all weights as gguf 0.19.0 dequantises the file's tensors, in float32 (`gguf.dequantize`), the

@@ -12,10 +12,10 @@ from hearth.commands.models.memory_lines import sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.pull_model import hub_id_of
 from hearth.commands.server.fetch_missing import fetch_missing
-from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
+from hearth.shared.models import model_path
 from hearth.shared.models.local_models import OMLX, FoundModel
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, BuiltinModel
+from hearth.shared.settings import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -61,7 +61,7 @@ def test_a_models_files_or_else_its_name_tell_that_it_embeds_or_ranks(tmp_path: 
 def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(builtin_models, "local_models", list)
+    monkeypatch.setattr(model_path, "local_models", list)
     monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
     pulled: list[str] = []
 

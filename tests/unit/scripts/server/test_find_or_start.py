@@ -23,7 +23,7 @@ from hearth.commands.server.find_or_start import (
     with_model,
 )
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 
 pytestmark = pytest.mark.process
 

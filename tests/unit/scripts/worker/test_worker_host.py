@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from hearth.commands.worker.command import ListenEndpoint, listen_endpoint, variables_of
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,27 @@
 
 import pytest
 
-from hearth.shared import machine_memory
-from hearth.shared.models.builtin_models import (
+from hearth.shared import machine
+from hearth.shared.models.model_path import (
+    CATALOGUE,
     first_model_words,
+    recommended,
 )
-from hearth.shared.models.catalogue import CATALOGUE, recommended
 
 GB = 1024**3
 
 
 def test_on_a_cpu_the_smallest_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_memory, "physical_bytes", lambda: 64 * GB)
+    monkeypatch.setattr(machine, "physical_bytes", lambda: 64 * GB)
 
     def version(name: str) -> str:
-        raise machine_memory.PackageNotFoundError(name)
+        raise machine.PackageNotFoundError(name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(machine_memory, "version", version)
-        assert machine_memory.bytes_for_models() == 64 * GB
-    monkeypatch.setattr(machine_memory, "version", lambda name: "0.32")
-    model = recommended(machine_memory.bytes_for_models())
+        patched.setattr(machine, "version", version)
+        assert machine.bytes_for_models() == 64 * GB
+    monkeypatch.setattr(machine, "version", lambda name: "0.32")
+    model = recommended(machine.bytes_for_models())
     assert model is not None and model.alias == "qwen3.5-2b"
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.models.context_length import UNKNOWN_LENGTH, context_in_files, context_tokens
+from hearth.commands.server.find_or_start import context_in_files
+from hearth.shared.models.local_models import UNKNOWN_LENGTH, context_tokens
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.errors import StartError
 from hearth.shared.models import model_path
-from hearth.shared.models.catalogue import CATALOGUE, catalogued, fitting
 from hearth.shared.models.local_models import (
     HUB,
     LM_STUDIO,
@@ -19,6 +18,7 @@ from hearth.shared.models.local_models import (
     local_models,
     matching,
 )
+from hearth.shared.models.model_path import CATALOGUE, catalogued, fitting
 from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 
 GB = 1024**3

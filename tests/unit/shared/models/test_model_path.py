@@ -6,8 +6,13 @@ import pytest
 
 from hearth.commands import check
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2, ModelMissing
-from hearth.shared.models.model_path import check_model, named_model
+from hearth.shared.models.model_path import (
+    MODELS_DIR_VARIABLE,
+    SMOLLM2,
+    ModelMissing,
+    check_model,
+    named_model,
+)
 
 
 def checkpoint(directory: Path, *names: str) -> Path:

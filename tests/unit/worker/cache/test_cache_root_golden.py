@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes, root_hash
 from hearth.worker.engine.compute_dtype import ComputeDtype

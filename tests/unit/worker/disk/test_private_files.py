@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.disk import open_file_store as module
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.read_small_file import read_small_file
+from hearth.shared.private_files import read_small_file
 
 
 def as_fifo(path: Path) -> None:

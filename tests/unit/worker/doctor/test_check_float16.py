@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.doctor import check_float16 as module
 from hearth.worker.doctor.check_context import Canary, LeftOut
 from hearth.worker.doctor.check_float16 import DtypeComparison, compare_dtypes

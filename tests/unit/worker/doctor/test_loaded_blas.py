@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hearth.shared.openblas_preload import openblas_environment
+from hearth.shared.linux_environment import openblas_environment
 
 PROGRAM = "from hearth.worker.doctor.loaded_blas import loaded_blas; print(loaded_blas())"
 

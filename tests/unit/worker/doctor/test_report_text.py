@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.doctor.checked_machine import machine_row, model_row
 from hearth.worker.doctor.findings import CheckResult, Findings, Subject, as_row
 from hearth.worker.doctor.report_text import report_text

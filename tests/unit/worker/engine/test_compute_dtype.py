@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine import mlx_memory, model_loader
 from hearth.worker.engine.compute_dtype import (
     ComputeDtype,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import footprint, mlx_memory
 from hearth.worker.engine.engine import Engine

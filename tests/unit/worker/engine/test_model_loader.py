@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder

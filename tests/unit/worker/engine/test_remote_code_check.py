@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine import model_loader as model_module
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.remote_code_check import remote_code

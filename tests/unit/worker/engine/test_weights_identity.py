@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.engine import weights_identity
 from hearth.worker.engine.model_loader import load_model

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_reserve import working_bytes

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.prompt.images.image_decode import PIXELS_MAX, SEGMENTS_MAX, decoded
 from scripts.harness.image_files import (
     chunk,

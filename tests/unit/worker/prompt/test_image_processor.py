@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.prompt.images import image_processor
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
 from scripts.fixtures.fixture_cache import VISION_NAMES, mlx_environment

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingFacts, ThinkingWish
+from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingFacts, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 from hearth.worker.prompt.thinking_switches import ThinkingSwitches, thinking_switches
 from scripts.harness.model_families import bare_tokenizer

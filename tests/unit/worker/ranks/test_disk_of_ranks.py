@@ -10,8 +10,8 @@ import pytest
 
 from hearth.shared.errors import StartError
 from hearth.worker.kv.serialise_kv import UnreadableRecord
-from hearth.worker.ranks.disk import leading_disk_thread
-from hearth.worker.ranks.disk.leading_disk_thread import (
+from hearth.worker.ranks import leading_kv
+from hearth.worker.ranks.leading_kv import (
     FOUND_EVENT,
     LeadingDiskThread,
     have_taken,
@@ -99,7 +99,7 @@ def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: DisksO
 def test_a_rank_that_takes_too_long_to_read_is_not_waited_for(
     disks: DisksOfRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
+    monkeypatch.setattr(leading_kv, "RECALL_S_MAX", 0.2)
     first = disks.record(1)
     disks.write(first)
     disks.stores[1].gate.clear()
@@ -114,8 +114,8 @@ def test_reads_that_wait_for_one_another_fall_due_by_when_they_were_asked(
     disks: DisksOfRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", WAIT_S)
-    monkeypatch.setattr(leading_disk_thread, "monotonic", lambda: now_s)
+    monkeypatch.setattr(leading_kv, "RECALL_S_MAX", WAIT_S)
+    monkeypatch.setattr(leading_kv, "monotonic", lambda: now_s)
     first = disks.record(1)
     disks.write(first)
     for store in disks.stores.values():
@@ -141,7 +141,7 @@ def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
             self.looks += 1
             return super().__hash__()
 
-    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
+    monkeypatch.setattr(leading_kv, "RECALL_S_MAX", 0.2)
     first = disks.record(1)
     disks.write(first)
     disks.stores[1].gate.clear()

@@ -12,17 +12,17 @@ from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.kv.layer_adapters import leaves
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
-from hearth.worker.ranks.follower import Follower, FollowerMemory
-from hearth.worker.ranks.named_kv import format_from, handle_of, told_format
+from hearth.worker.ranks.follower_link import FollowerLink
+from hearth.worker.ranks.follower_main import Follower, FollowerMemory
+from hearth.worker.ranks.leading_kv import format_from, handle_of, told_format
 from hearth.worker.ranks.rank_link import RankMismatch
-from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank

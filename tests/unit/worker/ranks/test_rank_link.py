@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.shared.errors import WireError
 from hearth.worker.ranks.agreed_tokens import check_sums, said_facts
+from hearth.worker.ranks.leader_link import WitnessComparison
 from hearth.worker.ranks.rank_link import RankMismatch, pack
-from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 from scripts.harness.ranks.ranks_in_memory import ranks_in_memory
 
 WORDS = st.text(max_size=8)

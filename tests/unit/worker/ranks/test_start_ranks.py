@@ -10,17 +10,16 @@ from mlx.utils import tree_flatten
 
 from hearth.commands.ranks.join_ranks import endpoint_of
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.disk.file_names import is_of_today
 from hearth.worker.disk.open_file_store import GB
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.ranks.follower_main import open_followed_store
-from hearth.worker.ranks.leading_layer_map import LeadingLayerMap, kinds_of
+from hearth.worker.ranks.leading_kv import LeadingLayerMap, NamedCache, Telling, kinds_of
 from hearth.worker.ranks.leading_rank import LeadingRank, rank_report, refuse_device
-from hearth.worker.ranks.loading.sharded_model import Sharded, check_same_model
-from hearth.worker.ranks.named_kv import NamedCache, Telling
 from hearth.worker.ranks.rank_link import Handle, RankRoom, pack, unpack
+from hearth.worker.ranks.sharded_model import Sharded, check_same_model
 from hearth.worker.ranks.start_ranks import (
     OFF,
     endpoints_of,

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hearth.shared.thinking import ThinkingWish
-from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit, ThinkingWish
 from hearth.worker.requests.request_builder import asker_of, constraints_of, family_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.schedule.admission_and_disk_recall import Admission
 from hearth.worker.setup.kv_setup import live_slots_max, running_max
 from scripts.harness.socketless_worker import Machine

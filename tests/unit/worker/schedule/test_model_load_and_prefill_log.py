@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.schedule import model_load_and_prefill_log as progress_log
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.message_links import linked
-from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines
 from hearth.worker.sessions.conversation_lines import (

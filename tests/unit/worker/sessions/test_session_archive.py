@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import durable_journal as journal, durable_journal_writer as journal_writer
+from hearth.shared import durable_journal as journal
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -53,7 +53,7 @@ class Desk(session_prompts.Desk):
 
     def flush(self) -> None:
         writer = self.sessions.archive.journal
-        assert isinstance(writer, journal_writer.JournalWriter) and writer.flush(WAIT_S)
+        assert isinstance(writer, journal.JournalWriter) and writer.flush(WAIT_S)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_thinking_comes_back_although_its_turn_is_not_kept(
     first = desks()
     first.ask(QUESTION)
     monkeypatch.setattr(journal, "REWRITE_BYTES_MIN", 0)
-    monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(journal, "RETRY_S", 0.0)
     first.sessions.turns = turn_store.TurnStore()
     first.ask([{"role": "user", "content": "more"}], replace(WORDS, reasoning="easy"))
     first.flush()
@@ -214,7 +214,7 @@ def test_of_two_thoughts_the_later_one_heals_after_a_rewrite_too(
     desks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "REWRITE_BYTES_MIN", 0)
-    monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(journal, "RETRY_S", 0.0)
     first = desks()
     silent = replace(WORDS, content="")
     one = first.ask(QUESTION, silent, sampled=(1, 2), signature="one")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.disk.open_file_store import GB, disk_bytes_max, open_file_store
 from tests.helpers.records.disk_records import ROOT
 

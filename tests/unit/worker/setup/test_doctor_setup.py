@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings
 from hearth.worker.doctor.measure_speed import best_chunk

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_vlm.speculative import drafters
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine import model_loader
 from hearth.worker.engine.decode import draft_model_loader
 from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED, find_draft_model

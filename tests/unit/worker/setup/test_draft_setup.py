@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.doctor.findings import Findings, Subject
 from hearth.worker.draft.draft_length import CPU_CURVE
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.mlx_memory import GB, MB, memory_limit
 from hearth.worker.setup import encoder_memory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import MemoryUse

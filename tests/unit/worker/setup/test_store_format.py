@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.quantise_kv import QuantFormat

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hearth.shared.errors import PromptTooLong, StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of

@@ -13,7 +13,7 @@ import mlx_vlm
 import numpy as np
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.images.image_processor import unpadded
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent

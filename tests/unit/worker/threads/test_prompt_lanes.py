@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import (
     Constraints,
     Count,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import (
     Admitted,
     Count,

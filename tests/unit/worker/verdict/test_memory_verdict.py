@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from hearth.shared.models.catalogue import catalogued
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.models.model_path import catalogued
+from hearth.shared.settings import Settings, load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.footprint import MemoryUse

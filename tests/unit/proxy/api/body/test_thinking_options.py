@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.api.body import thinking_options
 from hearth.shared.errors import RequestError
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
+from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingWish
 from tests.helpers.cases import cases
 
 FIELDS = [

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.decode import trunk_attention
 from hearth.worker.engine.decode.batch_caches import (
     batch_kind,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.sampler import (
     SamplingDefaults,

@@ -13,7 +13,7 @@ import mlx.nn as nn
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.lora import lora_files

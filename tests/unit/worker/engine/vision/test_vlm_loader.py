@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings import load_settings
 from hearth.worker.engine import model_loader as model_module
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.vision.vlm_loader import has_tower, sees_images

@@ -1,1 +1,0 @@
-"""Carries requests to other servers and replies back: allowed fields, crossings, one call."""

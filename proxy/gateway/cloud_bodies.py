@@ -1,0 +1,175 @@
+"""Makes the body and the headers that a cloud model is sent of those that a client sent.
+
+LiteLLM acts upon many names that a body may hold: another address for the request and the user's
+key with it, another model's key, callbacks, files, MCP servers. So a body is built anew of the
+fields in `cloud_fields`, in the parts that it nests too, and everything else stays behind. A tool,
+or a block of the history, of a kind that does not pass is left out as the local side leaves it out;
+what a user shows and the cloud would not be shown is refused. So is a schema that LiteLLM would
+take gigabytes to read: for Gemini, Bedrock and others it puts each $ref in its place, and holds for
+every object that it has yet to read a table of all definitions. How much it puts in place is
+limited in litellm_server.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from hearth.proxy.api.body import unknown_blocks_to_text as unknown_blocks
+from hearth.proxy.gateway.cloud_fields import BODY, Row
+from hearth.proxy.http.http_exchange import RawHeaders
+from hearth.shared.errors import RequestError
+from hearth.shared.our_ids import (
+    is_our_call_id,
+)
+
+_THOUGHTS: Final = ("thinking", "redacted_thinking")
+_CLEARS_THINKING: Final = "clear_thinking_"  # begins an edit of context_management
+_SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # need no content beside them
+
+
+def end_chat_turns(messages: list[Row]) -> None:
+    """Take plain reasoning out of `messages` in place, and let the rest be a turn without it.
+
+    Reasoning as a plain text has no mark of who wrote it, and providers pass over it or refuse it;
+    only amid calls does one want its own back, and a call's id tells whose it is.
+    """
+    for row in messages:
+        if "reasoning_content" in row:
+            ids = [call.get("id") for call in row.get("tool_calls") or ()]
+            if not ids or any(map(is_our_call_id, ids)):
+                del row["reasoning_content"]
+        content, role = row.get("content"), row.get("role")
+        is_silent = content is None and role != "user" and not any(map(row.get, _SAYING))
+        if content == [] or is_silent:  # which no provider takes
+            row["content"] = ""
+
+
+def end_thinking(body: Row) -> None:
+    """Take `thinking` of type enabled out of `body`, in place, where its last turn began without.
+
+    Anthropic refuses it where that turn called tools, since the turn is not over; and edits of
+    thinking, which need it on.
+    """
+    thinking = body.get("thinking")
+    if type(thinking) is not dict or thinking.get("type") != "enabled":
+        return
+    turns = [row["content"] for row in body["messages"] if row.get("role") == "assistant"]
+    last = turns[-1] if turns and type(turns[-1]) is list else []
+    kinds = [block["type"] for block in last]
+    if "tool_use" not in kinds or kinds[0] in _THOUGHTS:
+        return
+    del body["thinking"]
+    managed = body.get("context_management")
+    if type(managed) is dict and type(managed.get("edits")) is list:
+        edits = [edit for edit in managed["edits"] if not _clears_thinking(edit)]
+        body["context_management"] = managed | {"edits": edits}
+        if not edits:
+            del body["context_management"]
+
+
+def _clears_thinking(edit: Any) -> bool:
+    kind = edit.get("type") if type(edit) is dict else None
+    return type(kind) is str and kind.startswith(_CLEARS_THINKING)
+
+
+ROOM_MAX: Final = 10_000_000  # JSON values of a schema, times its definitions: half a GB
+_FIELDS: Final = (
+    *("tools", "functions", "response_format", "text", "output_format", "output_config"),
+)
+_DEFINITIONS: Final = ("$defs", "definitions", "schemas")
+
+
+def check_schemas(body: dict[str, Any]) -> None:
+    """Refuse a schema in `body` that is over ROOM_MAX. Raises: RequestError: 400."""
+    for name in _FIELDS:
+        value = body.get(name)
+        for schema in value if type(value) is list else [value]:
+            values, definitions = _counts(schema)
+            if values * definitions > ROOM_MAX:
+                raise RequestError(
+                    f"{name} has a schema of {values:,} JSON values and {definitions:,} "
+                    f"definitions, and this server sends a cloud model at most {ROOM_MAX:,} of "
+                    "both multiplied. Define fewer.",
+                    param=name,
+                )
+
+
+def _counts(schema: Any) -> tuple[int, int]:
+    """Return how many JSON values and how many definitions there are within `schema`."""
+    waiting = [schema]
+    values = definitions = 0
+    while waiting:
+        value = waiting.pop()
+        values += 1
+        if type(value) is dict:
+            defined = (value[name] for name in _DEFINITIONS if type(value.get(name)) is dict)
+            definitions += sum(map(len, defined))
+            waiting += value.values()
+        elif type(value) is list:
+            waiting += value
+    return values, definitions
+
+
+CloudDialect = Literal[
+    "chat",
+    "completions",
+    "messages",
+    "messages_count",
+    "responses",
+    "responses_count",
+    "embeddings",
+]
+
+HEADER_CHARS_MAX: Final = 1_024
+_HEADERS: Final = {  # whose values say nothing but this
+    "anthropic-version": re.compile(r"\d{4}-\d\d-\d\d"),
+    "anthropic-beta": re.compile(r"[a-z0-9._-]+(?: ?, ?[a-z0-9._-]+)*", re.I),
+    "user-agent": re.compile(r"[ -~]+"),
+}
+
+
+def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
+    """Return the body that the model `group` is sent; `body` stays as it is.
+
+    Of a Responses body, ResponseStore.for_cloud has judged what it refers to.
+
+    Raises:
+        RequestError: it is not of the API's shape, or shows or needs what does not pass.
+    """
+    allowed = BODY[dialect]
+    left_out: list[str] = []
+    given = {
+        name: value
+        for name, value in body.items()
+        if value is not None or name not in allowed.rules
+    }
+    picked = (allowed(given, "", "", left_out) or {}) | {"model": group}
+    _choose_among_tools(picked, given, left_out)
+    if dialect == "chat":
+        end_chat_turns(picked["messages"])
+    elif "thinking" in picked:
+        end_thinking(picked)
+    check_schemas(picked)
+    unknown_blocks.note(left_out)
+    return picked
+
+
+def _choose_among_tools(picked: Row, given: Row, left_out: list[str]) -> None:
+    """Take out what chooses a tool that was left out, and all that goes with the last tool."""
+    choice = picked.get("tool_choice")
+    chosen: Any = choice.get("type") if type(choice) is dict else None
+    if "tools" in given and not picked.get("tools"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            picked.pop(name, None)
+    elif chosen in left_out:
+        del picked["tool_choice"]
+
+
+def cloud_headers(headers: Mapping[str, str]) -> RawHeaders:
+    """Return what of a client's `headers`, their names in lower case, goes with the body."""
+    passed = [(b"content-type", b"application/json")]
+    for name, pattern in _HEADERS.items():
+        value = headers.get(name, "")
+        if len(value) <= HEADER_CHARS_MAX and pattern.fullmatch(value):
+            passed.append((name.encode(), value.encode()))
+    return passed

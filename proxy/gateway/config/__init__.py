@@ -1,1 +1,0 @@
-"""Reads the LiteLLM config of the user, and says what its names mean."""

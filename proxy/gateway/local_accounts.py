@@ -1,0 +1,333 @@
+"""Tells LiteLLM of local answers, beside everything else, and has it check keys where they are its.
+
+What a config has no use for is not told. Keys are checked for local requests and for our own
+routes too; `litellm_accounts` is what runs there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from hearth.proxy.api import prefill_endpoint
+from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
+from hearth.proxy.gateway.config_file import leaves
+from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
+from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
+from hearth.proxy.gateway.routing_table import Deployment
+from hearth.proxy.http.api_keys import Headers
+from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import Usage
+
+# What LiteLLM knows as routes for keys, itself or by how it begins; a key may have a list of them.
+_ROUTES: Final = (
+    *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
+    *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
+    *("/v1/rerank", "/v2/rerank", "/rerank"),
+)
+_MODELS: Final = ("/v1/models", "/models")  # LiteLLM has those below for keys of users alone
+_CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+_LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteLLM's do
+    prefill_endpoint.PATH: _CHAT,
+    **dict.fromkeys(("/api/chat", "/api/generate"), _CHAT),
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
+}
+
+
+def route_of(path: str) -> str:
+    """Return the route that a key is checked for at `path`.
+
+    Our own routes are none of LiteLLM's: who may list models may ask what is kept for their key,
+    and a prompt is read for whoever may have it answered.
+    """
+    if path in _MODELS or any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
+        return path
+    return _LIKE.get(path, _MODELS[0])
+
+
+class LiteLLMKeys:
+    """Asks LiteLLM whose a key is and what it may. Owner: our event loop."""
+
+    def __init__(self, litellm: LiteLLMProcess, own_header: str = "") -> None:
+        """`own_header` is the config's litellm_key_header_name."""
+        self.headers = (*KEY_HEADERS, own_header.lower().encode()) if own_header else KEY_HEADERS
+        self._litellm = litellm
+
+    async def identity(
+        self, headers: Headers, path: str = "", method: str = "POST", group: str = ""
+    ) -> str:
+        """See `ClientKeys`; with a `group` the key may also ask for that. Nothing is reserved.
+
+        `key_digest` of it names the owner of the cache, of turns and of stored responses. Where no
+        key was sent LiteLLM is not asked.
+        """
+        rows = list(headers)
+        if not any(value.strip() for name, value in rows if name in self.headers):
+            text = "An API key is required. Send one of LiteLLM's as 'Authorization: Bearer KEY'."
+            raise RequestError(text, status=401, code="invalid_api_key")
+        asked = _caller(method, path, rows) | {"group": group}
+        owner: str = await self._litellm.ask("owner", asked)
+        return owner
+
+    async def begin(
+        self, exchange: HttpExchange, path: str, group: str, dialect: AccountDialect
+    ) -> LiteLLMLine:
+        """Return the line on which a local answer for `group` is booked; its log is told on it.
+
+        Closed before, it gives back what the key has reserved.
+
+        Raises:
+            RequestError: the key may not, or what its models, budget and limits say.
+        """
+        asked = {"group": group, "dialect": dialect, "request_id": exchange.request_id}
+        line = await self._litellm.line()
+        try:
+            caller = _caller(exchange.method, path, exchange.raw_headers)
+            await line.ask("begin", caller | asked)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+
+def _caller(method: str, path: str, headers: Headers) -> dict[str, Any]:
+    """Return what of a request LiteLLM looks at to know whose it is; no text of the request."""
+    rows = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    return {"method": method, "path": route_of(path), "headers": rows}
+
+
+# Of a client's body, what LiteLLM's logs have as a prompt and as a model's parameters; `system` and
+# `instructions` are the rest of what was asked.
+LOGGED: Final = (
+    *("messages", "prompt", "input", "query", "user"),
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop"),
+    *("seed", "n", "presence_penalty", "frequency_penalty", "tools", "tool_choice", "stream"),
+    *("response_format", "reasoning_effort", "system", "instructions"),
+)
+
+
+@dataclass(slots=True)
+class LocalAccount:
+    """What LiteLLM is to be told of one local answer. Owner: the task that serves it."""
+
+    deployment: Deployment
+    request_id: str
+    dialect: AccountDialect
+    body: ClientBody
+    keeps_texts: bool
+    line: LiteLLMLine | None = None  # on which LiteLLM has booked it, where it checks keys
+    tokens: int | None = None  # that were embedded or ranked, where that was asked
+    _began_at: float = field(default_factory=awake_s)
+    _request: ParsedRequest | None = None
+    _answers: list[AnswerStream] = field(default_factory=list)
+    _first: WholeChoice | None = None  # of the first choice, whose text stands for all
+
+    def admitted(self, request: ParsedRequest, answers: list[AnswerStream]) -> None:
+        """Take the answers of a request; the text of the first is kept as it is read."""
+        self._request, self._answers = request, answers
+        if self.keeps_texts:
+            self._first = first = WholeChoice()
+            # Its log tells no log probabilities, which take 5 kB a token.
+            answers[0].recorded = lambda row: first.take(replace(row, logprobs=[]))
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there is an answer, or a reservation to be given back."""
+        return bool(self._answers) or self.tokens is not None or self.line is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory its log takes."""
+        return self.body.size if self._first is not None else 0
+
+    def log(self, broken: RequestError | None) -> LocalAnswerLog:
+        """Return the log at the answer's end; `broken` is why its client did not get all of it.
+
+        Tokens are of all choices. An answer's own failure is told before the reply's.
+        """
+        ended_at = time.time()
+        asked_at = ended_at - (awake_s() - self._began_at)
+        usage = None if self.tokens is None else Usage(self.tokens, 0, self.tokens, 0)
+        first_token_at, finish_reason = None, "stop"
+        error = None if broken is None else (broken.status, str(broken))
+        if self._request is not None:
+            told = [answer.usage for answer in self._answers if answer.usage is not None]
+            if len(told) == len(self._answers):
+                usage = merged(told, self._request.choices)
+            first = self._answers[0]
+            if usage is not None and usage.completion_tokens:
+                wait_s = first.asked_at - self._began_at + usage.ttft_ms / 1000
+                first_token_at = min(ended_at, asked_at + max(0.0, wait_s))
+            finish_reason = first.ended_as if first.status == 200 else "stop"
+            outcomes = (answer.outcome(broken) for answer in self._answers)
+            failures = [(status, f"The answer ended: {code}.") for code, status in outcomes]
+            error = next((each for each in failures if each[0] != 200), error)
+        body = self.body.fields
+        return LocalAnswerLog(
+            request_id=self.request_id,
+            deployment_id=self.deployment.id,
+            group=self.deployment.group,
+            model=self.deployment.local,
+            dialect=self.dialect,
+            body={name: body[name] for name in LOGGED if name in body} if self._first else {},
+            stream=bool(body.get("stream")),
+            asked_at=asked_at,
+            first_token_at=first_token_at,
+            ended_at=ended_at,
+            usage=usage,
+            finish_reason=finish_reason,
+            error=error,
+            session=self._request.prompt.speaker.session if self._request else "",
+            **(_texts(self._first) if self._first else {}),
+        )
+
+
+def _texts(choice: WholeChoice) -> dict[str, Any]:
+    """Return what LocalAnswerLog has of a choice."""
+    calls = [{"id": call.id, "name": call.name, "arguments": text} for call, text in choice.calls]
+    return {"calls": calls, "text": choice.text("content"), "thinking": choice.text("reasoning")}
+
+
+log = logging.getLogger(__name__)
+
+LOGS_MAX: Final = 1_024  # answers that wait to be told or are being told
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers together
+AT_ONCE_MAX: Final = 16  # answers that callbacks are told of at the same time
+LOG_S_MAX: Final = 60.0  # for all callbacks to take one
+# What in a config has a use for each answer, by its name wherever that stands.
+_CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
+_COUNTED: Final = (
+    *("max_budget", "budget_duration", "budget_limit", "tpm", "rpm", "max_parallel_requests"),
+    "optional_pre_call_checks",
+)
+_BLIND: Final = "simple-shuffle"  # the routing strategy that looks at no answer
+
+
+class Accounts:
+    """What LiteLLM is told of local answers, and asked about keys. Owner: our event loop.
+
+    Invariant: at most LOGS_MAX answers and LOG_BYTES_MAX of their text wait; what is more is
+    dropped, counted and warned of. Those of LiteLLM's keys are told without their texts instead:
+    as many can wait as LiteLLM has let in.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], litellm: LiteLLMProcess, *, checks_keys: bool
+    ) -> None:
+        """`config` is the user's; `checks_keys` is whether clients' keys are LiteLLM's."""
+        self.keys: LiteLLMKeys | None = None  # None: PROXY_API_KEY(S) are checked, or none
+        given = {name: value for name, value in leaves(config) if value}
+        if checks_keys:
+            self.keys = LiteLLMKeys(litellm, str(given.get("litellm_key_header_name", "")))
+        calls_back = not given.keys().isdisjoint(_CALLBACKS)
+        counts = given.get("routing_strategy", _BLIND) != _BLIND
+        counts = counts or not given.keys().isdisjoint(_COUNTED)
+        self.tells = checks_keys or calls_back or counts
+        # A callback may see what was asked and answered
+        self.keeps_texts = calls_back and given.get("turn_off_message_logging") is not True
+        self.on_lost: Callable[[str], None] = lambda why: None  # is told "dropped" or "failed"
+        self.dropped = 0  # there was no room
+        self._litellm = litellm
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+        self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
+
+    @contextlib.asynccontextmanager
+    async def telling(
+        self,
+        exchange: HttpExchange,
+        dialect: AccountDialect,
+        deployment: Deployment,
+        body: ClientBody,
+    ) -> AsyncIterator[LocalAccount | None]:
+        """Have a local answer to `body` be told of when it ends; None where nobody wants to know.
+
+        Raises:
+            RequestError: the client's key of LiteLLM's may not ask for it now.
+        """
+        if not self.tells:
+            yield None
+            return
+        account = LocalAccount(deployment, exchange.request_id, dialect, body, self.keeps_texts)
+        if self.keys is not None:
+            path = exchange.path if dialect == "rerank" else PATHS[dialect]
+            opening = self.keys.begin(exchange, path, deployment.group, dialect)
+            account.line = await exchange.while_connected(opening)
+        error: RequestError | None = RequestError("It ended by a bug.", status=500)
+        try:
+            yield account
+            error = exchange.broken_by
+        except RequestError as raised:
+            error = raised
+            raise
+        finally:
+            if account.is_told:
+                self.tell(account.log(error), account.held_bytes, account.line)
+
+    async def check(self, exchange: HttpExchange, group: str) -> None:
+        """Let a request for `group` pass that is on no account: a count, or a prompt to be read.
+
+        Raises:
+            RequestError: the client's key of LiteLLM's may not ask for it.
+        """
+        if self.keys is not None:
+            asked = (exchange.raw_headers, exchange.path, exchange.method, group)
+            await exchange.while_connected(self.keys.identity(*asked))
+
+    def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
+        """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
+
+        `size` is about how much memory it takes beside the answer's own words; its key's
+        reservation is on `line`.
+        """
+        size += len(answer.text) + len(answer.thinking)
+        size += sum(len(call["arguments"]) for call in answer.calls)
+        if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
+            if line is None:
+                self.dropped += 1
+                self.on_lost("dropped")
+                if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+                    log.warning(
+                        "LiteLLM's callbacks are told of answers more slowly than they end: %d "
+                        "answers of %d bytes wait, limits %d and %d; %d were dropped. See to a "
+                        "faster callback.",
+                        *(len(self._tasks), self._bytes, LOGS_MAX, LOG_BYTES_MAX, self.dropped),
+                    )
+                return
+            answer, size = replace(answer, body={}, text="", thinking="", calls=()), 0
+        self._bytes += size
+        task = asyncio.create_task(self._tell(answer, size, line), name="litellm-log")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None) -> None:
+        try:
+            async with self._at_once:
+                line = line or await self._litellm.line()
+                await line.ask("log", answer, LOG_S_MAX, size)
+        except RequestError as error:
+            self.on_lost("failed")
+            log.warning(
+                "LiteLLM's callbacks did not take the answer id=%s: %s", answer.request_id, error
+            )
+        finally:
+            self._bytes -= size
+            if line is not None:
+                line.close()
+
+    async def close(self, wait_s: float) -> None:
+        """Tell what waits within `wait_s`; what is left is dropped and counted."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=wait_s)
+        for task in late:
+            task.cancel()
+        self.dropped += len(late)
+        await asyncio.gather(*late, return_exceptions=True)

@@ -1,0 +1,391 @@
+"""Serves `/dashboard`: the page, its files, the sign-in and the events.
+
+Pages are told what happens: requests that end, and the workers as they change, which are asked once
+a second while somebody looks, once for all listeners of a key. A session's lines are asked for
+again only where the session went on. All listeners of a key are sent the same; a listener itself is
+two numbers, how far it has read.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
+from hearth.proxy.http.page_files import HTML, PageFiles, page_headers
+from hearth.proxy.http.sign_ins import BrowserSignIns, form_key
+from hearth.proxy.monitoring.recent_requests import RecentRequests, divergence_fields
+from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
+from hearth.proxy.request.session_id import key_digest
+from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.kept_json import kept_json
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0  # between two polls of the workers
+SESSIONS_MAX: Final = 40  # whose lines are told, the most recently used
+ENTRIES_MAX: Final = 40  # of the cache, the most recently used
+
+_CACHE_FIELDS: Final = (
+    *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
+    *("memory_limit_bytes", "running_max", "vision", "evicted", "quantisation", "exact"),
+    *("pressure", "idle", "speculation", "trunks"),
+)
+_DISK_FIELDS: Final = ("bytes_written_today", "write_bytes_per_day", "write_bytes_left")
+_TURN_FIELDS: Final = (
+    *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),
+    *("ttft_ms", "finish_ms", "match"),
+)
+_LINE_FIELDS: Final = (
+    *("line", "parent", "kind", "agent", "branch_message", "turns", "tokens"),
+    *("title", "client", "begun_at"),
+)
+_SESSION_FIELDS: Final = ("title", "client", "model", "decode_speed")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTree:
+    """A session's lines as JSON; `signature` changes where they have changed."""
+
+    json: bytes  # made once for all listeners
+    signature: Any  # None: a worker could not tell its part, so that it is asked again
+
+
+class WorkerView:
+    """The workers' last reports about one key's share, for all of its listeners.
+
+    Owner: the event loop. Invariant: it polls only while it has listeners, unless a bug of ours
+    has ended that: then it shows what was until one more comes.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        health: Callable[[], dict[str, Any]],
+        on_change: Callable[[], None],
+        key: str,
+    ) -> None:
+        """`health` gives the body of /health; `on_change` is called when the view has changed."""
+        self._pool = pool
+        self._health = health
+        self._key = key
+        self._on_change = on_change
+        self.listeners = 0
+        self._polling: asyncio.Task[None] | None = None
+        # Replaced when it changes, as `trees` is
+        self.state: dict[str, Any] = {"workers": health()["workers"], "entries": []}
+        self.trees: dict[str, SessionTree] = {}  # by session, the last used first
+
+    def add_listener(self) -> None:
+        self.listeners += 1
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_on(), name="dashboard")
+
+    def remove_listener(self) -> None:
+        self.listeners -= 1
+        assert self.listeners >= 0, (self._key, self.listeners)
+        if self._polling is not None and not self.listeners:
+            self._polling.cancel()
+
+    def sessions(self, known: dict[str, SessionTree]) -> list[orjson.Fragment]:
+        """Return the trees of those sessions that changed since they were told as `known`."""
+        return [
+            orjson.Fragment(tree.json)
+            for session, tree in self.trees.items()
+            if known.get(session) is not tree
+        ]
+
+    async def _poll_on(self) -> None:
+        try:
+            while True:
+                await self._poll()
+                await asyncio.sleep(POLL_S)
+        except Exception:
+            log.exception("the dashboard looks at the workers no more")
+
+    async def _poll(self) -> None:
+        """Ask all workers once what the key may see."""
+        key = self._key
+        caches, listed = await asyncio.gather(
+            self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
+        )
+        workers = [_worker_row(row, caches.get(row["id"])) for row in self._health()["workers"]]
+        entries = _told_by(caches, "entries")
+        entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
+        sessions = _told_by(listed, "sessions")
+        clients = {row["session"]: row["client"] for row in sessions}  # several may know one
+        self.state = {
+            "workers": workers,
+            "prefills": self._pool.prefills(key),
+            "queue": self._pool.queue(key),
+            "answers": self._pool.with_askers(_told_by(caches, "answers")),
+            "entries": entries[:ENTRIES_MAX],
+            "held": sum(  # all entries: workers tell the last used ones only
+                sum(body.get("depths", {}).values())
+                for body in caches.values()
+                if isinstance(body, dict)
+            ),
+            "sessions": dict(Counter(clients.values()).most_common()),
+        }
+        self._on_change()
+        if any(isinstance(body, RequestError) for body in listed.values()):
+            return  # what they told last is shown until all can tell
+        # the lines of the sessions in use, where any has changed
+        rows = sorted(sessions, key=lambda row: float(row["idle_s"]))
+        labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
+        trees = await asyncio.gather(*(self._tree(label, rows) for label in labels))
+        found = list(zip(labels, trees, strict=True))
+        if found != list(self.trees.items()):
+            self.trees = dict(found)
+            self._on_change()
+
+    async def _tree(self, label: str, rows: Sequence[dict[str, Any]]) -> SessionTree:
+        """Return the lines of a session, as they were where they have not changed."""
+        rows = [row for row in rows if row["session"] == label]
+        # what changes with each request
+        sizes = ("worker", "agent", "turns", "lines", "title")
+        signature = sorted(tuple(row[name] for name in sizes) for row in rows)
+        tree = self.trees.get(label)
+        if tree is not None and tree.signature == signature:
+            return tree
+        reports = await self._pool.ask("tree", label, self._key)
+        is_whole = all(isinstance(body, dict) or body.status == 404 for body in reports.values())
+        if tree is not None and not is_whole:
+            return SessionTree(tree.json, None)
+        told = _lines(label, rows, reports)
+        return SessionTree(kept_json(told), signature if is_whole else None)
+
+
+def _worker_row(
+    row: dict[str, Any], report: dict[str, Any] | RequestError | None
+) -> dict[str, Any]:
+    """Return a worker's row of /health, with its part of /v1/cache or why there is none."""
+    if not isinstance(report, dict):
+        return row | {"cache": None, "problem": str(report) if report is not None else None}
+    cache = _fields(report, _CACHE_FIELDS)
+    cache["busy_slots"] = sum(slot["busy"] for slot in report.get("slots", []))
+    if report.get("disk"):
+        cache["disk"] = _fields(report["disk"], _DISK_FIELDS)
+    return row | {"cache": cache, "problem": None}
+
+
+def _told_by(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
+    """Return the rows that all workers tell under `name`, each with its worker."""
+    return [
+        row | {"worker": worker_id}
+        for worker_id, body in reports.items()
+        if isinstance(body, dict)
+        for row in body.get(name, [])
+    ]
+
+
+def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
+    """Return a session by its `rows`, the last used first, and its lines from every worker.
+
+    It is called as its main agent's part; several workers may tell the same of it.
+    """
+    lines = [
+        _fields(line, _LINE_FIELDS)
+        | {
+            "worker": line["worker"],
+            "requests": [
+                _fields(row, _TURN_FIELDS)
+                | {"divergence": divergence_fields(row.get("divergence"))}
+                for row in line["requests"]
+            ],
+        }
+        for line in _told_by(reports, "lines")
+    ]
+    main = next((row for row in rows if not row["agent"]), rows[0])
+    mine = [row for row in rows if row["worker"] == main["worker"]]
+    return {
+        "session": label,
+        "used_at": time.time() - float(rows[0]["idle_s"]),
+        "begun_at": min((row["begun_at"] for row in mine if row["begun_at"]), default=None),
+        "lost": sum(row["lost"] for row in mine),
+        **_fields(main, _SESSION_FIELDS),
+        "lines": lines,
+    }
+
+
+def _fields(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names if name in row}
+
+
+LISTENERS_MAX: Final = 16
+
+
+class DashboardFeed:
+    """Sends listeners a snapshot, then what changes. Owner: the event loop.
+
+    Invariant: at most LISTENERS_MAX listen, and workers are asked only while somebody does.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, health: Callable[[], dict[str, Any]], requests: RecentRequests
+    ) -> None:
+        """`health` gives the body of /health."""
+        self.requests = requests
+        self._view_of = functools.partial(WorkerView, pool, health, self._wake)
+        # Kept for one key: figures of sessions
+        self._views: dict[str, WorkerView] = {}
+        self._changed = asyncio.Event()  # set, and replaced, at each change
+        self._is_closed = False
+        requests.on_change = self._wake
+
+    @property
+    def listeners(self) -> int:
+        return sum(view.listeners for view in self._views.values())
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """End every stream: the server stops."""
+        self._is_closed = True
+        self._wake()
+
+    @contextlib.contextmanager
+    def listening(self, key: str) -> Iterator[AsyncGenerator[bytes, None]]:
+        """Give the events for `key` (of `whose`): a snapshot at once, then what changes.
+
+        Raises:
+            Overloaded: LISTENERS_MAX listen.
+        """
+        if self.listeners >= LISTENERS_MAX:
+            raise Overloaded(
+                f"{self.listeners} pages show the dashboard and this server tells "
+                f"{LISTENERS_MAX}. Close one, and load this one again."
+            )
+        view = self._views.setdefault(key, self._view_of(key))
+        view.add_listener()
+        try:
+            yield self._events(key, view)
+        finally:
+            view.remove_listener()
+            if not view.listeners:
+                del self._views[key]
+
+    async def _events(self, key: str, view: WorkerView) -> AsyncGenerator[bytes, None]:
+        """Yield the snapshot and the changes, each once, until the server stops."""
+        totals = self.requests.of(key)
+        number, told = totals.requests, totals.totals()
+        state, trees = view.state, view.trees
+        yield sse.event(
+            "snapshot",
+            {
+                "requests": list(totals.rows),
+                "totals": told,
+                "state": state,
+                "sessions": view.sessions({}),
+            },
+        )
+        while not self._is_closed:
+            changed = self._changed
+            if (sums := totals.totals()) != told:
+                rows = [row for row in totals.rows if row["number"] > number]
+                number, told = totals.requests, sums
+                yield sse.event("requests", {"requests": rows, "totals": told})
+            elif view.state is not state:
+                state = view.state
+                yield sse.event("state", {"state": state})
+            elif view.trees is not trees:
+                known, trees = trees, view.trees
+                changes = {"order": list(trees), "sessions": view.sessions(known)}
+                yield sse.event("sessions", changes)
+            else:
+                await changed.wait()
+
+
+PATH: Final = "/dashboard"
+SEND_WAIT_S_MAX: Final = 20.0  # for a page to take an event; then its stream ends
+_WRONG: Final = b"<!--wrong-->"  # in the sign-in page, where it says that a key was refused
+_WRONG_TEXT: Final = b'<p id="wrong" role="alert">This key is not accepted.</p>'
+
+
+class Dashboard:
+    """Serves all under PATH, and checks keys and sign-ins by itself. Owner: the event loop."""
+
+    def __init__(self, feed: DashboardFeed, sign_ins: BrowserSignIns) -> None:
+        self._feed = feed
+        self._sign_ins = sign_ins
+        self.files = PageFiles(Path(__file__).parent / "pages", PATH)
+
+    @staticmethod
+    def serves(exchange: HttpExchange) -> bool:
+        """Whether the request is for something under PATH."""
+        return exchange.path == PATH or exchange.path.startswith(PATH + "/")
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        """Answer a request under PATH, whose Host and Origin were checked.
+
+        Raises:
+            RequestError: 401 without a key, 404, 405, 413, or a 503 where too many listen.
+        """
+        exchange.reply_headers += page_headers()
+        path = exchange.path.rstrip("/")
+        if path == f"{PATH}/login":
+            await self._log_in(exchange)
+            return
+        if exchange.method not in ("GET", "HEAD"):
+            raise wrong_method(exchange, "GET, HEAD")
+        if path == PATH:
+            is_known = await self._key_of(exchange) is not None
+            await self.files.send_page(exchange, "index" if is_known else "login")
+        elif path == f"{PATH}/events":
+            await self._events(exchange)
+        elif self.files.holds(path):
+            await self.files.send(exchange, path)
+        else:
+            text = f"{exchange.path!r:.120} is not served here."
+            raise RequestError(text, status=404, code="not_found")
+
+    async def _key_of(self, exchange: HttpExchange) -> str | None:
+        """Return the digest of the key that the request comes with; None where it needs one."""
+        try:
+            key = await self._sign_ins.identity(exchange)
+        except RequestError:
+            return None
+        return key_digest({"x-api-key": key}) if key else ""
+
+    async def _log_in(self, exchange: HttpExchange) -> None:
+        """Give a cookie for a key, and go on to the page."""
+        if exchange.method != "POST":
+            raise wrong_method(exchange, "POST")
+        key = await form_key(exchange)
+        try:
+            await self._sign_ins.sign_in(exchange, key)
+        except RequestError:
+            page = self.files.page("login").replace(_WRONG, _WRONG_TEXT)
+            await exchange.send_whole(401, page, HTML)
+            return
+        exchange.reply_headers.append((b"location", PATH.encode()))
+        await exchange.send_whole(303, b"", HTML)
+
+    async def _events(self, exchange: HttpExchange) -> None:
+        """Send what happens until the page goes away, or does not read."""
+        if exchange.method != "GET":
+            raise wrong_method(exchange, "GET")
+        key = await self._key_of(exchange)
+        if key is None:
+            text = f"Sign in at {PATH}, or send a key as the API takes it."
+            raise RequestError(text, status=401, code="invalid_api_key")
+        exchange.keep_place()
+        with self._feed.listening(key) as events:
+            sending = exchange.send_events(events, SEND_WAIT_S_MAX)
+            try:
+                await exchange.while_connected(sending)
+            except ClientGone:
+                pass  # as every page does in the end: nobody has left an answer
+            except TimeoutError:
+                log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)

@@ -1,1 +1,0 @@
-"""Keeps KV files over ranks: each rank has files of its own under the same names."""

@@ -1,0 +1,436 @@
+"""Tells the other ranks what to do from rank 0; asks, compares and watches them."""
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, WireError
+from hearth.shared.suspending_clock import awake_s
+from hearth.shared.zmq_rank_port import RankContext, RankGone, RankRouter
+from hearth.shared.zmq_transport import SILENCE_S_MAX
+from hearth.worker.ranks.rank_hosts import RankHost, are_local
+from hearth.worker.ranks.rank_link import (
+    BEAT,
+    EVENT,
+    FAILED,
+    HELLO,
+    HERE,
+    REFUSED,
+    WELCOME,
+    WITNESS,
+    OnEvent,
+    RankLost,
+    RankMismatch,
+    RankRoom,
+    Value,
+    difference,
+    message,
+    own_versions,
+    pack,
+    unpack,
+)
+
+BEAT_S: Final = 0.5  # each follower says how far it is
+WAIT_BEATS: Final = 2  # in which a follower waits while rank 0 computes, before that is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class RankBeat:
+    """What a follower says of itself each BEAT_S."""
+
+    done_count: int  # operations; -1 until it is ready for the first one
+    is_waiting: bool  # for the next operation
+    said_count: int  # facts that it has witnessed
+
+
+@dataclass(slots=True)
+class _RankState:
+    heard_at: float
+    moved_at: float
+    beat: RankBeat = RankBeat(-1, False, 0)
+    told_count: int = 0  # operations, when it was last found waiting
+    waits: int = 0  # beats in a row in which it waited while rank 0 computed
+
+
+class RankWatch:
+    """Knows when each follower was last heard, and when it last got further. Owner: one thread."""
+
+    def __init__(self, hosts: Sequence[str], stall_s: float, now_s: float) -> None:
+        """`hosts` names the machine of each rank; `stall_s` is STALL_SECONDS, 0 = never."""
+        self._hosts = hosts
+        self._stall_s = stall_s
+        self.silence_s_max = min(SILENCE_S_MAX, stall_s) if stall_s else SILENCE_S_MAX
+        self._ranks = {rank: _RankState(now_s, now_s) for rank in range(1, len(hosts))}
+
+    def name(self, rank: int) -> str:
+        """Return how `rank` is named to people, as in "rank 1 of 2 (192.168.2.2)"."""
+        return f"rank {rank} of {len(self._hosts)} ({self._hosts[rank]})"
+
+    def note_heard(self, rank: int, now_s: float) -> None:
+        self._ranks[rank].heard_at = now_s
+
+    def note_beat(
+        self, rank: int, beat: RankBeat, told_count: int, own_count: int, now_s: float
+    ) -> str | None:
+        """Take in a beat; return what is wrong, if anything is.
+
+        `told_count` operations were told by now, and rank 0 has witnessed `own_count` facts: both
+        were read after the beat came.
+        """
+        state = self._ranks[rank]
+        before, state.beat, state.heard_at = state.beat, beat, now_s
+        if beat != before or beat.done_count == told_count:
+            state.moved_at = now_s
+        is_left = beat.is_waiting and beat.done_count == told_count and beat.said_count < own_count
+        state.waits = state.waits + 1 if is_left and told_count == state.told_count else 0
+        state.told_count = told_count
+        if state.waits < WAIT_BEATS:
+            return None
+        return (
+            f"{self.name(rank)} has done all {told_count:,} operations that it was told and waits, "
+            f"while rank 0 is in step {own_count:,} and it in {beat.said_count:,}: "
+            "an operation was not told"
+        )
+
+    def check(self, now_s: float) -> str | None:
+        """Return what is wrong by now, if anything is."""
+        for rank, state in self._ranks.items():
+            silent_s, stuck_s = now_s - state.heard_at, now_s - state.moved_at
+            if silent_s >= self.silence_s_max:
+                return f"{self.name(rank)} is silent for {silent_s:.0f} s"
+            # The first operation loads the model, which may take minutes.
+            if state.beat.done_count > 0 and self._stall_s and stuck_s >= self._stall_s:
+                text = f"is in operation {state.beat.done_count + 1:,} for {stuck_s:.0f} s"
+                return f"{self.name(rank)} {text} (STALL_SECONDS)"
+        return None
+
+    def stood_still(self, now_s: float) -> None:
+        """Note that this process did not run: what it did not hear proves nothing."""
+        for state in self._ranks.values():
+            state.heard_at, state.moved_at = now_s, now_s
+
+
+FACTS_AHEAD_MAX: Final = 100_000  # of one side that the other has not said yet
+SHOWN_CHARS_MAX: Final = 200
+
+
+class WitnessComparison:
+    """Holds the facts of rank 0 until every follower has said the same.
+
+    Owner: the link's thread; `note_own` is called by the inference thread, which never waits.
+    Invariant: `_own[0]` is the fact at `_first`, the least count of facts that a follower has said.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.own_count = 0
+        # Kept for nobody: up to 100,000 steps with sampled ids
+        self._own: deque[bytes] = deque()
+        self._first = 0
+        self.counts = dict.fromkeys(ranks, 0)  # of facts that each follower said and that are equal
+        # Kept for nobody: what ranks have said that is ahead
+        self._ahead: dict[int, deque[bytes]] = {rank: deque() for rank in self.counts}
+
+    def note_own(self, facts: bytes) -> None:
+        self._own.append(facts)
+        self.own_count += 1
+
+    def note(self, rank: int, facts: bytes) -> None:
+        """Take in what `rank` says next. Raises: RankMismatch."""
+        self._ahead[rank].append(facts)
+        self.compare(rank)
+
+    def compare(self, rank: int) -> None:
+        """Compare what both sides have said by now. Raises: RankMismatch."""
+        ahead = self._ahead[rank]
+        while ahead and self.counts[rank] < self.own_count:
+            ordinal = self.counts[rank]
+            own, theirs = self._own[ordinal - self._first], ahead.popleft()
+            if own != theirs:
+                raise RankMismatch(
+                    f"step {ordinal + 1}: rank 0 computes {_shown(own)}, "
+                    f"rank {rank} {_shown(theirs)}"
+                )
+            self.counts[rank] += 1
+        while self._first < min(self.counts.values()):  # every follower has said it
+            self._own.popleft()
+            self._first += 1
+        if max(len(ahead), len(self._own)) > FACTS_AHEAD_MAX:
+            raise RankMismatch(f"rank {rank} is over {FACTS_AHEAD_MAX:,} steps away from rank 0")
+
+    def said_count(self, rank: int) -> int:
+        """Return how many facts `rank` has said, compared or not."""
+        return self.counts[rank] + len(self._ahead[rank])
+
+
+def _shown(facts: bytes) -> str:
+    text = repr(unpack(facts))
+    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "..."
+
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+LAST_WORDS_S: Final = 1.0  # for what a lost rank still said, where the others are never silent
+STOOD_STILL_S: Final = 2.0  # between two ticks: this process itself did not run
+CHECK_S: Final = 0.5  # between two looks at whether the process ends
+FAILURE_WAIT_S: Final = 2.0  # for the link to find which rank's end made a collective fail
+
+End = Callable[[int, str], None]  # (exit code, why); ends the process
+
+
+class LeaderLink:
+    """Rank 0's end. `tell`, `ask` and `witness`: inference thread only.
+
+    A failure of a rank ends the process from within, so that nobody has to ask for one. The link's
+    own thread takes what followers say, sends them a sign of life each TICK_S, which fails
+    where one is gone, and ends the process once a rank is lost: the inference thread may hang in
+    a collective by then.
+    Invariant: `end` is called once at most, with the first reason.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[RankHost],
+        stall_s: float,
+        told: Mapping[str, Any],
+        context: RankContext,
+        endpoints: tuple[str, str],
+        end: End,
+    ) -> None:
+        """Bind both endpoints: of what followers say, and of operations. Raises: StartError.
+
+        `told` has the fields of RankWelcome that are not this link's own.
+        """
+        self.hosts = [host.name for host in hosts]
+        self.size = len(self.hosts)  # ranks, this one counted
+        # Set before the first operation that causes events:
+        self.on_event: OnEvent = lambda rank, name, arguments: None
+        self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
+        self.rooms: dict[int, RankRoom] = {}  # of no bytes before a follower has looked
+        self.failure = ""
+        self._told, self._context, self._end = told, context, end
+        self._status = RankRouter(context, endpoints[0])
+        self.endpoint = self._status.endpoint  # where followers say hello
+        self._operations = RankRouter(context, endpoints[1])
+        # The addresses of the ranks that are on other machines than this:
+        self._elsewhere = {
+            rank: hosts[rank].addresses
+            for rank, is_local in enumerate(are_local(tuple(hosts)))
+            if not is_local
+        }
+        self._secret = secrets.token_bytes(16)
+        self._versions = own_versions()
+        self._told_count = 0  # operations
+        self._comparison = WitnessComparison(range(1, self.size))
+        self._watch = RankWatch(self.hosts, stall_s, awake_s())
+        self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
+        self._lost: tuple[int, str, float] | None = None  # who is gone first, why, and since when
+        self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
+        self._are_all_in = threading.Event()
+        self._is_closed = threading.Event()
+        self._is_ending = False
+        self._failing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+
+    # ------------------------------------------------------------ the inference thread
+
+    def wait_for_all(self, is_over: Callable[[], bool]) -> None:
+        """Wait until every follower is there. Raises: SystemExit, where the process ends."""
+        self._thread.start()
+        while not self._are_all_in.wait(CHECK_S):
+            if is_over():
+                raise SystemExit
+        while len(self._peers) < self.size - 1:
+            came = self._operations.receive(CHECK_S)
+            if is_over():
+                raise SystemExit
+            if came is None:
+                continue
+            try:
+                kind, rank, secret = message(came[2])
+            except (WireError, ValueError) as error:
+                log.warning("bad message of a rank dropped: %s", error)
+                continue
+            if kind == HERE and secret == self._secret and rank in range(1, self.size):
+                self._peers[rank] = came[0]
+
+    def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
+        """Have all followers do `name`, after what they were told before. Never waits."""
+        self._send([name, arguments, drops, False])
+
+    def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
+        """Have all followers do `name`; return what ranks 1 to size - 1 answer, once all have."""
+        self._send([name, arguments, drops, True])
+        answers: dict[bytes, Any] = {}
+        while len(answers) < self.size - 1:
+            came = self._operations.receive(CHECK_S)
+            self._check_failure()
+            if came is not None and came[0] in self._peers.values():
+                answers[came[0]] = unpack(came[2])
+        return [answers[self._peers[rank]] for rank in range(1, self.size)]
+
+    def witness(self, *facts: Value) -> None:
+        """Note what is about to be computed, or was; every follower must note the same next."""
+        self._comparison.note_own(pack(facts))
+
+    def wait_for_failure(self) -> None:
+        """Wait until this link finds which rank is lost, which may end the process.
+
+        Called where a computation failed, as collectives do when the rank beside is gone.
+        """
+        self._is_closed.wait(FAILURE_WAIT_S)
+
+    def _send(self, operation: list[Value | Sequence[Value]]) -> None:
+        frame = pack(operation)
+        self._told_count += 1
+        for rank, peer in self._peers.items():
+            try:
+                self._operations.send(peer, frame)
+            except RankGone as error:
+                self.lose(rank, self.how_ended(rank) or str(error))
+                self.wait_for_failure()
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        """Raise RankLost where `end` returned, as it does in tests."""
+        if self.failure:
+            raise RankLost(self.failure)
+
+    # ------------------------------------------------------------ any thread
+
+    def lose(self, rank: int, why: str) -> None:
+        """End the process because `rank` is gone, unless what it still said tells why."""
+        self._lost = self._lost or (rank, why, awake_s())
+
+    def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
+        with self._failing:
+            if self.failure or self._is_ending:
+                return
+            self.failure = why
+        log.error("all ranks end: %s", why)
+        self._end(code, why)
+
+    # ------------------------------------------------------------ the link's thread
+
+    def _run(self) -> None:
+        ticked_at = awake_s()
+        try:
+            while not self._is_closed.is_set():
+                came = self._status.receive(TICK_S)
+                if came is not None:
+                    self._take(*came)
+                now_s = awake_s()
+                if self._lost and (came is None or now_s - self._lost[2] >= LAST_WORDS_S):
+                    rank, why, _ = self._lost
+                    self._fail(f"{self._watch.name(rank)} is gone: {why}")
+                if now_s - ticked_at >= TICK_S:
+                    self._tick(now_s, now_s - ticked_at)
+                    ticked_at = now_s
+        except Exception:
+            log.exception("the thread of the ranks broke")
+            self._fail("rank 0's own thread for the other ranks broke; the log says how")
+
+    def _tick(self, now_s: float, elapsed_s: float) -> None:
+        if elapsed_s > STOOD_STILL_S:
+            self._watch.stood_still(now_s)
+        for peer, rank in list(self._ranks.items()):
+            try:
+                self._status.send(peer, b"")  # a sign of life
+            except RankGone as error:
+                if self._are_all_in.is_set():
+                    self.lose(rank, self.how_ended(rank) or str(error))
+                else:
+                    log.warning("%s left before all were there", self._watch.name(rank))
+                    del self._ranks[peer]
+        if self._are_all_in.is_set() and (wrong := self._watch.check(now_s)):
+            self._fail(f"{wrong}. Is that machine awake, and its cable in?")
+
+    def _take(self, peer: bytes, address: str, frame: bytes) -> None:
+        try:
+            kind, *items = message(frame)
+            rank = self._ranks.get(peer)
+            if rank is not None:
+                self._take_from(rank, kind, items)
+            elif kind == HELLO:
+                own_rank, versions = items
+                self._greet(peer, address, own_rank, versions)
+        except (WireError, ValueError) as error:
+            log.warning("bad message of a rank dropped: %s", error)
+
+    def _take_from(self, rank: int, kind: str, items: list[Any]) -> None:
+        now_s = awake_s()
+        self._watch.note_heard(rank, now_s)
+        try:
+            if kind == WITNESS:
+                (facts,) = items
+                self._comparison.note(rank, facts)
+            elif kind == EVENT:
+                name, arguments = items
+                self.on_event(rank, name, arguments)
+            elif kind == BEAT:
+                done, is_waiting, said, limit, used = items
+                beat, own = RankBeat(done, is_waiting, said), self._comparison.own_count
+                wrong = self._watch.note_beat(rank, beat, self._told_count, own, now_s)
+                self.rooms[rank] = RankRoom(limit, used)
+                self._comparison.compare(rank)
+                if wrong:
+                    self._fail(wrong)
+            elif kind == FAILED:
+                can_restart, why = items
+                code = EXIT_RANK_LOST if can_restart else EXIT_CANNOT_START
+                self._fail(f"{self._watch.name(rank)}: {why}", code)
+        except RankMismatch as error:
+            self._fail(f"the ranks computed different things at {error}")
+
+    def _greet(self, peer: bytes, address: str, own_rank: Any, versions: Any) -> None:
+        """Let a follower in, or say why not."""
+        found: int = self._free_rank(address) if own_rank is None else own_rank
+        if found not in range(1, self.size) or found in self._ranks.values():
+            text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
+            text += f"{', '.join(self.hosts)}. Another address of that machine is told with "
+            self._refuse(peer, text + "hearth ranks join --address.")
+        elif wrong := difference(self._versions, versions):
+            self._refuse(peer, f"{wrong}. Install the same on both.")
+            who = f"{self._watch.name(found)} cannot take part"
+            self._fail(f"{who}: {wrong}. Install the same on both.", EXIT_CANNOT_START)
+        else:
+            self._welcome(peer, found)
+
+    def _free_rank(self, address: str) -> int:
+        """Return the first rank at `address` that is not there yet; 0 = none is awaited there."""
+        free = self._elsewhere.keys() - self._ranks.values()
+        return min((rank for rank in free if address in self._elsewhere[rank]), default=0)
+
+    def _refuse(self, peer: bytes, why: str) -> None:
+        log.warning("a rank is refused: %s", why)
+        self._answer(peer, [REFUSED, why])
+
+    def _welcome(self, peer: bytes, rank: int) -> None:
+        own = {"rank": rank, "secret": self._secret, "operations": self._operations.endpoint}
+        self._answer(peer, [WELCOME, {**own, "hosts": self.hosts, **self._told}])
+        self._ranks[peer] = rank
+        self._watch.note_heard(rank, awake_s())
+        log.info("%s is there", self._watch.name(rank))
+        if len(self._ranks) == self.size - 1:
+            self._watch.stood_still(awake_s())
+            self._are_all_in.set()
+
+    def _answer(self, peer: bytes, items: list[Any]) -> None:
+        try:
+            self._status.send(peer, pack(items))
+        except RankGone:
+            log.warning("a rank that said hello is gone")
+
+    def close(self) -> None:
+        """Stop watching; followers find that rank 0 is gone. Not for the link's thread."""
+        self._is_ending = True  # no rank is taken for lost from now on: all of them end
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._status.close()
+        self._operations.close()
+        self._context.close()
