@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from operator import itemgetter, mul
 from typing import Final, NamedTuple
 
-from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
+from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource, ForcedTokens, ModelDrafts
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
-from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.draft.token_history import Fits, TokenHistory
-from hearth.worker.draft.token_lookup import TokenLookup
+from hearth.worker.draft.token_history import Fits, TokenHistory, TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
 HISTORY_TOKENS_MAX: Final = 1 << 18

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from hearth.worker.engine.decode.batch_caches import is_mergeable
+from hearth.worker.engine.decode.batch import is_mergeable
 from hearth.worker.engine.decode.batch_split import RowLength, regroup
 from hearth.worker.engine.decode.decoder import (
     ROWS_MAX,
@@ -170,7 +170,13 @@ class CountedEngine(TimedEngine):
         return [CountedCache(self._layout.layers)]
 
     def _prefill(
-        self, cache: list[Any], ids: list[int], images: Sequence[Any], *_more: object
+        self,
+        cache: list[Any],
+        ids: list[int],
+        images: Sequence[Any],
+        adapter: str,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
         assert ids and not images, (len(ids), len(images))
         cache[0].offset += len(ids)

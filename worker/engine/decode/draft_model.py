@@ -9,13 +9,14 @@ the model's KV. Owner: the inference thread.
 import copy
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.gemma4_text import logit_softcap
 
-from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.engine.hidden_states import with_hidden
+from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
@@ -85,7 +86,7 @@ class DraftModel:
 
 
 class HeadDrafts:
-    """The head, with KV of one sequence (`model_drafts.ModelDrafts`).
+    """The head, with KV of one sequence (`ModelDrafts`).
 
     Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
     token before `_next`: nothing that it drafted itself stays.
@@ -139,7 +140,10 @@ class HeadDrafts:
         self._pending, self._pending_count = [], 0
         count: int = tokens.shape[0]
         if self._held is None or self._held + count > HELD_MAX:
-            self._begin(place - count)
+            # It begins with the pair of the first of these tokens, and attends to none before.
+            self._head.reset(self._model.target)
+            self._head.set_shared_kv({}, place - count)
+            self._held = 0
         self._read(hidden, tokens[1:], [last])
         self._held = self.held + count
         drafted = self._head.draft_block(
@@ -157,12 +161,6 @@ class HeadDrafts:
         self._head.accept_verified_tokens(
             hidden, drafted, count, last, _no_sampler, mx.int32, greedy=True
         )
-
-    def _begin(self, place: int) -> None:
-        """Have the head begin with the pair of the token `place`: it attends to none before."""
-        self._head.reset(self._model.target)
-        self._head.set_shared_kv({}, place)
-        self._held = 0
 
 
 class AssistantDrafts:
@@ -202,7 +200,13 @@ class AssistantDrafts:
             return []
         self._head.set_shared_kv(rows, place, position=max(place - 1, 0), kv_valid_len=place)
         drafted = self._head.draft_block(
-            last, self._hidden, None, tokens_max + 1, _likeliest, mx.int32, greedy=True
+            last,
+            self._hidden,
+            None,
+            tokens_max + 1,
+            partial(mx.argmax, axis=-1),
+            mx.int32,
+            greedy=True,
         )
         ids: list[int] = drafted[0].tolist()
         self._head.set_shared_kv({}, 0)
@@ -221,9 +225,31 @@ class AssistantDrafts:
         return rows if len(rows) == len(found) else None
 
 
-def _likeliest(logits: mx.array) -> mx.array:
-    return mx.argmax(logits, axis=-1)
-
-
 def _no_sampler(_logits: mx.array) -> mx.array:
     raise AssertionError("the head says its likeliest tokens")
+
+
+def with_hidden(
+    model: Any, ids: mx.array, cache: list[Any] | None = None, **arguments: Any
+) -> tuple[mx.array, mx.array]:
+    """Return logits (rows, n, vocabulary) and hidden states (rows, n, hidden) of `ids` (rows, n).
+
+    `model` is called as usual but for that, with the same `arguments`.
+    """
+    if hasattr(model, "with_hidden"):
+        logits, hidden = model.with_hidden(ids, cache, **arguments)
+        return logits, hidden
+    # What mlx-lm's model does, in its two parts: its own call returns the logits alone.
+    assert not arguments, "models of text alone take no more"
+    spoken = getattr(model, "language_model", model)
+    hidden = spoken.model(ids, cache=cache)
+    is_tied = spoken.args.tie_word_embeddings
+    logits = (spoken.model.embed_tokens.as_linear if is_tied else spoken.lm_head)(hidden)
+    cap = getattr(spoken, "final_logit_softcapping", None)
+    return logits if cap is None else logit_softcap(cap, logits), hidden
+
+
+def is_like_alone(model: Any) -> bool:
+    """Whether a model that is asked for its hidden states too has the same logits, to the bit."""
+    ids = mx.array([[1, 2, 3, 4]])
+    return bool(mx.array_equal(model(ids), with_hidden(model, ids)[0]).item())

@@ -17,15 +17,15 @@ from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.compute_dtype import compute_in
 from hearth.worker.engine.decode.draft_model import (
     AssistantDrafts,
     DraftModel,
     HeadDrafts,
     RawRows,
+    is_like_alone,
 )
-from hearth.worker.engine.hidden_states import is_like_alone
 from hearth.worker.engine.model_loader import LoadedModel, backend, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json, weight_sizes
 
