@@ -144,11 +144,6 @@ def default_prompt(directory: Path) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def lowers_case(directory: Path) -> bool:
-    """Whether texts are lowered before the tokenizer has them."""
-    return read_json(directory / "sentence_bert_config.json").get("do_lower_case") is True
-
-
 def padding_id(config: dict[str, Any], tokenizer: Any) -> int:
     """Return the token that fills a batch's shorter rows.
 

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.wire_messages import Embedded, Reranked
-from hearth.worker.embeddings.embedding_model import EmbeddingModel
+from hearth.worker.embeddings.encoder_models import EmbeddingModel, RerankModel, TokenRow
 from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
-from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import TokenRow
 from hearth.worker.schedule.client_lease import ClientLease
 
 TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least

@@ -32,12 +32,16 @@ from hearth.shared.wire_messages import (
     Reranked,
 )
 from hearth.shared.zmq_transport import RouterPort
-from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
+from hearth.worker.embeddings.encoder_models import (
+    EmbeddingModel,
+    LayerRests,
+    RerankModel,
+    check_dimensions,
+    check_numbers,
+    cut_vectors,
+)
 from hearth.worker.embeddings.job_queue import Job, JobQueue
-from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES, ForwardPace
-from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
 from hearth.worker.threads.shutdown import Shutdown
