@@ -3,12 +3,13 @@
 Owner: the inference thread, as MLX arrays belong to the thread that made them.
 """
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -23,6 +24,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.checkpoint_names import files_like
 from hearth.shared.models.context_length import UNKNOWN_LENGTH, context_tokens
 from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
@@ -47,7 +49,6 @@ from hearth.worker.engine.mlx_memory import (
     refuse_heavy,
     weight_bytes,
 )
-from hearth.worker.engine.remote_code_check import CODE_PATTERNS, PYTHON, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
@@ -59,6 +60,17 @@ from hearth.worker.engine.vision.vlm_loader import (
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
+
+PYTHON: Final = "*.py"
+CODE_PATTERNS: Final = ("*.json", PYTHON)  # what must be there to tell
+NAMED_MAX: Final = 8  # in the text of a refusal
+_CONFIGS: Final = "*config*.json"
+# Loaders open these names, whatever a directory's list calls what the file system gives them.
+_OPENED: Final = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
+_KEYS: Final = ("model_file", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +349,35 @@ def backend() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def remote_code(directory: Path) -> list[str]:
+    """Return what there is of code in a checkpoint, by name; empty where it is data alone.
+
+    Reads only; runs and imports nothing. Mlx-vlm runs a config's `model_file` without asking, and
+    transformers what an `auto_map` names, so this is looked at before any of them.
+    """
+    found = [path.name for path in files_like(directory, [PYTHON])]
+    opened = {directory / name for name in _OPENED}
+    for path in sorted(opened.union(files_like(directory, [_CONFIGS]))):
+        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(_read(path)))]
+    return found[:NAMED_MAX]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None  # no loader can read it either
+
+
+def _keys_set(value: Any) -> Iterator[str]:
+    """Yield the names, at any depth, that are set to something."""
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield from (name for name, inner in node.items() if inner)
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node

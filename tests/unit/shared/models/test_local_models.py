@@ -19,7 +19,7 @@ from hearth.shared.models.local_models import (
     local_models,
     matching,
 )
-from hearth.worker.engine.memory_reserve import default_limit, working_bytes
+from hearth.worker.engine.mlx_memory import default_limit, working_bytes
 
 GB = 1024**3
 
