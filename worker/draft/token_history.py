@@ -13,7 +13,6 @@ import numpy.typing as npt
 from hearth.worker.draft.draft import DraftSource
 
 Places = npt.NDArray[np.int32]
-Hashes = npt.NDArray[np.uint64]
 Fits = Callable[[int], bool]  # says of a token whether it may come
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
@@ -71,9 +70,15 @@ class TokenHistory:
             fresh = np.asarray(tokens, np.int32)
             known = np.concatenate((self._tokens[: self._count], fresh))
             self._grow(known, len(known) + len(known) // 8 + _ROOM_MIN)
-        else:
-            for token in tokens:
-                self._append(token)
+            return
+        for token in tokens:
+            self._read[self._count] = token
+            self._count = end = self._count + 1
+            for order in ORDERS:
+                if end >= order:
+                    slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
+                    self._read_before[order][end] = last[slot]
+                    last[slot] = end
 
     def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
@@ -81,12 +86,8 @@ class TokenHistory:
         Only places that a token follows count, another than `unlike`: no text's end is one.
         `tail` holds tokens alone, no separator.
         """
-        for order in ORDERS:
-            if len(tail) >= order:
-                match = self._find(order, tail, unlike)
-                if match is not None:
-                    return match
-        return None
+        found = (self._find(order, tail, unlike) for order in ORDERS if len(tail) >= order)
+        return next((match for match in found if match is not None), None)
 
     def find_fitting(self, tail: list[int], fits: Fits) -> Match | None:
         """Return the newest place whose next token `fits`, behind the last two tokens or the last.
@@ -167,15 +168,6 @@ class TokenHistory:
 
     # ------------------------------------------------------------ what is written
 
-    def _append(self, token: int) -> None:
-        self._read[self._count] = token
-        self._count = end = self._count + 1
-        for order in ORDERS:
-            if end >= order:
-                slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
-                self._read_before[order][end] = last[slot]
-                last[slot] = end
-
     def _grow(self, tokens: Places, room: int) -> None:
         """Begin anew with `tokens` and room for more."""
         room = max(room, len(tokens), _ROOM_MIN)
@@ -196,7 +188,14 @@ class TokenHistory:
         """Write the tables of one order for all tokens."""
         if self._count < order:
             return
-        slots = self._all_slots(order)
+        # The slot of each n-gram, as `_slot` gives it.
+        tokens = self._tokens[: self._count].astype(np.uint64)
+        grams = self._count - order + 1
+        hashes = np.zeros(grams, np.uint64)
+        for place in range(order):
+            hashes += tokens[place : place + grams]
+            hashes *= np.uint64(_FACTOR)
+        slots = ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
         # Slot and place in one number: sorted, equal slots stand side by side with their places in
         # order, and a sort of values is several times faster than one of places by slots.
         ends = np.arange(order, self._count + 1, dtype=np.uint64)
@@ -208,16 +207,6 @@ class TokenHistory:
         self._before[order][places[1:][is_same]] = places[:-1][is_same]
         is_last = np.append(~is_same, True)
         self._last[order][ordered[is_last]] = places[is_last]
-
-    def _all_slots(self, order: int) -> Hashes:
-        """Return the slot of each n-gram, as `_slot` gives it."""
-        tokens = self._tokens[: self._count].astype(np.uint64)
-        grams = self._count - order + 1
-        hashes = np.zeros(grams, np.uint64)
-        for place in range(order):
-            hashes += tokens[place : place + grams]
-            hashes *= np.uint64(_FACTOR)
-        return ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
 
     def _slot(self, gram: Sequence[int]) -> int:
         hashed = 0
@@ -266,18 +255,13 @@ class TokenLookup:
         if not self._is_current:
             self._is_current = True
             self._followed, self._end, self.length = self._found(tail)
-            if not self.length and tail:
-                self._look_near(tail[-1])
-
-    def _look_near(self, token: int) -> None:
-        """Go on near the place that was followed last, where the last token stands there too.
-
-        Text that was copied with a change goes on like that behind it.
-        """
-        text = self._text()
-        near = text.find_near(self._left, token) if text is not None and self._left else 0
-        if near:
-            self._followed, self._end, self.length = text, near, 1
+            text = self._text()
+            if not self.length and tail and text is not None and self._left:
+                # Where the last token stands near the place that was followed last it goes on
+                # there: text that was copied with a change goes on like that behind it.
+                near = text.find_near(self._left, tail[-1])
+                if near:
+                    self._followed, self._end, self.length = text, near, 1
 
     def next_tokens(self, count: int) -> list[int]:
         """Return what followed at the place."""
@@ -293,11 +277,8 @@ class TokenLookup:
 
     def other_tokens(self, than: int, tail: list[int], count: int) -> tuple[list[int], int]:
         """Return what follows at the best place where that is not `than`, and its length."""
-        text = self._text()
-        match = text.find(tail, unlike=than) if text is not None else None
-        if text is None or match is None:
-            return [], 0
-        return text.followed(match.end, count), match.length
+        text, end, length = self._found(tail, than)
+        return (text.followed(end, count), length) if text is not None else ([], 0)
 
     def fitting_token(self, tail: list[int], fits: Fits) -> tuple[list[int], int]:
         """Return the token that came last of the few that may come, and the match's length."""
@@ -307,11 +288,12 @@ class TokenLookup:
             return [], 0
         return text.followed(match.end, 1), match.length + FEW_LENGTH
 
-    def _found(self, tail: list[int]) -> tuple[TokenHistory | None, int, int]:
+    def _found(
+        self, tail: list[int], unlike: int = SEPARATOR
+    ) -> tuple[TokenHistory | None, int, int]:
+        """Return the text, the best place in it and the match's length; None, 0, 0 without one."""
         text = self._text()
-        if text is None:
-            return None, 0, 0
-        match = text.find(tail)
+        match = text.find(tail, unlike) if text is not None else None
         return (text, match.end, match.length) if match is not None else (None, 0, 0)
 
     def _next_tokens(
