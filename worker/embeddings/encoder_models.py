@@ -305,8 +305,9 @@ class RerankModel(EncoderModel):
                 weight_bytes=weights_nbytes(self._model),
             )
             self.rows([("query", "document")], 0)  # the template is one
-            model = self._model if self._is_classifier else self._model.language_model.model
-            rests.pace(model.layers)
+            rests.pace(
+                (self._model if self._is_classifier else self._model.language_model.model).layers
+            )
         except Exception as error:  # whatever files, an architecture or the device can raise
             raise cannot_load(RERANK_SETTING, source, error) from error
 
@@ -339,8 +340,10 @@ class RerankModel(EncoderModel):
         assert truncate, "no route has a document refused for its length"
         query = items[0][0]
         documents = [checked_text(document, "", "", truncate) for _, document in items]
-        make = self._classifier_rows if self._is_classifier else self._chat_rows
-        rows = make(query, documents)
+        if self._is_classifier:
+            rows = self._classifier_rows(query, documents)
+        else:
+            rows = [self._chat_row(query, document) for document in documents]
         for index, row in enumerate(rows, first):
             self._check_row(row, f"Document {index} with the query", "documents")
         return rows
@@ -351,22 +354,19 @@ class RerankModel(EncoderModel):
         types = told.get("token_type_ids") or [None] * len(documents)
         return [TokenRow(*row) for row in zip(told["input_ids"], types, strict=True)]
 
-    def _chat_rows(self, query: str, documents: list[str]) -> list[TokenRow]:
-        rows = []
-        for document in documents:
-            asked = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
-            ids = self._tokenizer.apply_chat_template(
-                [
-                    {"role": "system", "content": SYSTEM_PROMPT},
-                    {"role": "user", "content": asked},
-                ],
-                add_generation_prompt=False,
-                enable_thinking=False,
-                return_dict=False,
-            )
-            kept = ids[: self.facts.tokens_max - len(self._answer_begin)]
-            rows.append(TokenRow([*kept, *self._answer_begin]))
-        return rows
+    def _chat_row(self, query: str, document: str) -> TokenRow:
+        asked = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
+        ids = self._tokenizer.apply_chat_template(
+            [
+                {"role": "system", "content": SYSTEM_PROMPT},
+                {"role": "user", "content": asked},
+            ],
+            add_generation_prompt=False,
+            enable_thinking=False,
+            return_dict=False,
+        )
+        kept = ids[: self.facts.tokens_max - len(self._answer_begin)]
+        return TokenRow([*kept, *self._answer_begin])
 
     def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
         """Return the score of each row, (rows, 1)."""
@@ -375,21 +375,16 @@ class RerankModel(EncoderModel):
             told = {} if types is None else {"token_type_ids": types}
             logits = self._model(ids, attention_mask=mask, **told).logits[:, 0]
         else:
-            logits = self._yes_over_no(ids, mask.sum(axis=1) - 1)
+            # How much likelier "yes" is than "no" behind the last tokens: what is padded stands
+            # behind them, where nothing that is read looks. No other word of the vocabulary is
+            # computed: in float32 all of it can take gigabytes.
+            inner = self._model.language_model.model
+            hidden = inner.embed_tokens(ids)
+            for layer in inner.layers:
+                hidden = layer(hidden, "causal", None)
+            last = inner.norm(hidden)[mx.arange(ids.shape[0]), mask.sum(axis=1) - 1]
+            logits = last @ (self._yes - self._no)
         return np.array(mx.sigmoid(logits).astype(mx.float32))[:, None]
-
-    def _yes_over_no(self, ids: mx.array, last: mx.array) -> mx.array:
-        """Return how much likelier "yes" is than "no" behind the tokens at `last`.
-
-        What is padded stands behind them, where nothing that is read looks. No other word of the
-        vocabulary is computed: in float32 all of it can take gigabytes.
-        """
-        inner = self._model.language_model.model
-        hidden = inner.embed_tokens(ids)
-        for layer in inner.layers:
-            hidden = layer(hidden, "causal", None)
-        hidden = inner.norm(hidden)[mx.arange(ids.shape[0]), last]
-        return hidden @ (self._yes - self._no)
 
 
 def checked_text(text: str, name: str, param: str, truncate: bool) -> str:

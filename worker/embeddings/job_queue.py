@@ -46,9 +46,10 @@ class Job:
     @property
     def tokens_left(self) -> int:
         """Return about how much of it there is to compute."""
-        counted = sum(len(row.ids) for row in self._rows) if self._batches is None else 0
-        left = self._batches.tokens_left if self._batches is not None else 0
-        return counted + left + self._chars_left // CHARS_A_TOKEN
+        if self._batches is not None:
+            return self._batches.tokens_left
+        counted = sum(len(row.ids) for row in self._rows)
+        return counted + self._chars_left // CHARS_A_TOKEN
 
     @property
     def is_tokenised(self) -> bool:

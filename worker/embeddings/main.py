@@ -75,13 +75,15 @@ class EncoderWorker:
         self._jobs = JobQueue()
         self._steps = 0
         self._rests = LayerRests()  # wanted = answers stream
-        busy = ForwardPace(BUSY_S, BUSY_TOKENS)
-        self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS), True: busy}
+        self._paces = {  # by whether answers stream
+            False: ForwardPace(FREE_S, FREE_TOKENS),
+            True: ForwardPace(BUSY_S, BUSY_TOKENS),
+        }
         self._port = RouterPort(endpoint)
         self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(self._port, worker_id, self._inbox, self._heartbeat, OPEN_MAX)
-        path = forwarded_path(endpoint)
-        self._forwarded = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._forwarded = os.open(forwarded_path(endpoint), flags, 0o600)
 
     def run(self) -> int:
         """Work until SIGTERM or the supervisor's end; return the exit code."""
@@ -95,10 +97,12 @@ class EncoderWorker:
         return self._shutdown.exit_code
 
     def _heartbeat(self, _: Sequence[str]) -> Heartbeat:
-        state = "ready" if self._facts else "loading"
-        waiting, cpu_s = self._inbox.qsize(), time.process_time()
-        counts = (len(self._jobs), waiting, self._steps, 0)
-        return Heartbeat(state, *counts, None, cpu_s=cpu_s, encoders=self._facts)
+        return Heartbeat(
+            "ready" if self._facts else "loading",
+            *(len(self._jobs), self._inbox.qsize(), self._steps, 0, None),
+            cpu_s=time.process_time(),
+            encoders=self._facts,
+        )
 
     # ------------------------------------------------------------ the inference thread
 
@@ -124,8 +128,7 @@ class EncoderWorker:
         mx.set_cache_limit(MLX_CACHE_BYTES)
         settings, facts = self._settings, {}
         if source := settings.embedding_model:
-            runs_code = may_run_code(settings, source)
-            self._embedding = EmbeddingModel(source, self._rests, runs_code)
+            self._embedding = EmbeddingModel(source, self._rests, may_run_code(settings, source))
             facts["embeddings"] = self._embedding.facts
         if source := settings.rerank_model:
             self._rerank = RerankModel(source, self._rests, may_run_code(settings, source))

@@ -211,8 +211,7 @@ def make_dense(model: Any) -> None:
 
 def _packed_layers(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the packed layers that can be made dense, with their names."""
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    for name, module in modules:
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         # What has a global scale is packed twice; upstream's dequantising forgets it.
         if type(module).__name__ in _PACKED and module.get("global_scale") is None:
             yield name, module
@@ -243,8 +242,7 @@ def float_places(
 
     No leaf is held meanwhile.
     """
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    for key, value in items:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         name = f"{path}.{key}" if path else str(key)
         if str(key).startswith("_"):  # no parameter, by MLX's rule
             continue
@@ -320,15 +318,9 @@ def differs_when_decoded(model: Any, keeps_states: bool) -> bool:
     if not is_packed and not kinds & {mx.float16, mx.bfloat16}:
         return False
     is_latent = any(type(module).__name__ in LATENT for module in modules)
-    return is_latent or (keeps_states and not _goes_token_by_token(modules))
-
-
-def _goes_token_by_token(modules: list[Any]) -> bool:
-    """Whether these modules' files have recurrences that are known, and each goes so.
-
-    Of code that came with a checkpoint there is no file: upstream enters it nowhere.
-    """
+    # Of code that came with a checkpoint there is no file: upstream enters it nowhere.
     files = {type(module).__module__ for module in modules} & sys.modules.keys()
     names = {name for file in files for name in vars(sys.modules[file])}
     known = [RECURRENCES[name] for name in names & RECURRENCES.keys()]
-    return bool(known) and all(known)
+    goes_token_by_token = bool(known) and all(known)
+    return is_latent or (keeps_states and not goes_token_by_token)

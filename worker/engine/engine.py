@@ -121,9 +121,8 @@ class Engine:
 
     def why_not_quantised(self, bits: int, group_size: int) -> str | None:
         """Return why KV cannot be quantised while it runs; None where it can. Tries it."""
-        cache = self.new_cache()
         try:
-            self.prefill(cache, [0, 0, 0])
+            cache = self.probe()
             maybe_quantize_kv_cache(cache, 0, group_size, bits)
             for layer in cache:
                 kind = type(layer).__name__

@@ -48,12 +48,11 @@ class ForwardMemory:
         assert depth >= 0, depth
         if self.grid is None:
             return 0
-        deepest = (self._chunk_bytes(self.grid, at) for at in self.grid.turns(depth))
-        return self.fixed_bytes + max(deepest)
-
-    def _chunk_bytes(self, grid: PrefillGrid, depth: int) -> int:
-        tokens = min(grid.step_at(max(0, depth - 1)), depth)
-        return tokens * (self.token_bytes + depth * self.pair_bytes) + depth * self.depth_bytes
+        found = []
+        for at in self.grid.turns(depth):
+            tokens = min(self.grid.step_at(max(0, at - 1)), at)
+            found.append(tokens * (self.token_bytes + at * self.pair_bytes) + at * self.depth_bytes)
+        return self.fixed_bytes + max(found)
 
 
 def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:

@@ -69,8 +69,7 @@ def machine_bytes() -> int:
     A Mac's device tells `memory_size`, CUDA's `total_memory`, a CPU neither.
     """
     told: Any = mx.device_info()
-    size = told.get("memory_size") or told.get("total_memory")
-    return int(size or physical_bytes())
+    return int(told.get("memory_size") or told.get("total_memory") or physical_bytes())
 
 
 def recommended_bytes() -> int | None:
@@ -102,22 +101,15 @@ def wire_loaded(sizes: Iterable[int]) -> None:
     """Wire the weights that are in memory now, and no byte more. Called when a model is whole.
 
     Files are not quite what arrays take, and the difference would be room for KV. `sizes` has the
-    bytes of each weight.
+    bytes of each weight. MLX counts an array below a page as it is and wires the page; the smallest
+    lie together in a heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
     """
     if recommended_bytes() is not None:
         mx.clear_cache()
-        wire(int(mx.get_active_memory()) + unpaged_bytes(sizes))
-
-
-def unpaged_bytes(sizes: Iterable[int]) -> int:
-    """Return what wiring arrays of these sizes takes beyond what MLX counts for them.
-
-    MLX counts an array below a page as it is and wires the page; the smallest lie together in a
-    heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
-    """
-    small = [size for size in sizes if size < PAGE_BYTES]
-    alone = [PAGE_BYTES - size for size in small if size >= HEAP_BELOW_BYTES]
-    return HEAP_BYTES + sum(alone) - sum(size for size in small if size < HEAP_BELOW_BYTES)
+        small = [size for size in sizes if size < PAGE_BYTES]
+        alone = sum(PAGE_BYTES - size for size in small if size >= HEAP_BELOW_BYTES)
+        counted = sum(size for size in small if size < HEAP_BELOW_BYTES)
+        wire(int(mx.get_active_memory()) + HEAP_BYTES + alone - counted)
 
 
 def unwire() -> None:
@@ -216,8 +208,7 @@ class MemoryShare:
 
         Where that does not fit, they will not.
         """
-        missing = self._workers - 1 - len(self._others)
-        others = self.others_bytes + missing * self.own_bytes
+        others = self.others_bytes + (self._workers - 1 - len(self._others)) * self.own_bytes
         return self._fair(others) if self.own_bytes + others <= self.total else self.limit
 
     def claim(self, nbytes: int) -> None:

@@ -304,7 +304,7 @@ def _facts(
     computed: str,
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
-    text = config.get("text_config") or config
+    size = (config.get("text_config") or config).get("vocab_size")
     positions = context_tokens(config, getattr(tokenizer, "model_max_length", None))
     if positions == UNKNOWN_LENGTH:
         log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
@@ -313,7 +313,8 @@ def _facts(
         path=source,
         architecture=str(config.get("model_type", "unknown")),
         context_tokens=min(positions, settings.max_kv_size),
-        vocab_size=_vocab_size(model, text),
+        # Where the config has no figure, one forward tells the number of logits.
+        vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
         parameter_count=int(get_total_parameters(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
@@ -322,13 +323,6 @@ def _facts(
         context_by="model" if positions <= settings.max_kv_size else "setting",
         computed_in=computed,
     )
-
-
-def _vocab_size(model: Any, config: dict[str, Any]) -> int:
-    """Return the number of logits; the config's figure, or one forward where it has none."""
-    if isinstance(config.get("vocab_size"), int):
-        return int(config["vocab_size"])
-    return int(model(mx.array([[0]])).shape[-1])
 
 
 def cache_layout(cache: list[Any]) -> str:

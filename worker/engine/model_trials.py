@@ -110,7 +110,14 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
         ids = [13 + 17 * text + (3 + text) * n for n in range(DRAFT_ROWS)]
         caches = [_filled_cache(model, new_cache, prompt) for _ in range(2)]
         together = as_floats(model(mx.array([ids]), cache=caches[0])[0])
-        _check_rows(caches[0], len(prompt) + len(ids))
+        for layer in caches[0]:
+            for part in getattr(layer, "caches", (layer,)):
+                held = int(getattr(part, "offset", len(prompt) + len(ids)))
+                if held != len(prompt) + len(ids):
+                    raise ValueError(
+                        f"a {type(part).__name__} holds {held} rows of "
+                        f"{len(prompt) + len(ids)} tokens"
+                    )
         alone = [as_floats(model(mx.array([[each]]), cache=caches[1])[0, -1]) for each in ids]
         return Tried([*map(logits_error, together, alone)], [*prompt, *ids], alone[-1])
 
@@ -214,8 +221,8 @@ def _why_not_alike(model: Call, new_cache: NewCache, tried: Callable[[int], Trie
             together = float(np.max(errors))  # not a number where any of them is
             if together <= ERROR_MAX:
                 return None
-            last = model(mx.array([whole]), cache=new_cache())[0, -1]
-            of_cut = logits_error(as_floats(last), alone)
+            otherwise = as_floats(model(mx.array([whole]), cache=new_cache())[0, -1])
+            of_cut = logits_error(otherwise, alone)
             if together <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
                 return None
             reason = f"its logits are off by {together:.1e}, by {of_cut:.1e} cut otherwise"
@@ -265,15 +272,6 @@ def _filled_cache(model: Call, new_cache: NewCache, prompt: list[int]) -> list[A
     return cache
 
 
-def _check_rows(cache: list[Any], tokens: int) -> None:
-    """Raise where a layer that counts tokens has not counted these."""
-    for layer in cache:
-        for part in getattr(layer, "caches", (layer,)):
-            held = int(getattr(part, "offset", tokens))
-            if held != tokens:
-                raise ValueError(f"a {type(part).__name__} holds {held} rows of {tokens} tokens")
-
-
 class _TrunkTrial:
     """Attends layers that have trunks by upstream's function, and compares `attend` with it."""
 
@@ -285,8 +283,7 @@ class _TrunkTrial:
 
     def merge(self, caches: list[list[Any]]) -> list[Any]:
         """Begin anew; return a batch's layers in which all rows but the last share a trunk."""
-        trunk = Trunk(TRUNK_LENGTH)
-        trunks = [trunk] * (len(caches) - 1) + [None]
+        trunks = [Trunk(TRUNK_LENGTH)] * (len(caches) - 1) + [None]
         batch = [
             merge_on_trunks(layers, trunks, number)
             if can_stand_on_trunk(layers[0])

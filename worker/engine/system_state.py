@@ -39,18 +39,14 @@ def process_bytes() -> int:
     resident set. Takes microseconds.
     """
     if sys.platform == "darwin":
-        return _phys_footprint()
+        # Source: proc_pid_rusage in libproc.h, struct rusage_info_v2 in sys/resource.h.
+        words, ask = (ctypes.c_uint64 * _WORDS)(), ctypes.CDLL(None).proc_pid_rusage
+        failed = ask(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(words))
+        return 0 if failed else int(words[_FOOTPRINT_WORD])
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _phys_footprint() -> int:
-    """Source: proc_pid_rusage in libproc.h, struct rusage_info_v2 in sys/resource.h."""
-    words = (ctypes.c_uint64 * _WORDS)()
-    failed = ctypes.CDLL(None).proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(words))
-    return 0 if failed else int(words[_FOOTPRINT_WORD])
 
 
 class MemoryUse:
@@ -117,8 +113,8 @@ def system_pressure() -> Pressure:
         return Pressure.NORMAL
     level = ctypes.c_int(0)
     size = ctypes.c_size_t(ctypes.sizeof(level))
-    library = ctypes.CDLL(None)
-    failed = library.sysctlbyname(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, 0)
+    ask = ctypes.CDLL(None).sysctlbyname
+    failed = ask(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, 0)
     known = {each.value for each in Pressure}
     return Pressure(level.value) if not failed and level.value in known else Pressure.NORMAL
 
@@ -153,16 +149,14 @@ class PowerSource:
 def on_mains() -> bool:
     """Return whether the machine runs on mains power now. Any thread; may block for some ms."""
     try:
-        return _on_mains_macos() if sys.platform == "darwin" else linux_on_mains(_SUPPLIES)
+        if sys.platform != "darwin":
+            return linux_on_mains(_SUPPLIES)
+        # Source: IOKit/ps/IOPowerSources.h, since macOS 10.7. -1 is a battery just taken into use.
+        estimate = ctypes.CDLL(_IOKIT).IOPSGetTimeRemainingEstimate
+        estimate.restype = ctypes.c_double
+        return bool(estimate() == _UNLIMITED)
     except (OSError, AttributeError):  # no such framework, or no such function in it
         return True
-
-
-def _on_mains_macos() -> bool:
-    """Source: IOKit/ps/IOPowerSources.h, since macOS 10.7. -1 is a battery just taken into use."""
-    estimate = ctypes.CDLL(_IOKIT).IOPSGetTimeRemainingEstimate
-    estimate.restype = ctypes.c_double
-    return bool(estimate() == _UNLIMITED)
 
 
 def linux_on_mains(supplies: Path) -> bool:

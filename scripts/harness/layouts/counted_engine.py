@@ -14,7 +14,6 @@ from hearth.worker.engine.decode.decoder import (
     Decoder,
     SampledToken,
     Sequence as DecodingSequence,
-    UnfinishedBatch,
 )
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
@@ -138,7 +137,7 @@ class CountedDecoder(TimedDecoder):
         self.engine.pass_steps(len(self._groups))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
+    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
         if (sequence := self._sequences.pop(key, None)) is None:
             return None
         self._groups = [kept for group in self._groups if (kept := [k for k in group if k != key])]
@@ -146,7 +145,7 @@ class CountedDecoder(TimedDecoder):
         if key in self._lent:
             self._lent.remove(key)
             sequence.cache[0].capacity = sequence.cache[0].offset
-        return UnfinishedBatch(sequence.cache, sequence.tokens)
+        return sequence
 
     def _regroup(self) -> None:
         """Have sequences share steps as reads the fewest bytes, where that pays."""

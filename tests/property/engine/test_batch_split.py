@@ -6,7 +6,6 @@ A plan of trunks joins rows of one lineage that begin alike, and spares the most
 import itertools
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -14,12 +13,13 @@ from hearth.worker.engine.decode.batch_split import (
     STAY,
     ReadCost,
     RowLength,
-    TrunkRow,
     common,
     plan_trunks,
     regroup,
     split,
 )
+from hearth.worker.engine.decode.decoding_sequence import Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 
@@ -79,9 +79,14 @@ def test_no_group_has_more_rows_than_may_be(lengths: list[RowLength], rows_max: 
 
 def row(
     key: str, prompt: list[int], lineage: str | None = "a", answered: int = 0, trunk: object = None
-) -> TrunkRow:
+) -> Sequence:
     assert trunk is None or isinstance(trunk, Trunk)
-    return TrunkRow(key, lineage, np.array(prompt), len(prompt) + answered, trunk)
+    choice = TokenChoice(greedy, (), None)
+    made = Sequence(key, [], prompt[:], [], choice, tokens_max=9, lineage=lineage)
+    made.begin(0)
+    made.tokens += [0] * answered
+    made.trunk = trunk
+    return made
 
 
 PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=9)
@@ -96,18 +101,20 @@ def groups_of(planned: dict[str, Trunk]) -> list[tuple[Trunk, set[str]]]:
 
 
 @given(ROWS)
-def test_rows_on_one_trunk_begin_alike_and_may_share(rows: list[TrunkRow]) -> None:
+def test_rows_on_one_trunk_begin_alike_and_may_share(rows: list[Sequence]) -> None:
     by_key = {each.key: each for each in rows}
     for trunk, keys in groups_of(plan_trunks(rows, MIN)):
         assert len(keys) >= 2 and trunk.length >= MIN
         (lineage,) = {by_key[key].lineage for key in keys}
         assert lineage
         assert len({tuple(by_key[key].prompt[: trunk.length]) for key in keys}) == 1
-        assert all(by_key[key].held > trunk.length for key in keys), "a tail of at least a token"
+        assert all(len(by_key[key].tokens) > trunk.length for key in keys), (
+            "a tail of at least a token"
+        )
 
 
 @given(ROWS)
-def test_no_pair_is_left_that_could_share_a_trunk(rows: list[TrunkRow]) -> None:
+def test_no_pair_is_left_that_could_share_a_trunk(rows: list[Sequence]) -> None:
     planned = plan_trunks(rows, MIN)
     alone = [each for each in rows if each.key not in planned and each.lineage is not None]
     for one, other in itertools.combinations(alone, 2):
@@ -115,13 +122,12 @@ def test_no_pair_is_left_that_could_share_a_trunk(rows: list[TrunkRow]) -> None:
 
 
 @given(ROWS, st.integers(0, 7))
-def test_who_has_a_trunk_is_on_one_whoever_leaves(rows: list[TrunkRow], left: int) -> None:
+def test_who_has_a_trunk_is_on_one_whoever_leaves(rows: list[Sequence], left: int) -> None:
     planned = plan_trunks(rows, MIN)
-    on = [
-        TrunkRow(each.key, each.lineage, each.prompt, each.held + 3, planned.get(each.key))
-        for each in rows
-        if each.key != str(left)
-    ]
+    on = [each for each in rows if each.key != str(left)]
+    for each in on:
+        each.trunk = planned.get(each.key)
+        each.tokens += [0] * 3
     again = plan_trunks(on, MIN)
     assert planned.keys() - {str(left)} <= again.keys()
     for trunk, keys in groups_of(again):

@@ -6,7 +6,7 @@ Owner: the inference thread.
 """
 
 from collections.abc import Hashable, Mapping, Sequence as TypedSequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -68,11 +68,6 @@ class Batch:
         return max((row.own_length for row in self.rows), default=0)
 
     @property
-    def trunks(self) -> list[Trunk]:
-        """Those that any row stands on, each once."""
-        return list(dict.fromkeys(row.trunk for row in self.rows if row.trunk is not None))
-
-    @property
     def nbytes(self) -> int:
         """The bytes of all but the trunks, which other batches may hold too."""
         return sum(layer.nbytes for layer in self._layers)
@@ -106,7 +101,8 @@ class Batch:
         caches = [row.cache[number] for row in coming]
         for row in coming:
             row.cache[number] = None
-        is_trunked = self.trunks or any(row.key in trunks for row in (*self.rows, *coming))
+        rows = (*self.rows, *coming)
+        is_trunked = any(row.trunk is not None or row.key in trunks for row in rows)
         if is_trunked and can_stand_on_trunk(caches[0]):
             return merge_on_trunks(caches, _wanted(coming, trunks), number)
         return merge_caches([[cache] for cache in caches])[0]
@@ -250,8 +246,8 @@ class BatchQuantizedKVCache:
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
         """Return which rows each of the next `N` tokens may see: none of the padding."""
-        mask: mx.array = create_causal_mask(N, offset=self._idx, left_padding=self._padding, **more)
-        return mask
+        mask = create_causal_mask(N, offset=self._idx, left_padding=self._padding, **more)
+        return cast(mx.array, mask)
 
     def filter(self, batch_indices: list[int] | mx.array) -> None:
         """Keep these sequences, in this order, and no more padding than they need."""

@@ -10,10 +10,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from mlx.utils import tree_flatten
-from numpy.typing import NDArray
 
+from hearth.worker.engine.decode.decoding_sequence import Sequence as DecodingSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk
 
 # Rows are copied to be regrouped, which has to pay: groups stay as long as they read no more.
@@ -146,24 +145,14 @@ def regroup(
     return None if cost.of(groups) <= STAY * best else wanted
 
 
-@dataclass(frozen=True, slots=True)
-class TrunkRow:
-    """One row as the plan sees it. `held` are the tokens of its KV, the prompt's first."""
-
-    key: str
-    lineage: Hashable | None  # rows of equal ones may share the KV of equal tokens; None: nobody
-    prompt: NDArray[np.int64]
-    held: int
-    trunk: Trunk | None  # that it stands on now
-
-
-def plan_trunks(rows: Sequence[TrunkRow], tokens_min: int) -> dict[str, Trunk]:
+def plan_trunks(rows: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
     """Return the trunk of each row that should stand on one. Who has one does not lose it.
 
-    A trunk has at least `tokens_min` tokens, and each row at least one token behind it.
+    A trunk has at least `tokens_min` tokens, and each row at least one token behind it. Of a row
+    its key, lineage, prompt, tokens and trunk are looked at.
     """
     planned = {row.key: row.trunk for row in rows if row.trunk is not None}
-    families: dict[Hashable, list[TrunkRow]] = {}
+    families: dict[Hashable, list[DecodingSequence]] = {}
     for row in rows:
         if row.lineage is not None:
             families.setdefault(row.lineage, []).append(row)
@@ -172,24 +161,22 @@ def plan_trunks(rows: Sequence[TrunkRow], tokens_min: int) -> dict[str, Trunk]:
         shared = [common(one, other) for one, other in itertools.pairwise(family)]
         for group, length in _groups(family, shared, tokens_min):
             trunk = _kept(group, length) or Trunk(length)
-            planned.update((row.key, trunk) for row in group)
+            planned |= dict.fromkeys((row.key for row in group), trunk)
     return planned
 
 
-def _kept(group: Iterable[TrunkRow], length: int) -> Trunk | None:
+def _kept(group: Iterable[DecodingSequence], length: int) -> Trunk | None:
     """Return the trunk of some row that all of a group can stand on, if none longer is worth it."""
     found = [row.trunk for row in group if row.trunk is not None]
     fitting = [trunk for trunk in found if trunk.length <= length]
     best = max(fitting, key=lambda trunk: trunk.length, default=None)
-    if best is None:
-        return None
-    is_of_all = all(trunk is best for trunk in found)
-    return best if is_of_all or length < GAIN_MIN * best.length else None
+    is_worth = best and (set(found) == {best} or length < GAIN_MIN * best.length)
+    return best if is_worth else None
 
 
 def _groups(
-    rows: list[TrunkRow], shared: list[int], tokens_min: int
-) -> list[tuple[list[TrunkRow], int]]:
+    rows: list[DecodingSequence], shared: list[int], tokens_min: int
+) -> list[tuple[list[DecodingSequence], int]]:
     """Return groups of sorted rows, and what each has in common, that spare the most tokens.
 
     `shared` is what neighbours have in common. A group is cut where that is least, if its parts
@@ -207,9 +194,9 @@ def _groups(
     return [(rows, length)]
 
 
-def common(one: TrunkRow, other: TrunkRow) -> int:
+def common(one: DecodingSequence, other: DecodingSequence) -> int:
     """Return how many tokens two rows begin with alike, each with one more behind them."""
     count = min(len(one.prompt), len(other.prompt))
     differing = one.prompt[:count] != other.prompt[:count]
     alike = int(differing.argmax()) if differing.any() else count
-    return min(alike, one.held - 1, other.held - 1)
+    return min(alike, len(one.tokens) - 1, len(other.tokens) - 1)

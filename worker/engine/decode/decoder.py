@@ -19,7 +19,6 @@ from hearth.worker.engine.decode.batch_split import (
     TRUNK_TOKENS_MIN,
     ReadCost,
     RowLength,
-    TrunkRow,
     plan_trunks,
     regroup,
 )
@@ -28,7 +27,6 @@ from hearth.worker.engine.decode.decoding_sequence import (
     LoneSequence,
     SampledToken,
     Sequence,
-    UnfinishedBatch,
     as_chosen,
 )
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
@@ -39,7 +37,7 @@ from hearth.worker.engine.mlx_memory import return_freed
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
 
-__all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
+__all__ = ["Decoder", "SampledToken", "Sequence"]
 
 
 class Decoder:
@@ -100,9 +98,8 @@ class Decoder:
     @property
     def batch_bytes(self) -> int:
         """The bytes of KV in no slot's own cache: of batches, each trunk once."""
-        trunks = {trunk for batch in self._batches for trunk in batch.trunks}
-        nbytes = sum(batch.nbytes for batch in self._batches)
-        return nbytes + sum(trunk.nbytes for trunk in trunks)
+        trunks = set(self.trunks.values())
+        return sum(batch.nbytes for batch in self._batches) + sum(each.nbytes for each in trunks)
 
     @property
     def trunks(self) -> dict[str, Trunk]:
@@ -145,8 +142,8 @@ class Decoder:
         return_freed()
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
-        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown.
+    def remove(self, key: str, said: int | None = None) -> Sequence | None:
+        """Forget a sequence that ended or was cancelled; return it as it is left, None if unknown.
 
         `said` is how many of the tokens that were returned for it were said, where not all: an
         answer may end amid a draft.
@@ -166,7 +163,7 @@ class Decoder:
             lone.settle(0 if said is None else row.returned - said)
             mx.eval([layer.state for layer in row.cache])
         return_freed()
-        return UnfinishedBatch(row.cache, row.tokens)
+        return row
 
     # ------------------------------------------------------------ who shares a forward
 
@@ -204,10 +201,7 @@ class Decoder:
     def _planned_trunks(self, rows: list[Sequence]) -> dict[str, Trunk]:
         if self._shares_trunks is False:
             return {}
-        seen = [
-            TrunkRow(row.key, row.lineage, row.prompt, len(row.tokens), row.trunk) for row in rows
-        ]
-        planned = plan_trunks(seen, self.trunk_tokens_min)
+        planned = plan_trunks(rows, self.trunk_tokens_min)
         if planned and self._shares_trunks is None:
             self._shares_trunks = self._try_trunks()
         return planned if self._shares_trunks else {}
@@ -274,8 +268,7 @@ class Decoder:
         lengths = [_length(row, trunks.get(row.key)) for row in rows]
         longest = max(length.own for length in lengths)
         tokens = sum({length.trunk: length.trunk_length for length in lengths}.values())
-        now_trunks = {row.trunk: row.trunk.length for row in rows if row.trunk is not None}
-        tokens -= sum(now_trunks.values())
+        tokens -= sum(trunk.length for trunk in {row.trunk for row in rows} if trunk is not None)
         for row in rows:
             held = home.length if home is not None and row in home.rows else row.own_length
             tokens += longest - held

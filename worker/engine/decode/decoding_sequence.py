@@ -63,17 +63,6 @@ class ForwardUndo(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedBatch:
-    """What a sequence leaves: `cache` holds exactly `tokens`, evaluated.
-
-    The tokens may be one more than were returned: decoding looks one ahead.
-    """
-
-    cache: list[Any]
-    tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class SampledToken:
     """One sampled token; `logprobs` (vocabulary,) only where the request asked for them."""
 
@@ -88,7 +77,9 @@ class Sequence:
     """A prefilled request, and how far its answer has come, wherever its KV is.
 
     Invariant: its KV holds `tokens`, but for what a lone sequence's `waiting` says. `tail` is the
-    prompt's rest, which `begin` finds not fed yet. Alone its KV is in `cache`.
+    prompt's rest, which `begin` finds not fed yet. Alone its KV is in `cache`. One that is removed
+    leaves exactly `tokens` in it, evaluated: they may be one more than were returned, as decoding
+    looks one ahead.
     """
 
     key: str

@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -101,10 +101,7 @@ class HeadDrafts:
         self._pending: list[tuple[mx.array, mx.array]] = []
         self._pending_count = 0  # pairs in it
         self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
-
-    @property
-    def token_cost(self) -> float:
-        return self._model.token_cost
+        self.token_cost = model.token_cost
 
     @property
     def held(self) -> int:
@@ -151,15 +148,18 @@ class HeadDrafts:
         )
         # What it made of its own tokens gives way to what the model will make of them.
         self._read(hidden[:, :0], tokens[:0], [])
-        ids: list[int] = drafted[0].tolist()
-        return ids
+        return cast(list[int], drafted[0].tolist())
 
     def _read(self, hidden: mx.array, tokens: mx.array, last: list[int]) -> None:
         """Have the head forget its own draft, and read known tokens, the first behind `hidden`."""
-        drafted = tokens.astype(mx.int32)[None]
-        count: int = tokens.shape[0]
         self._head.accept_verified_tokens(
-            hidden, drafted, count, last, _no_sampler, mx.int32, greedy=True
+            hidden,
+            tokens.astype(mx.int32)[None],
+            tokens.shape[0],
+            last,
+            _no_sampler,
+            mx.int32,
+            greedy=True,
         )
 
 
@@ -181,10 +181,7 @@ class AssistantDrafts:
         self._next = 0  # the place of the first token whose hidden state was not taken
         self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
         self._cache: Sequence[Any] | None = None
-
-    @property
-    def token_cost(self) -> float:
-        return self._model.token_cost
+        self.token_cost = model.token_cost
 
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         end = start + tokens.shape[0]

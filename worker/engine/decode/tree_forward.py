@@ -8,7 +8,7 @@ Owner: the inference thread.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -55,12 +55,11 @@ class TreeForward:
         if self._takes_positions:
             told = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
             layers = [_TreeLayer(layer, mask) for layer in cache]
-            logits: mx.array = self._model(ids, cache=layers, position_ids=told)
-            return logits
+            return cast(mx.array, self._model(ids, cache=layers, position_ids=told))
         assert not shift, "a model that takes no positions has none to shift"
+        layers = [_TreeLayer(layer, mask, positions) for layer in cache]
         with _wrapped(self._ropes):
-            logits = self._model(ids, cache=[_TreeLayer(layer, mask, positions) for layer in cache])
-        return logits
+            return cast(mx.array, self._model(ids, cache=layers))
 
 
 def can_hold_trees(cache: Sequence[Any]) -> bool:
@@ -132,8 +131,7 @@ _Rope = tuple[Any, str, Any, TokenRope]  # who holds it, by which name, itself, 
 
 
 def _ropes(model: Any) -> Iterator[_Rope]:
-    modules = model if isinstance(model, nn.Module) else model.model
-    for _, module in modules.named_modules():
+    for _, module in (model if isinstance(model, nn.Module) else model.model).named_modules():
         for name, child in module.children().items():
             kind = type(child).__name__.lower()
             if isinstance(child, nn.Module) and any(part in kind for part in ROPE_NAMES):

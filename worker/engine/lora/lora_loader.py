@@ -21,7 +21,7 @@ from mlx_lm.utils import snapshot_download
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.engine.lora.lora_adapter import AdaptedLayer, LoraAdapter, LoraAdapters
+from hearth.worker.engine.lora.lora_adapter import AdaptedLayer, LoraAdapter, LoraAdapters, applied
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
@@ -59,6 +59,7 @@ _FUSE: Final = (
 _PEFT_NAME: Final = re.compile(
     r"(?P<layer>.+)\.lora_(?P<part>A|B|magnitude_vector)(\.default)?(\.weight)?"
 )
+_MLX_LM_NAME: Final = re.compile(r"((?P<layer>.*)\.)?(?P<part>lora_a|lora_b|m)", re.DOTALL)
 _PEFT_PARTS: Final = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 # What a name may begin with that says nothing: libraries wrap a model differently.
 _WRAPPERS: Final = ("base_model", "model", "language_model")
@@ -99,7 +100,14 @@ class LoraLoader:
             StartError: ADAPTERS names something that is no adapter, or of a kind that is not taken.
         """
         self._admit = admit
-        self._found = [_find(name, source) for name, source in settings.adapters]
+        self._found: list[_Found] = []
+        for name, source in settings.adapters:
+            try:
+                directory = find_directory(source)
+                weights = weights_file(directory, read_config(directory))
+            except Exception as error:  # whatever a hub or a file can raise
+                raise _refusal(name, source, error) from error
+            self._found.append(_Found(name, source, directory, weights))
 
     def admit(self, nbytes: int) -> None:
         """Make ready for a model's weights of `nbytes`, and for those of the adapters.
@@ -142,14 +150,6 @@ class LoraLoader:
             "adapter=%s layers=%d mb=%.1f", found.name, len(adapter.layers), adapter.nbytes / 2**20
         )
         return adapter
-
-
-def _find(name: str, source: str) -> _Found:
-    try:
-        directory = find_directory(source)
-        return _Found(name, source, directory, weights_file(directory, read_config(directory)))
-    except Exception as error:  # whatever a hub or a file can raise
-        raise _refusal(name, source, error) from error
 
 
 def _refusal(name: str, source: str, error: Exception, model: str = "") -> StartError:
@@ -222,12 +222,13 @@ def read_arrays(path: Path, config: LoraConfig) -> dict[str, dict[str, mx.array]
     odd = []
     weights: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
     for name, array in weights.items():
-        layer, part = _peft_place(name) if config.is_peft else _mlx_lm_place(name)
-        if part:
-            is_turned = config.is_peft and part != "m"
-            found.setdefault(layer, {})[part] = array.T if is_turned else array
-        else:
+        match = _PEFT_NAME.fullmatch(name) if config.is_peft else _MLX_LM_NAME.fullmatch(name)
+        if match is None:
             odd.append(name)
+            continue
+        part = _PEFT_PARTS.get(match["part"], match["part"])
+        is_turned = config.is_peft and part != "m"
+        found.setdefault(match["layer"] or "", {})[part] = array.T if is_turned else array
     if odd:
         raise AdapterMisfit(f"it holds weights of no LoRA layer: {listed(odd)}")
     wanted = {"lora_a", "lora_b", *(["m"] if config.is_dora else [])}
@@ -295,16 +296,6 @@ def _peft_config(config: Mapping[str, Any]) -> LoraConfig:
     )
 
 
-def _mlx_lm_place(name: str) -> tuple[str, str]:
-    layer, _, part = name.rpartition(".")
-    return layer, part if part in ("lora_a", "lora_b", "m") else ""
-
-
-def _peft_place(name: str) -> tuple[str, str]:
-    match = _PEFT_NAME.fullmatch(name)
-    return (match["layer"], _PEFT_PARTS[match["part"]]) if match else (name, "")
-
-
 def make_adapter(
     name: str,
     network: nn.Module,
@@ -365,7 +356,7 @@ def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
     tried = [replace(at, adapted=to) for at, to in zip(adapter.layers, watched, strict=True)]
     cache = make_prompt_cache(model)
     forwards = (([[1, 2, 3]], cache), ([[4]], cache), ([[1], [2]], make_prompt_cache(model)))
-    with mx.stream(generation_stream), replace(adapter, layers=tuple(tried)).applied():
+    with mx.stream(generation_stream), applied(replace(adapter, layers=tuple(tried))):
         for ids, kept in forwards:
             logits = model(mx.array(ids), cache=kept)
             if not mx.all(mx.isfinite(logits)).item():
@@ -419,8 +410,7 @@ def _wanted(network: nn.Module, config: LoraConfig, paths: Mapping[str, str]) ->
     """Yield the paths of the layers that an adapter was trained on, as far as it says that."""
     if config.keys is None:
         return
-    blocks = list(network.layers)
-    first = max(0, len(blocks) - config.blocks) if config.blocks else 0
+    first = max(0, len(network.layers) - config.blocks) if config.blocks else 0
     modules = dict(network.named_modules())
     for bare, path in paths.items():
         if not isinstance(modules[path], nn.Linear | nn.QuantizedLinear):
@@ -428,15 +418,11 @@ def _wanted(network: nn.Module, config: LoraConfig, paths: Mapping[str, str]) ->
         head, _, rest = bare.partition(".")
         number, _, key = rest.partition(".")
         is_in_block = head == "layers" and number.isdigit()
-        if is_in_block and int(number) >= first and _is_key(key, config):
+        is_key = key in config.keys
+        if config.is_peft:
+            is_key = any(key == wanted or key.endswith(f".{wanted}") for wanted in config.keys)
+        if is_in_block and int(number) >= first and is_key:
             yield path
-
-
-def _is_key(key: str, config: LoraConfig) -> bool:
-    assert config.keys is not None
-    if not config.is_peft:
-        return key in config.keys
-    return any(key == wanted or key.endswith(f".{wanted}") for wanted in config.keys)
 
 
 def _adapted_layers(
@@ -463,20 +449,16 @@ def _adapted_layers(
             holder[key] = modules[path]
     for path, layer in adapted.items():
         assert layer is not modules[path], path
-        _fill(path, layer, arrays[path])
+        odd = [
+            f"{path}.{name} is {array.shape}, and the model takes {layer[name].shape}"
+            for name, array in arrays[path].items()
+            if array.shape != layer[name].shape
+        ]
+        if odd:
+            raise AdapterMisfit(f"{odd[0]}{f' (and {len(odd) - 1} more)' if odd[1:] else ''}")
+        layer.update(dict(arrays[path]))
+        layer.eval()
     return tuple(AdaptedLayer(*places[path], modules[path], adapted[path]) for path in arrays)
-
-
-def _fill(path: str, adapted: nn.Module, parts: Mapping[str, mx.array]) -> None:
-    odd = [
-        f"{path}.{name} is {array.shape}, and the model takes {adapted[name].shape}"
-        for name, array in parts.items()
-        if array.shape != adapted[name].shape
-    ]
-    if odd:
-        raise AdapterMisfit(f"{odd[0]}{f' (and {len(odd) - 1} more)' if odd[1:] else ''}")
-    adapted.update(dict(parts))
-    adapted.eval()
 
 
 def _holder(network: nn.Module, path: str) -> tuple[Any, str | int]:
