@@ -63,11 +63,13 @@ class Decoder:
         """Without a `tree_forward` drafts have no branches. `try_trunks` is called once at most."""
         self.is_mergeable = is_mergeable
         self._tree_forward = tree_forward
+        self.takes_trees = tree_forward is not None  # whether drafts may have branches
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self.trunk_tokens_min = TRUNK_TOKENS_MIN
         self._try_trunks = try_trunks
-        self._shares_trunks: bool | None = None  # None: nobody could so far
+        # Whether rows share trunks: some would, and the model can. None: nobody would so far.
+        self.shares_trunks: bool | None = None
         self._model = model
         self._stream = stream
         self._agree = agree
@@ -79,16 +81,6 @@ class Decoder:
 
     def __len__(self) -> int:
         return len(self._lone) + sum(map(len, self._batches))
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether drafts may have branches."""
-        return self._tree_forward is not None
-
-    @property
-    def shares_trunks(self) -> bool:
-        """Whether rows are known to share trunks: some would have, and the model can."""
-        return bool(self._shares_trunks)
 
     @property
     def batch_keys(self) -> list[set[str]]:
@@ -199,12 +191,12 @@ class Decoder:
             self._dissolve()
 
     def _planned_trunks(self, rows: list[Sequence]) -> dict[str, Trunk]:
-        if self._shares_trunks is False:
+        if self.shares_trunks is False:
             return {}
         planned = plan_trunks(rows, self.trunk_tokens_min)
-        if planned and self._shares_trunks is None:
-            self._shares_trunks = self._try_trunks()
-        return planned if self._shares_trunks else {}
+        if planned and self.shares_trunks is None:
+            self.shares_trunks = self._try_trunks()
+        return planned if self.shares_trunks else {}
 
     def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.

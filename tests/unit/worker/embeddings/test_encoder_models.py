@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.worker.embeddings import encoder_models
-from hearth.worker.embeddings.checkpoint import check_pooling
 from hearth.worker.embeddings.encoder_models import (
     CHARS_MAX,
     EmbeddingModel,
@@ -29,6 +28,7 @@ from hearth.worker.embeddings.encoder_models import (
     RerankModel,
     check_dimensions,
     check_numbers,
+    check_pooling,
     cut_vectors,
 )
 from hearth.worker.embeddings.job_queue import Job
