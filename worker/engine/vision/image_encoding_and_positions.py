@@ -1,7 +1,8 @@
 """Encodes each image once, and gives forwards its rows in place of the image's tokens.
 
 A picture is encoded alone, so that it is the same in every prompt, and its positions follow from
-where it stands. Each forward is given the images of its prompt and where they stand.
+where it stands. Each forward is given the images of its prompt and where they stand. When a model
+is loaded it is checked that it reads images so as mlx-vlm has it read them.
 """
 
 import logging
@@ -23,6 +24,8 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.model_trials import as_floats, logits_error
 from hearth.worker.engine.vision.vlm_language_model import AXES, VLMLanguageModel
 
+log = logging.getLogger(__name__)
+
 POSITIONS_KEPT_MAX: Final = 128  # sizes of pictures whose positions are kept
 
 # What mlx-vlm says of a prompt with images, and we can cut. Positions we make ourselves; that
@@ -34,6 +37,20 @@ _SLICED_INPUTS: Final = {
     "per_layer_inputs",
 }
 _UNUSED_INPUTS: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
+
+# Errors are 1 less the correlation of logits. Cutting a prompt anew rounds anew, in few bits by
+# much, so an image may err by some of what text does that is cut in the same places. In fp32 that
+# is nothing, and a position that is off by one errs by 3e-4 or more. Several texts are tried: the
+# routers of one with experts choose others where two are nearly tied, which no text has always.
+ERROR_MAX: Final = 1e-4
+TEXT_ERRORS_MAX: Final = 10
+TEXTS: Final = 3
+_UNLIKE: Final = "it answers otherwise than mlx-vlm where the text before them is forwarded alone"
+_ONE_FORWARD: Final = (
+    "mlx-vlm reads a prompt with an image in one forward alone, as tokens in it attend to later "
+    "ones, so that no part of it could be kept for the next turn"
+)
+BEFORE, BEHIND = "Here is a picture:", "What does it show? Tell me in a few words."
 
 
 class UnknownImageInputs(Exception):
@@ -256,23 +273,6 @@ def _joined(parts: Sequence[ImageRows]) -> dict[str, Any]:
         arguments["visual_pos_masks"] = mx.array(visual)[None]
         arguments["deepstack_visual_embeds"] = [mx.concatenate(list(layer)) for layer in layers]
     return arguments
-
-
-log = logging.getLogger(__name__)
-
-# Errors are 1 less the correlation of logits. Cutting a prompt anew rounds anew, in few bits by
-# much, so an image may err by some of what text does that is cut in the same places. In fp32 that
-# is nothing, and a position that is off by one errs by 3e-4 or more. Several texts are tried: the
-# routers of one with experts choose others where two are nearly tied, which no text has always.
-ERROR_MAX: Final = 1e-4
-TEXT_ERRORS_MAX: Final = 10
-TEXTS: Final = 3
-_UNLIKE: Final = "it answers otherwise than mlx-vlm where the text before them is forwarded alone"
-_ONE_FORWARD: Final = (
-    "mlx-vlm reads a prompt with an image in one forward alone, as tokens in it attend to later "
-    "ones, so that no part of it could be kept for the next turn"
-)
-BEFORE, BEHIND = "Here is a picture:", "What does it show? Tell me in a few words."
 
 
 def checked_vision(
