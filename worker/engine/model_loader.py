@@ -354,20 +354,16 @@ def remote_code(directory: Path) -> list[str]:
     found = [path.name for path in files_like(directory, [PYTHON])]
     opened = {directory / name for name in _OPENED}
     for path in sorted(opened.union(files_like(directory, [_CONFIGS]))):
-        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(_read(path)))]
+        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(path))]
     return found[:NAMED_MAX]
 
 
-def _read(path: Path) -> Any:
+def _keys_set(path: Path) -> Iterator[str]:
+    """Yield the names, at any depth, that a JSON file sets to something."""
     try:
-        return json.loads(path.read_bytes())
+        waiting = [json.loads(path.read_bytes())]
     except (OSError, ValueError, RecursionError):
-        return None  # no loader can read it either
-
-
-def _keys_set(value: Any) -> Iterator[str]:
-    """Yield the names, at any depth, that are set to something."""
-    waiting = [value]
+        return  # no loader can read it either
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):

@@ -178,7 +178,12 @@ class Decoder:
 
     def _regroup_kind(self, kind: Hashable, now: list[list[Sequence]]) -> None:
         rows = [row for group in now for row in group]
-        trunks = self._planned_trunks(rows) if keeps_plain_rows(kind) else {}
+        trunks: dict[str, Trunk] = {}
+        if keeps_plain_rows(kind) and self.shares_trunks is not False:
+            planned = plan_trunks(rows, self.trunk_tokens_min)
+            if planned and self.shares_trunks is None:
+                self.shares_trunks = self._try_trunks()
+            trunks = planned if self.shares_trunks else {}
         wanted = regroup(
             [[_length(row, row.trunk) for row in group] for group in now],
             self.cost,
@@ -189,14 +194,6 @@ class Decoder:
             for group in wanted:
                 self._gather({rows[index].key for index in group}, trunks)
             self._dissolve()
-
-    def _planned_trunks(self, rows: list[Sequence]) -> dict[str, Trunk]:
-        if self.shares_trunks is False:
-            return {}
-        planned = plan_trunks(rows, self.trunk_tokens_min)
-        if planned and self.shares_trunks is None:
-            self.shares_trunks = self._try_trunks()
-        return planned if self.shares_trunks else {}
 
     def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.

@@ -274,7 +274,19 @@ class LoneSequence:
     def settle(self, surplus: int = 0) -> None:
         """Forget the last `surplus` tokens that were returned, and have the cache hold the rest."""
         if surplus:
-            self._take_back(surplus)
+            del self.row.tokens[-surplus:]
+            if self.waiting:
+                del self.waiting[-surplus:]
+            else:
+                assert self._undo is not None, (
+                    "only a verified draft returns tokens that are too many"
+                )
+                (point, fed), self._undo = self._undo, None
+                if point.keeps_rows:
+                    point.cut(surplus)
+                else:
+                    point.back(len(fed))
+                    self.waiting = fed[:-surplus]
         if self.waiting:
             inputs, self.waiting = self.waiting, []
             self.row.before_forward(len(self.row.tokens))
@@ -414,20 +426,6 @@ class LoneSequence:
             assert draft.is_chain, "branches are of layers that keep rows"
             point.back(len(known) + len(draft))
             self.waiting, self._undo = kept, None
-
-    def _take_back(self, surplus: int) -> None:
-        """Have the cache, and `waiting`, hold none of the last `surplus` tokens of a draft."""
-        del self.row.tokens[-surplus:]
-        if self.waiting:
-            del self.waiting[-surplus:]
-            return
-        assert self._undo is not None, "only a verified draft returns tokens that are too many"
-        (point, fed), self._undo = self._undo, None
-        if point.keeps_rows:
-            point.cut(surplus)
-        else:
-            point.back(len(fed))
-            self.waiting = fed[:-surplus]
 
 
 def _accepted_path(draft: Draft, chosen: TypedSequence[int]) -> list[int]:
