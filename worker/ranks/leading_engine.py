@@ -125,7 +125,8 @@ class LeadingDecoder(Decoder):
         left = super().remove(key, said)
         if left is None:
             return None
-        left.cache = self._telling.cache(left.cache, handle)
+        named = self._telling.cache(left.cache, handle)
+        left.cache = named
         return left
 
     def _finds_room(self, nbytes: int) -> bool:
