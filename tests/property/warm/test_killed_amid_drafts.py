@@ -115,7 +115,7 @@ def test_a_worker_killed_at_any_line_of_a_round_goes_on_as_a_cold_one_would(
     life = DraftedLife(name, lies, lengths, chance)
     with TemporaryDirectory() as folder:
         lines = life.live(Path(folder, "counted"), lambda _line: None)
-        assert lines.count("accepted_path") > 3, "drafts are verified there"
+        assert lines.count("_accepted_path") > 3, "drafts are verified there"
         killed_at = sorted(chance.sample(range(len(lines)), 4))
 
         def kill(line: int) -> None:
