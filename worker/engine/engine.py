@@ -175,8 +175,9 @@ class Engine:
     def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
         """Whether all images that the tokens [start, end) show are encoded."""
         shown = [run.picture for run in images if run.start < end and start < run.end]
-        assert self.vision is not None or not shown, "a model of text alone is given no images"
-        return self.vision is None or all(map(self.vision.is_encoded, shown))
+        if self.vision is None:
+            return not shown
+        return all(map(self.vision.is_encoded, shown))
 
     def shift(self, images: Sequence[ImageRun], position: int) -> int:
         """Return what positions differ from the number of tokens, behind `images`."""
