@@ -129,9 +129,9 @@ def _checked(settings: Settings) -> Row:
     """Load the model, check it, and return the report. Raises: StartError."""
     # These take a second: after what may refuse.
     from hearth.worker.engine import mlx_lm_open_files, mlx_memory  # noqa: F401
-    from hearth.worker.engine.footprint import MemoryUse
     from hearth.worker.engine.forward_memory import forward_of
     from hearth.worker.engine.model_loader import load_model
+    from hearth.worker.engine.system_state import MemoryUse
     from hearth.worker.schedule.memory_guard import MemoryGuard
     from hearth.worker.setup.cut_rule_setup import cut_rule_of
     from hearth.worker.setup.doctor_setup import ModelDoctor

@@ -17,8 +17,7 @@ import mlx.core as mx
 
 from hearth.worker import main as real
 from hearth.worker.disk import file_format, file_store
-from hearth.worker.engine.footprint import MemoryUse
-from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.engine.system_state import MemoryUse, Pressure
 from hearth.worker.setup import memory_setup
 
 

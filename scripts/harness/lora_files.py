@@ -13,8 +13,7 @@ from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 
 from hearth.shared.settings import load_settings
-from hearth.worker.engine.lora.lora_files import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS
-from hearth.worker.engine.lora.lora_loader import LoraLoader
+from hearth.worker.engine.lora.lora_loader import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS, LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity

@@ -23,7 +23,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.engine.power_source import PowerSource
+from hearth.worker.engine.system_state import PowerSource
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules

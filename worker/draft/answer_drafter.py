@@ -1,21 +1,19 @@
-"""Drafts for one answer: what its grammar forces, and what followed the last time.
+"""Drafts for answers: what their grammar forces, and what followed the last time, in bounds.
 
 Tokens alone: nothing here knows a model or an array of one.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter, mul
 from typing import Final, NamedTuple
 
-from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
-from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
-from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.draft.token_history import Fits, TokenHistory
-from hearth.worker.draft.token_lookup import TokenLookup
+from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource, ForcedTokens, ModelDrafts
+from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX, DraftLength, TextKind
+from hearth.worker.draft.token_history import SEPARATOR, TokenHistory, TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
 HISTORY_TOKENS_MAX: Final = 1 << 18
@@ -23,6 +21,9 @@ _ANSWER_ROOM: Final = 4_096
 PREDICTION_TOKENS_MAX: Final = 1 << 17  # that are looked up
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
+OWNERS_MAX: Final = 64  # whose rates are remembered: some 10 KB each
+BYTES_MAX: Final = 8 << 20  # of all owners' answers together, some 350,000 tokens
+TOKENS_MIN: Final = 16  # of an answer: a shorter one spares less than it takes
 _CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
 
 
@@ -125,21 +126,18 @@ class AnswerDrafter:
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
-        length, kind = self._length, self._kind()
+        length, kind, model = self._length, self._kind(), self.model
         if self._since_accepted < _PROMISING_TOKENS:
             return True
         if kind == "call" and self._sources.forced is not None:
             return length.is_worth(self.rates.rate("forced", kind, 0)) or length.is_probe_due
-        model = self.model
         if model is not None:
             rate = self.rates.rate("model", kind, 0)
             if length.is_worth(rate, model.token_cost) or length.is_probe_due:
                 return True
         lookup = self._longest(self._tail())
-        if not lookup.length:
-            return False
         rate = self.rates.rate(lookup.source, kind, lookup.length)
-        return length.is_worth(rate) or length.is_probe_due
+        return bool(lookup.length) and (length.is_worth(rate) or length.is_probe_due)
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
         """Return what may come behind all tokens so far."""
@@ -205,7 +203,7 @@ class AnswerDrafter:
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
 
-        The prompt is indexed as late as here, since answers of a batch never draft.
+        Prompt and prediction are indexed as late as here: answers of a batch never draft.
         """
         if not self._sources.looks_up:
             return []
@@ -214,19 +212,14 @@ class AnswerDrafter:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
-            self._follow_prediction()
+            if self._prediction:
+                # The client's guess is followed as far as the answer has come.
+                predicted, self._prediction = TokenHistory(self._prediction), ()
+                lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
+                for token in self.answer:
+                    lookup.take(token)
+                self._lookups.insert(1, lookup)  # before other answers, where matches are as long
         return history.tail()
-
-    def _follow_prediction(self) -> None:
-        """Index the client's guess, and follow it as far as the answer has come."""
-        prediction, self._prediction = self._prediction, ()
-        if not prediction:
-            return
-        predicted = TokenHistory(prediction)
-        lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
-        for token in self.answer:
-            lookup.take(token)
-        self._lookups.insert(1, lookup)  # before other answers, where matches are as long
 
     def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
@@ -264,7 +257,10 @@ class AnswerDrafter:
         tokens, length, source = self._behind(ahead, self._tail(), most - len(nodes))
         count, then = forced.fitting(ahead, tokens)
         if not count and (fits := forced.choice(ahead)) is not None:
-            tokens, length, source = self._one_of_few(ahead, fits)
+            # The token that came last, in the same place, of the few that may come now.
+            tail = [*self._tail()[-2:], *ahead][-2:]
+            few = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
+            tokens, length, source = max(few, key=itemgetter(1))
             count, then = forced.fitting(ahead, tokens)
         nodes = self._chain(nodes, tokens[:count], source, length)
         is_likely = len(nodes) == len(ahead) + count and (
@@ -274,12 +270,6 @@ class AnswerDrafter:
             return nodes, False
         longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
         return longer, longer[-1].chance > _CHANCE_MIN
-
-    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], int, DraftSource]:
-        """Return the token that came last, in the same place, of the few that may come now."""
-        tail = [*self._tail()[-2:], *ahead][-2:]
-        found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
-        return max(found, key=itemgetter(1))
 
     def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
         """Return what the draft model says, where it promises more than what others say.
@@ -344,29 +334,89 @@ class AnswerDrafter:
         return made
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
-        """Return a chain with what another source, or place, has where it parts from it."""
+        """Return a chain with what another source, or place, has where it parts from it.
+
+        The nodes are by their chance, each behind its parent.
+        """
         best, end = nodes, len(nodes)
-        for tokens, length, source in self._others(nodes[0].token, tail, end):
-            pairs = zip(nodes, tokens, strict=False)
-            alike = itertools.takewhile(lambda pair: pair[0].token == pair[1], pairs)
-            depth = sum(1 for _ in alike)
-            if depth < min(end, len(tokens)):
-                tree = self._chain(nodes, tokens[depth:], source, length + depth, depth)
-                if best is nodes or tree[end].chance > best[end].chance:
-                    best = tree
-        return _in_order(best)
-
-    def _others(
-        self, than: int, tail: list[int], count: int
-    ) -> Iterator[tuple[list[int], int, DraftSource]]:
-        """Yield tokens that may come instead of the longest match's, its length and its source."""
         for lookup in self._lookups:
-            yield lookup.next_tokens(count), lookup.length, lookup.source
-            yield *lookup.other_tokens(than, tail, count), lookup.source
+            others = lookup.other_tokens(nodes[0].token, tail, end)
+            for tokens, length in ((lookup.next_tokens(end), lookup.length), others):
+                pairs = zip(nodes, tokens, strict=False)
+                alike = itertools.takewhile(lambda pair: pair[0].token == pair[1], pairs)
+                depth = sum(1 for _ in alike)
+                if depth < min(end, len(tokens)):
+                    tree = self._chain(nodes, tokens[depth:], lookup.source, length + depth, depth)
+                    if best is nodes or tree[end].chance > best[end].chance:
+                        best = tree
+        order = sorted(range(len(best)), key=lambda at: (-best[at].chance, at))
+        places = {at: place for place, at in enumerate(order)} | {-1: -1}
+        return [best[at]._replace(parent=places[best[at].parent]) for at in order]
 
 
-def _in_order(nodes: list[_Node]) -> list[_Node]:
-    """Return a tree's nodes by their chance, each behind its parent."""
-    order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
-    places = {at: place for place, at in enumerate(order)} | {-1: -1}
-    return [nodes[at]._replace(parent=places[nodes[at].parent]) for at in order]
+class DraftMemory:
+    """Earlier answers and learned rates by API key: some 9 MB at most.
+
+    What one owner was answered, and how well it could be drafted, serves that owner alone: how fast
+    an answer came would tell another that it was said. Where room for answers is short, the owner
+    that holds most forgets the older half of them. So one that holds less than an equal share
+    loses nothing by what others are answered. Beside it each answer that is drafted has an index
+    of its conversation and prediction, 24 bytes a token: a thousandth of what their KV takes.
+    Invariant: `nbytes` is at most the constructor's `bytes_max`. Owner: the inference thread.
+    """
+
+    def __init__(self, curve: Mapping[int, float] = CPU_CURVE, bytes_max: int = BYTES_MAX) -> None:
+        """`curve` says what forwards of so many rows cost."""
+        self.counts = DraftCounts()  # of all answers that have ended
+        self._curve = curve
+        self._bytes_max = bytes_max
+        # Kept for one key: tokens of answers, 8 MB
+        self._answers: dict[str, TokenHistory] = {}
+        # Kept for one key: how well answers could be drafted
+        self._lengths: MemoryByOwner[str, DraftLength] = MemoryByOwner(OWNERS_MAX)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tokens that are kept, and of their tables."""
+        return sum(history.nbytes for history in self._answers.values())
+
+    def begin(
+        self,
+        owner: str | None,
+        sources: AnswerSources,
+        kind: Callable[[], TextKind],
+        allows_trees: bool = False,
+    ) -> AnswerDrafter:
+        """Return the drafter of an answer that begins.
+
+        `sources` are those that the request brings; the memory's own come to them. Where `owner`
+        is None, nothing is remembered of the answer, nor anything for it.
+        """
+        if owner is None:
+            return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
+        sources = replace(sources, earlier_answers=lambda: self.answers_of(owner))
+        length = self._lengths.get(owner, "") or DraftLength(self._curve)
+        self._lengths.put(owner, "", length)
+        return AnswerDrafter(sources, length, kind, allows_trees)
+
+    def answers_of(self, owner: str) -> TokenHistory | None:
+        """Return the answers of `owner`, the newest last; to be looked up only."""
+        return self._answers.get(owner)
+
+    def keep(self, owner: str, answer: Sequence[int]) -> None:
+        """Remember an answer for its owner's next ones, unless it is too short to be worth it."""
+        if len(answer) < TOKENS_MIN:
+            return
+        self._answers.setdefault(owner, TokenHistory()).extend([*answer, SEPARATOR])
+        while self.nbytes > self._bytes_max:
+            largest, history = max(self._answers.items(), key=lambda item: item[1].nbytes)
+            newer = TokenHistory(history.newest(len(history) // 2))
+            if newer.nbytes < history.nbytes:
+                self._answers[largest] = newer
+            else:
+                del self._answers[largest]
+
+    def clear(self) -> None:
+        """Forget all that outlives an answer."""
+        self._answers.clear()
+        self._lengths.clear()

@@ -1,11 +1,11 @@
-"""Says what a draft is, what proposes one, and what the engine asks of an answer's drafter.
+"""Says what a draft is, what proposes one, and what is asked of those that know what may come.
 
 Tokens alone: nothing here knows a model or an array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 # Where a drafted token comes from: the grammar of a call or an answer, the text of the own
 # conversation, the client's prediction, the same API key's earlier answers, a model that drafts.
@@ -69,3 +69,58 @@ class Drafter(Protocol):
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
+
+
+class ForcedTokens(Protocol):
+    """Follows one answer and knows where its grammar, or that of a call in it, leaves no choice.
+
+    Owner: the inference thread.
+    """
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take the answer's next tokens."""
+
+    def forced(self, tokens_max: int) -> list[int]:
+        """Return the tokens that must come next, at most so many; most often there is none."""
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Return how many of `tokens` may come behind `ahead`, and what must come behind them.
+
+        Those are counted up to the first one behind which something must come. Where nothing is
+        known all may come.
+        """
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        """Return what says whether a token may come behind `ahead`, where one of few texts must.
+
+        It is None elsewhere.
+        """
+
+
+class ModelDrafts(Protocol):
+    """Follows one sequence and says what a draft model makes of it.
+
+    Owner: the inference thread.
+    """
+
+    @property
+    def token_cost(self) -> float:
+        """What a drafted token costs, in forwards of one row of the model that verifies it."""
+
+    def take(self, start: int, tokens: Any, hidden: Any) -> None:
+        """Take what the model made of `tokens`, arrays (n,) and (1, n, hidden), the first `start`.
+
+        What was taken before is left out.
+        """
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        """Let it see the model's KV of all tokens that were taken, layer by layer.
+
+        It is called with None before that changes.
+        """
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        """Return what may come behind the last known token, which is the sequence's number `place`.
+
+        It is `tokens_max` tokens, or none where what the model made of the ones before is missing.
+        """

@@ -3,6 +3,7 @@
 Numbers only: nothing here knows of texts, models or clocks.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
@@ -71,9 +72,8 @@ class AcceptanceRates:
     """
 
     def __init__(self) -> None:
-        self._by_length: dict[tuple[DraftSource, TextKind, int], _Tally] = {}
-        self._by_kind: dict[tuple[DraftSource, TextKind], _Tally] = {}
-        self._by_source: dict[DraftSource, _Tally] = {}
+        self._tallies: defaultdict[tuple[DraftSource | TextKind | int, ...], _Tally]
+        self._tallies = defaultdict(_Tally)  # by source; by source and kind; by length beside
         self._rates: dict[tuple[DraftSource, TextKind, int], float] = {}  # until the next note
 
     def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
@@ -81,26 +81,19 @@ class AcceptanceRates:
         key = (source, kind, _BUCKETS[min(length, 64)])
         rate = self._rates.get(key)
         if rate is None:
-            rate = self._rates[key] = self._computed(key)
+            quality = self._tallies[key[:1]].towards(1.0)
+            quality = self._tallies[key[:2]].towards(quality)
+            prior = min(_prior(source, key[2]) * quality, _RATE_MAX)
+            rate = self._rates[key] = self._tallies[key].towards(prior)
         return rate
 
     def note(self, source: DraftSource, kind: TextKind, length: int, right: bool) -> None:
         key = (source, kind, _BUCKETS[min(length, 64)])
         expected = _prior(source, key[2])
-        self._by_length.setdefault(key, _Tally()).note(right, 1.0)
-        self._by_kind.setdefault((source, kind), _Tally()).note(right, expected)
-        self._by_source.setdefault(source, _Tally()).note(right, expected)
+        self._tallies[key].note(right, 1.0)
+        self._tallies[key[:2]].note(right, expected)
+        self._tallies[key[:1]].note(right, expected)
         self._rates.clear()
-
-    def _computed(self, key: tuple[DraftSource, TextKind, int]) -> float:
-        source, kind, bucket = key
-        quality = self._by_source.get(source, _NOTHING).towards(1.0)
-        quality = self._by_kind.get((source, kind), _NOTHING).towards(quality)
-        prior = min(_prior(source, bucket) * quality, _RATE_MAX)
-        return self._by_length.get(key, _NOTHING).towards(prior)
-
-
-_NOTHING: Final = _Tally()
 
 
 def _prior(source: DraftSource, bucket: int) -> float:

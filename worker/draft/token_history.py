@@ -1,4 +1,4 @@
-"""Finds where the last tokens of a text stood before, and what followed them there.
+"""Finds where the last tokens of a text stood before, and follows it there for an answer.
 
 N-grams of two lengths are hashed into tables of the places where they ended last, and each place
 knows the one before it: 22 bytes a token. Long texts are taken in at once, by numpy.
@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hearth.worker.draft.draft import DraftSource
+
 Places = npt.NDArray[np.int32]
-Hashes = npt.NDArray[np.uint64]
 Fits = Callable[[int], bool]  # says of a token whether it may come
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
@@ -25,6 +26,8 @@ FITTING_MAX: Final = 64  # places that are asked for one
 NEAR_BEFORE: Final = 4
 NEAR_BEHIND: Final = 24
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
+FEW_LENGTH: Final = 2  # that a match counts more where few tokens may come
+START_LENGTH: Final = 16  # what the begin of a prediction counts as: nothing was compared yet
 _ROOM_MIN: Final = 512  # tokens
 _RUN: Final = 8  # tokens that are compared at once
 _SLOTS_PER_TOKEN: Final = 1.25
@@ -67,9 +70,15 @@ class TokenHistory:
             fresh = np.asarray(tokens, np.int32)
             known = np.concatenate((self._tokens[: self._count], fresh))
             self._grow(known, len(known) + len(known) // 8 + _ROOM_MIN)
-        else:
-            for token in tokens:
-                self._append(token)
+            return
+        for token in tokens:
+            self._read[self._count] = token
+            self._count = end = self._count + 1
+            for order in ORDERS:
+                if end >= order:
+                    slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
+                    self._read_before[order][end] = last[slot]
+                    last[slot] = end
 
     def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
@@ -77,12 +86,8 @@ class TokenHistory:
         Only places that a token follows count, another than `unlike`: no text's end is one.
         `tail` holds tokens alone, no separator.
         """
-        for order in ORDERS:
-            if len(tail) >= order:
-                match = self._find(order, tail, unlike)
-                if match is not None:
-                    return match
-        return None
+        found = (self._find(order, tail, unlike) for order in ORDERS if len(tail) >= order)
+        return next((match for match in found if match is not None), None)
 
     def find_fitting(self, tail: list[int], fits: Fits) -> Match | None:
         """Return the newest place whose next token `fits`, behind the last two tokens or the last.
@@ -163,15 +168,6 @@ class TokenHistory:
 
     # ------------------------------------------------------------ what is written
 
-    def _append(self, token: int) -> None:
-        self._read[self._count] = token
-        self._count = end = self._count + 1
-        for order in ORDERS:
-            if end >= order:
-                slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
-                self._read_before[order][end] = last[slot]
-                last[slot] = end
-
     def _grow(self, tokens: Places, room: int) -> None:
         """Begin anew with `tokens` and room for more."""
         room = max(room, len(tokens), _ROOM_MIN)
@@ -192,7 +188,14 @@ class TokenHistory:
         """Write the tables of one order for all tokens."""
         if self._count < order:
             return
-        slots = self._all_slots(order)
+        # The slot of each n-gram, as `_slot` gives it.
+        tokens = self._tokens[: self._count].astype(np.uint64)
+        grams = self._count - order + 1
+        hashes = np.zeros(grams, np.uint64)
+        for place in range(order):
+            hashes += tokens[place : place + grams]
+            hashes *= np.uint64(_FACTOR)
+        slots = ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
         # Slot and place in one number: sorted, equal slots stand side by side with their places in
         # order, and a sort of values is several times faster than one of places by slots.
         ends = np.arange(order, self._count + 1, dtype=np.uint64)
@@ -205,18 +208,104 @@ class TokenHistory:
         is_last = np.append(~is_same, True)
         self._last[order][ordered[is_last]] = places[is_last]
 
-    def _all_slots(self, order: int) -> Hashes:
-        """Return the slot of each n-gram, as `_slot` gives it."""
-        tokens = self._tokens[: self._count].astype(np.uint64)
-        grams = self._count - order + 1
-        hashes = np.zeros(grams, np.uint64)
-        for place in range(order):
-            hashes += tokens[place : place + grams]
-            hashes *= np.uint64(_FACTOR)
-        return ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
-
     def _slot(self, gram: Sequence[int]) -> int:
         hashed = 0
         for token in gram:
             hashed = (hashed + token) * _FACTOR & _BITS
         return (hashed >> 32) * self._slots >> 32
+
+
+class TokenLookup:
+    """The place of one text that is followed, or none.
+
+    Where the answer goes on as the text did, the best match is the last one's, a token longer: it
+    is looked up again only where the two part. Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        text: Callable[[], TokenHistory | None],
+        is_own: bool = False,
+        from_start: bool = False,
+    ) -> None:
+        """`is_own` is of the answer's own conversation, whose end is the answer's."""
+        self.source = source
+        self.length = START_LENGTH if from_start else 0  # of the match; 0: there is none
+        self._text = text
+        self._is_own = is_own
+        self._followed = text() if from_start else None
+        self._end = 0  # of the match in `_followed`
+        self._is_current = from_start
+        self._left = 0  # where a match ended last; 0: none did
+
+    def take(self, token: int) -> None:
+        """Take the answer's next token, before the own conversation has it."""
+        text, end = self._followed, self._end
+        goes_on = text is not None and text.token_at(end) == token
+        if text is not None and goes_on and (self._is_own or text.token_at(end + 1) is not None):
+            self._end, self.length = end + 1, self.length + 1
+        else:
+            if text is not None:
+                self._left = end
+            self._followed, self.length, self._is_current = None, 0, False
+
+    def look_up(self, tail: list[int]) -> None:
+        """Find the best place for the answer's last tokens, unless it is known."""
+        if not self._is_current:
+            self._is_current = True
+            self._followed, self._end, self.length = self._found(tail)
+            text = self._text()
+            if not self.length and tail and text is not None and self._left:
+                # Where the last token stands near the place that was followed last it goes on
+                # there: text that was copied with a change goes on like that behind it.
+                near = text.find_near(self._left, tail[-1])
+                if near:
+                    self._followed, self._end, self.length = text, near, 1
+
+    def next_tokens(self, count: int) -> list[int]:
+        """Return what followed at the place."""
+        return self._next_tokens(self._followed, self._end, (), count)
+
+    def behind(self, ahead: Sequence[int], tail: list[int], count: int) -> tuple[list[int], int]:
+        """Return what may follow when `ahead` has come behind `tail`, and the match's length."""
+        known = self.next_tokens(len(ahead) + count)
+        if len(known) > len(ahead) and known[: len(ahead)] == list(ahead):
+            return known[len(ahead) :], self.length + len(ahead)
+        text, end, length = self._found([*tail, *ahead])
+        return self._next_tokens(text, end, ahead, count), length
+
+    def other_tokens(self, than: int, tail: list[int], count: int) -> tuple[list[int], int]:
+        """Return what follows at the best place where that is not `than`, and its length."""
+        text, end, length = self._found(tail, than)
+        return (text.followed(end, count), length) if text is not None else ([], 0)
+
+    def fitting_token(self, tail: list[int], fits: Fits) -> tuple[list[int], int]:
+        """Return the token that came last of the few that may come, and the match's length."""
+        text = self._text()
+        match = text.find_fitting(tail, fits) if text is not None and tail else None
+        if text is None or match is None:
+            return [], 0
+        return text.followed(match.end, 1), match.length + FEW_LENGTH
+
+    def _found(
+        self, tail: list[int], unlike: int = SEPARATOR
+    ) -> tuple[TokenHistory | None, int, int]:
+        """Return the text, the best place in it and the match's length; None, 0, 0 without one."""
+        text = self._text()
+        match = text.find(tail, unlike) if text is not None else None
+        return (text, match.end, match.length) if match is not None else (None, 0, 0)
+
+    def _next_tokens(
+        self, text: TokenHistory | None, end: int, ahead: Sequence[int], count: int
+    ) -> list[int]:
+        """Return what follows in a text; the own one is thought to repeat itself at its end."""
+        if text is None:
+            return []
+        found = text.followed(end, count)
+        if self._is_own and end + len(found) == len(text):
+            found += ahead
+            period = len(found)
+            while period and len(found) < count:
+                found.append(found[-period])
+        return found[:count]

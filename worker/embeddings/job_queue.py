@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.wire_messages import Embedded, Reranked
-from hearth.worker.embeddings.embedding_model import EmbeddingModel
+from hearth.worker.embeddings.encoder_models import EmbeddingModel, RerankModel, TokenRow
 from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
-from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import TokenRow
 from hearth.worker.schedule.client_lease import ClientLease
 
 TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
@@ -48,9 +46,10 @@ class Job:
     @property
     def tokens_left(self) -> int:
         """Return about how much of it there is to compute."""
-        counted = sum(len(row.ids) for row in self._rows) if self._batches is None else 0
-        left = self._batches.tokens_left if self._batches is not None else 0
-        return counted + left + self._chars_left // CHARS_A_TOKEN
+        if self._batches is not None:
+            return self._batches.tokens_left
+        counted = sum(len(row.ids) for row in self._rows)
+        return counted + self._chars_left // CHARS_A_TOKEN
 
     @property
     def is_tokenised(self) -> bool:

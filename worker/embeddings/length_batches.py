@@ -8,6 +8,8 @@ Counts only; no arrays.
 from collections.abc import Sequence
 from typing import Final
 
+# Of a text: a longer one's masks alone take gigabytes, as mlx-vlm makes them (tokens squared).
+TEXT_TOKENS_MAX: Final = 8_192
 # Of a padded batch: what one forward takes in memory. A worker leaves so much free all the time
 # (worker/setup/encoder_memory.py), and a single text may have as many.
 TOKENS_MAX: Final = 8_192

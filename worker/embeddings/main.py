@@ -32,12 +32,16 @@ from hearth.shared.wire_messages import (
 )
 from hearth.shared.worker_files import forwarded_path
 from hearth.shared.zmq_transport import RouterPort
-from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
+from hearth.worker.embeddings.encoder_models import (
+    EmbeddingModel,
+    LayerRests,
+    RerankModel,
+    check_dimensions,
+    check_numbers,
+    cut_vectors,
+)
 from hearth.worker.embeddings.job_queue import Job, JobQueue
-from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES, ForwardPace
-from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
 from hearth.worker.threads.shutdown import Shutdown
@@ -71,13 +75,15 @@ class EncoderWorker:
         self._jobs = JobQueue()
         self._steps = 0
         self._rests = LayerRests()  # wanted = answers stream
-        busy = ForwardPace(BUSY_S, BUSY_TOKENS)
-        self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS), True: busy}
+        self._paces = {  # by whether answers stream
+            False: ForwardPace(FREE_S, FREE_TOKENS),
+            True: ForwardPace(BUSY_S, BUSY_TOKENS),
+        }
         self._port = RouterPort(endpoint)
         self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(self._port, worker_id, self._inbox, self._heartbeat, OPEN_MAX)
-        path = forwarded_path(endpoint)
-        self._forwarded = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._forwarded = os.open(forwarded_path(endpoint), flags, 0o600)
 
     def run(self) -> int:
         """Work until SIGTERM or the supervisor's end; return the exit code."""
@@ -91,10 +97,12 @@ class EncoderWorker:
         return self._shutdown.exit_code
 
     def _heartbeat(self, _: Sequence[str]) -> Heartbeat:
-        state = "ready" if self._facts else "loading"
-        waiting, cpu_s = self._inbox.qsize(), time.process_time()
-        counts = (len(self._jobs), waiting, self._steps, 0)
-        return Heartbeat(state, *counts, None, cpu_s=cpu_s, encoders=self._facts)
+        return Heartbeat(
+            "ready" if self._facts else "loading",
+            *(len(self._jobs), self._inbox.qsize(), self._steps, 0, None),
+            cpu_s=time.process_time(),
+            encoders=self._facts,
+        )
 
     # ------------------------------------------------------------ the inference thread
 
@@ -120,8 +128,7 @@ class EncoderWorker:
         mx.set_cache_limit(MLX_CACHE_BYTES)
         settings, facts = self._settings, {}
         if source := settings.embedding_model:
-            runs_code = may_run_code(settings, source)
-            self._embedding = EmbeddingModel(source, self._rests, runs_code)
+            self._embedding = EmbeddingModel(source, self._rests, may_run_code(settings, source))
             facts["embeddings"] = self._embedding.facts
         if source := settings.rerank_model:
             self._rerank = RerankModel(source, self._rests, may_run_code(settings, source))

@@ -2,6 +2,7 @@
 
 The GPUs of M1 and M2 emulate bfloat16, and compute float16 themselves. MLX's CPU backend reads
 packed (quantised) weights 17 times slower than dense float32, and all of 16 bits slower still.
+In coarse numbers KV that decoding wrote visibly differs from a prefill's, by a model's layers.
 Owner: the inference thread.
 """
 
@@ -34,6 +35,23 @@ _PACKED: Final = (
     *("QuantizedSwitchLinear", "QuantizedMultiLinear"),
 )
 _PACKED_PARTS: Final = ("weight", "scales", "biases", "global_scale")
+# Upstream's names for what a state-keeping layer computes its states by: a function that its file
+# imports, or its own class. True: one token at a time, so that decoding leaves a prefill's bits.
+# False: a scan in chunks counted from the forward's start (Mamba2). Log probabilities of bfloat16
+# and 4 bits, decoded and prefilled: 0 for each True, 0.19 to 1.3 for each False.
+RECURRENCES: Final = {
+    "ssm_update": False,
+    "gated_delta_update": True,  # Qwen3-Next, Qwen3.5, Olmo Hybrid, Kimi Linear
+    "recurrent_gla": True,  # Bailing (Ring and Ling, linear)
+    "MambaBlock": True,  # Mamba, Falcon Mamba
+    "JambaMambaMixer": True,
+    "RGLRU": True,  # RecurrentGemma
+    "Rwkv7TimeMixing": True,
+    "ShortConv": True,  # LFM2
+}
+# Multi-head latent attention has another formula for one token than for many: its products with
+# weights of these kinds change places. 0.19 to 1.5, packed or not.
+LATENT: Final = ("MultiLinear", "QuantizedMultiLinear")
 _FLOAT32_BYTES: Final = 4
 _GB: Final = 1024**3
 
@@ -193,8 +211,7 @@ def make_dense(model: Any) -> None:
 
 def _packed_layers(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the packed layers that can be made dense, with their names."""
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    for name, module in modules:
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         # What has a global scale is packed twice; upstream's dequantising forgets it.
         if type(module).__name__ in _PACKED and module.get("global_scale") is None:
             yield name, module
@@ -225,8 +242,7 @@ def float_places(
 
     No leaf is held meanwhile.
     """
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    for key, value in items:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         name = f"{path}.{key}" if path else str(key)
         if str(key).startswith("_"):  # no parameter, by MLX's rule
             continue
@@ -286,3 +302,25 @@ def cast_rule(*models: Any) -> IsCast:
         if rule is not None:
             return rule
     return lambda name: not any(kept in name for kept in _KEPT)
+
+
+def differs_when_decoded(model: Any, keeps_states: bool) -> bool:
+    """Whether reusing what decoding wrote visibly changes the logits of `model`.
+
+    Asked of what upstream built, not of names in a config. In float32 none differ beyond rounding.
+    `keeps_states` says that some of its layers keep states. A recurrence that nobody has measured
+    counts as one that differs.
+    """
+    network = model if isinstance(model, nn.Module) else model.model  # VLMLanguageModel holds one
+    modules = [module for _, module in network.named_modules()]
+    kinds = {array.dtype for _, array in tree_flatten(model.parameters())}
+    is_packed = any(hasattr(each, "bits") and hasattr(each, "group_size") for each in modules)
+    if not is_packed and not kinds & {mx.float16, mx.bfloat16}:
+        return False
+    is_latent = any(type(module).__name__ in LATENT for module in modules)
+    # Of code that came with a checkpoint there is no file: upstream enters it nowhere.
+    files = {type(module).__module__ for module in modules} & sys.modules.keys()
+    names = {name for file in files for name in vars(sys.modules[file])}
+    known = [RECURRENCES[name] for name in names & RECURRENCES.keys()]
+    goes_token_by_token = bool(known) and all(known)
+    return is_latent or (keeps_states and not goes_token_by_token)

@@ -15,19 +15,20 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
-from hearth.worker.engine.decode.batch_caches import (
-    batches_like_alone,
-    is_mergeable,
-)
+from hearth.worker.engine.decode.batch import is_mergeable
 from hearth.worker.engine.decode.decoder import Decoder
-from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forward
+from hearth.worker.engine.decode.draft_model import with_hidden
+from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
-from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
-from hearth.worker.engine.decode.verify_trial import verifies_like_alone
-from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.lora.lora_adapter import applied
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.model_trials import (
+    batches_like_alone,
+    make_tree_forward,
+    trunks_like_alone,
+    verifies_like_alone,
+)
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
@@ -59,12 +60,16 @@ class Engine:
         self.adapters = loaded.adapters
         self._model = loaded.model
         batches = batches and is_mergeable(self.new_cache())
-        # Mlx-lm's own models batch in its own caches. What else there is has to be tried.
-        if batches and loaded.vision is not None:
-            batches = self._batches_like_alone(self.new_cache)
-        if batches and packed is not None:
-            batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
-        tree_forward = self._make_tree_forward() if trees and packed is None else None
+        tree_forward = None
+        with self._trial():
+            # Mlx-lm's own models batch in its own caches. What else there is has to be tried.
+            if batches and loaded.vision is not None:
+                batches = batches_like_alone(self._model, self.new_cache)
+            if batches and packed is not None:
+                new_cache = functools.partial(self._new_packed_cache, *packed)
+                batches = batches_like_alone(self._model, new_cache)
+            if trees and packed is None:
+                tree_forward = make_tree_forward(self._model, self.new_cache)
         try_trunks = functools.partial(self._share_trunks, loaded)
         self.decoder = self._make_decoder(batches, tree_forward, try_trunks)
 
@@ -75,13 +80,11 @@ class Engine:
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""
-        context: AbstractContextManager[Any] = mx.stream(generation_stream)
-        return context
+        return mx.stream(generation_stream)
 
     def new_cache(self) -> list[Any]:
         """Return empty caches, one a layer, which take no memory before they are written."""
-        cache: list[Any] = make_prompt_cache(self._model)
-        return cache
+        return list(make_prompt_cache(self._model))
 
     @contextmanager
     def _trial(self) -> Iterator[None]:
@@ -89,10 +92,6 @@ class Engine:
         with self.stream():
             yield
         mx.clear_cache()
-
-    def _batches_like_alone(self, new_cache: Callable[[], list[Any]]) -> bool:
-        with self._trial():
-            return batches_like_alone(self._model, new_cache)
 
     @functools.cached_property
     def verifies_drafts(self) -> bool:
@@ -109,10 +108,6 @@ class Engine:
             reach_trunks(network)
         return is_alike
 
-    def _make_tree_forward(self) -> TreeForward | None:
-        with self._trial():
-            return make_tree_forward(self._model, self.new_cache)
-
     def _new_packed_cache(self, bits: int, group_size: int) -> list[Any]:
         cache = self.new_cache()
         maybe_quantize_kv_cache(cache, 0, group_size, bits)
@@ -126,9 +121,8 @@ class Engine:
 
     def why_not_quantised(self, bits: int, group_size: int) -> str | None:
         """Return why KV cannot be quantised while it runs; None where it can. Tries it."""
-        cache = self.new_cache()
         try:
-            self.prefill(cache, [0, 0, 0])
+            cache = self.probe()
             maybe_quantize_kv_cache(cache, 0, group_size, bits)
             for layer in cache:
                 kind = type(layer).__name__
@@ -155,7 +149,13 @@ class Engine:
             raise
         except Exception as error:  # whatever an architecture or the device can raise
             self.vision.failures += 1
-            raise _refused(picture, error) from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            log.warning("an image of %d tokens cannot be encoded: %s", len(picture.ids), reason)
+            raise RequestError(
+                f"The model cannot encode the image of {len(picture.ids):,} tokens: {reason}. "
+                "Send it smaller, or cut to what matters.",
+                code="image_refused",
+            ) from error
         return is_new
 
     @property
@@ -174,9 +174,10 @@ class Engine:
 
     def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
         """Whether all images that the tokens [start, end) show are encoded."""
-        vision = self.vision
         shown = [run.picture for run in images if run.start < end and start < run.end]
-        return not shown or (vision is not None and all(map(vision.is_encoded, shown)))
+        if self.vision is None:
+            return not shown
+        return all(map(self.vision.is_encoded, shown))
 
     def shift(self, images: Sequence[ImageRun], position: int) -> int:
         """Return what positions differ from the number of tokens, behind `images`."""
@@ -197,10 +198,7 @@ class Engine:
 
         `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
         """
-        self._prefill(cache, ids, images, adapter, self._kv_alone)
-
-    def _kv_alone(self, ids: mx.array, cache: list[Any], **arguments: Any) -> None:
-        self._model(ids, cache=cache, **arguments)  # logits that are held would hold their inputs
+        self._prefill(cache, ids, images, adapter)
 
     def prefill_with_hidden(
         self,
@@ -215,8 +213,8 @@ class Engine:
 
         They are of the last `tokens_max` of `ids` at most.
         """
-        forward = functools.partial(with_hidden, self._model)
-        _, hidden = self._prefill(cache, ids, images, adapter, forward)
+        hidden = self._prefill(cache, ids, images, adapter, keeps_hidden=True)
+        assert hidden is not None
         kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
         mx.eval(kept)
         return kept
@@ -227,23 +225,27 @@ class Engine:
         ids: list[int],
         images: Sequence[ImageRun],
         adapter: str,
-        forward: Callable[..., Any],
-    ) -> Any:
-        """Return what `forward` gives, of which no more is computed than the KV takes."""
+        *,
+        keeps_hidden: bool = False,
+    ) -> mx.array | None:
+        """Compute no more than the KV takes; return the hidden states, where they are asked for."""
         assert ids, "a forward of no tokens"
-        before = counted_depth(cache)
+        before, hidden = counted_depth(cache), None
         with mx.stream(generation_stream), applied(self.adapters.of(adapter)):
             arguments: dict[str, Any] = {}
             if images:
                 assert self.vision is not None, "a model of text alone is given no images"
                 assert before is not None, "a model that sees has a layer that counts tokens"
                 arguments = self.vision.model_arguments(ids, before, images)
-            found = forward(mx.array(ids)[None], cache=cache, **arguments)
+            if keeps_hidden:
+                _, hidden = with_hidden(self._model, mx.array(ids)[None], cache, **arguments)
+            else:  # logits that are held would hold their inputs
+                self._model(mx.array(ids)[None], cache=cache, **arguments)
             mx.eval([layer.state for layer in cache])
         after = counted_depth(cache)
         assert before is None or after == before + len(ids), (before, len(ids), after)
         return_freed()
-        return found
+        return hidden
 
 
 def leave_device() -> None:
@@ -254,13 +256,3 @@ def leave_device() -> None:
     mx.synchronize(generation_stream)
     unwire()
     mx.clear_streams()
-
-
-def _refused(picture: PromptImage, error: Exception) -> RequestError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    log.warning("an image of %d tokens cannot be encoded: %s", len(picture.ids), reason)
-    return RequestError(
-        f"The model cannot encode the image of {len(picture.ids):,} tokens: {reason}. Send it "
-        "smaller, or cut to what matters.",
-        code="image_refused",
-    )

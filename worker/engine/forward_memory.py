@@ -48,12 +48,11 @@ class ForwardMemory:
         assert depth >= 0, depth
         if self.grid is None:
             return 0
-        deepest = (self._chunk_bytes(self.grid, at) for at in self.grid.turns(depth))
-        return self.fixed_bytes + max(deepest)
-
-    def _chunk_bytes(self, grid: PrefillGrid, depth: int) -> int:
-        tokens = min(grid.step_at(max(0, depth - 1)), depth)
-        return tokens * (self.token_bytes + depth * self.pair_bytes) + depth * self.depth_bytes
+        found = []
+        for at in self.grid.turns(depth):
+            tokens = min(self.grid.step_at(max(0, at - 1)), at)
+            found.append(tokens * (self.token_bytes + at * self.pair_bytes) + at * self.depth_bytes)
+        return self.fixed_bytes + max(found)
 
 
 def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:
@@ -83,9 +82,13 @@ def forward_memory(
     experts += _size(config, "shared_expert_intermediate_size")
     inner = max(_size(config, "intermediate_size"), experts)
     token_items = 6 * hidden + 3 * inner + 4 * heads * head_size
+    recurrent = ("linear_num_", "mamba_", "ssm_")
+    live = _ACTIVATIONS
+    if any(name.startswith(recurrent) for name, value in config.items() if value):
+        live = _RECURRENT_BY_OPERATIONS if backend == "cpu" else _RECURRENT_BY_KERNEL
     return ForwardMemory(
         grid,
-        round(token_items * item_bytes * _activations(config, backend)),
+        round(token_items * item_bytes * live),
         round(heads * item_bytes * _scores(config, head_size, is_latent, backend)),
         heads * item_bytes * unfolded if is_latent else 0,
     )
@@ -104,17 +107,6 @@ def writes_scores(config: Mapping[str, Any], backend: str) -> bool:
 
 def _is_latent(config: Mapping[str, Any]) -> bool:
     return bool(_size(config, "kv_lora_rank"))
-
-
-def _activations(config: Mapping[str, Any], backend: str) -> float:
-    is_recurrent = any(
-        name.startswith(("linear_num_", "mamba_", "ssm_"))
-        for name, value in config.items()
-        if value
-    )
-    if not is_recurrent:
-        return _ACTIVATIONS
-    return _RECURRENT_BY_OPERATIONS if backend == "cpu" else _RECURRENT_BY_KERNEL
 
 
 def _scores(config: Mapping[str, Any], head_size: int, is_latent: bool, backend: str) -> float:

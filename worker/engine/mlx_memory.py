@@ -1,4 +1,4 @@
-"""Finds how much memory MLX may take on this machine, and which of it is wired.
+"""Finds how much memory MLX may take on this machine, each worker of it, and which is wired.
 
 What is wired stays in memory whatever else needs room, and the GPU reaches it without delay. That
 is good for weights. Buffers that come and go in it have made macOS panic (mlx's issue 3186), and a
@@ -6,9 +6,13 @@ process that is killed may leave it wired until the machine restarts.
 Owner: the inference thread.
 """
 
-from collections.abc import Iterable
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import psutil
@@ -16,8 +20,9 @@ import psutil
 from hearth.shared.errors import StartError
 from hearth.shared.machine import physical_bytes
 from hearth.shared.models.local_models import files_like
+from hearth.shared.private_files import read_small_file
 from hearth.shared.settings import Settings
-from hearth.worker.engine.memory_reserve import default_limit, working_bytes
+from hearth.shared.worker_files import WEIGHTS_SUFFIX, weights_path
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
@@ -25,6 +30,12 @@ GB: Final = 1024 * MB
 PAGE_BYTES: Final = 16_384
 HEAP_BYTES: Final = MB
 HEAP_BELOW_BYTES: Final = 256
+_IPC: Final = "ipc://"
+_LOCK_TRIES: Final = 50
+_LOCK_WAIT_S: Final = 0.001
+_BYTES_MAX: Final = 64
+RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all else that runs on it
+RESERVE_SHARE: Final = 4  # a small machine keeps this part of its memory: 1 / 4
 
 
 def memory_limit(settings: Settings) -> int:
@@ -37,14 +48,28 @@ def memory_limit(settings: Settings) -> int:
     return default_limit(recommended_bytes(), machine_bytes())
 
 
+def default_limit(recommended: int | None, machine: int) -> int:
+    """Return the limit of a machine of so much memory, whose device recommends so much or nothing.
+
+    Beyond a GPU's recommended working set a Mac swaps; at it, with the system and an editor beside,
+    one of 16 to 32 GB does too.
+    """
+    reserve = min(RESERVE_BYTES_MAX, machine // RESERVE_SHARE)
+    return machine - reserve if recommended is None else min(recommended, machine - reserve)
+
+
+def working_bytes(limit: int) -> int:
+    """Return what of a limit is left for Python's objects and a short prompt's forward."""
+    return min(limit // 20, GB)
+
+
 def machine_bytes() -> int:
     """Return the memory that MLX's device computes in: the machine's, but for a GPU with its own.
 
     A Mac's device tells `memory_size`, CUDA's `total_memory`, a CPU neither.
     """
     told: Any = mx.device_info()
-    size = told.get("memory_size") or told.get("total_memory")
-    return int(size or physical_bytes())
+    return int(told.get("memory_size") or told.get("total_memory") or physical_bytes())
 
 
 def recommended_bytes() -> int | None:
@@ -76,22 +101,15 @@ def wire_loaded(sizes: Iterable[int]) -> None:
     """Wire the weights that are in memory now, and no byte more. Called when a model is whole.
 
     Files are not quite what arrays take, and the difference would be room for KV. `sizes` has the
-    bytes of each weight.
+    bytes of each weight. MLX counts an array below a page as it is and wires the page; the smallest
+    lie together in a heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
     """
     if recommended_bytes() is not None:
         mx.clear_cache()
-        wire(int(mx.get_active_memory()) + unpaged_bytes(sizes))
-
-
-def unpaged_bytes(sizes: Iterable[int]) -> int:
-    """Return what wiring arrays of these sizes takes beyond what MLX counts for them.
-
-    MLX counts an array below a page as it is and wires the page; the smallest lie together in a
-    heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
-    """
-    small = [size for size in sizes if size < PAGE_BYTES]
-    alone = [PAGE_BYTES - size for size in small if size >= HEAP_BELOW_BYTES]
-    return HEAP_BYTES + sum(alone) - sum(size for size in small if size < HEAP_BELOW_BYTES)
+        small = [size for size in sizes if size < PAGE_BYTES]
+        alone = sum(PAGE_BYTES - size for size in small if size >= HEAP_BELOW_BYTES)
+        counted = sum(size for size in small if size < HEAP_BELOW_BYTES)
+        wire(int(mx.get_active_memory()) + HEAP_BYTES + alone - counted)
 
 
 def unwire() -> None:
@@ -148,3 +166,127 @@ def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0, encoders
         f"take {(room - working_bytes(room)) / GB:.1f} GB on this machine{beside}. Use a smaller "
         "model or one of fewer bits, set fewer WORKERS, or raise MEMORY_LIMIT_MB."
     )
+
+
+class _Claim(NamedTuple):
+    weight_bytes: int
+    limit: int
+
+
+class MemoryShare:
+    """One worker's part of `total` bytes: its own weights, and an equal part of what none takes.
+
+    Each worker leaves, in a file beside its socket, the bytes of its weights and the limit that it
+    holds itself to, and reads those of the others. The server's directory is private to its user;
+    its supervisor removes the files.
+    Invariant: the limits of all workers are never more than `total` together. One that needs more
+    waits until the others, which look every now and then, hold themselves to less.
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self, endpoint: str, total: int, workers: int, hold: Callable[[int], None]
+    ) -> None:
+        """`hold` is told each new limit, before the other workers can see it."""
+        self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
+        self._workers = workers
+        self.total = total  # bytes that all workers may take
+        self.own_bytes = 0  # of weights
+        self._others: list[_Claim] = []
+        self._hold = hold
+        self._told = -1  # the limit that `hold` was told last
+        self.limit = self._fair(0)  # bytes that this worker may take, weights included
+
+    @property
+    def others_bytes(self) -> int:
+        """What the other workers' weights take."""
+        return sum(claim.weight_bytes for claim in self._others)
+
+    @property
+    def expected_limit(self) -> int:
+        """The limit once all workers have loaded: those that have not, this one's model too.
+
+        Where that does not fit, they will not.
+        """
+        others = self.others_bytes + (self._workers - 1 - len(self._others)) * self.own_bytes
+        return self._fair(others) if self.own_bytes + others <= self.total else self.limit
+
+    def claim(self, nbytes: int) -> None:
+        """Tell the others what this worker's weights take, before they are read."""
+        assert nbytes >= 0, nbytes
+        self.own_bytes = nbytes
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what the other workers hold, and tell them what this one may."""
+        if self._workers == 1:
+            self._decide()
+            return
+        with self._lock():
+            self.look()
+            self._decide()
+            # In place: it takes no room of a disk that is full.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{self.own_bytes} {self.limit}")
+
+    def look(self) -> None:
+        """Read what the other workers hold, and tell them nothing."""
+        if self._workers > 1:
+            files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
+            found = (_claim(path) for path in files if path != self._path)
+            self._others = [claim for claim in found if claim is not None]
+
+    def give_up(self) -> None:
+        """Claim nothing any more: the weights are gone, or do not come."""
+        self.own_bytes = 0
+        if self._workers > 1:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _decide(self) -> None:
+        held = sum(claim.limit for claim in self._others)
+        self.limit = max(0, min(self._fair(self.others_bytes), self.total - held))
+        if self.limit != self._told:
+            self._told = self.limit
+            self._hold(self.limit)
+
+    def _fair(self, others: int) -> int:
+        return fair_limit(self.total, self.own_bytes, others, self._workers)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the workers' lock, for microseconds: two that look at once would both take a rest.
+
+        It is on the directory, and ends with the process that holds it. One that was stopped amid
+        its look holds up nobody for long.
+        """
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for _ in range(_LOCK_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(_LOCK_WAIT_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def fair_limit(total: int, own: int, others: int, workers: int) -> int:
+    """Return the limit of one of so many workers: its weights, and an equal part of what is left.
+
+    `own` and `others` are the bytes of its weights and of theirs.
+    """
+    return own + max(0, total - own - others) // workers
+
+
+def _claim(path: Path) -> _Claim | None:
+    """Return what one file says; None where it is gone, or says nothing."""
+    try:
+        words = read_small_file(path, _BYTES_MAX).decode("ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return None
+    return _Claim(*map(int, words))

@@ -3,12 +3,13 @@
 Owner: the inference thread, as MLX arrays belong to the thread that made them.
 """
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -24,7 +25,7 @@ from mlx_lm.utils import (
 
 from hearth.shared.errors import StartError
 from hearth.shared.machine import VISION_REMEDY, has_vision
-from hearth.shared.models.local_models import UNKNOWN_LENGTH, context_tokens
+from hearth.shared.models.local_models import UNKNOWN_LENGTH, context_tokens, files_like
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import ModelFacts
@@ -47,7 +48,6 @@ from hearth.worker.engine.mlx_memory import (
     refuse_heavy,
     weight_bytes,
 )
-from hearth.worker.engine.remote_code_check import CODE_PATTERNS, PYTHON, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
@@ -59,6 +59,17 @@ from hearth.worker.engine.vision.vlm_loader import (
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
+
+PYTHON: Final = "*.py"
+CODE_PATTERNS: Final = ("*.json", PYTHON)  # what must be there to tell
+NAMED_MAX: Final = 8  # in the text of a refusal
+_CONFIGS: Final = "*config*.json"
+# Loaders open these names, whatever a directory's list calls what the file system gives them.
+_OPENED: Final = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
+_KEYS: Final = ("model_file", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +303,7 @@ def _facts(
     computed: str,
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
-    text = config.get("text_config") or config
+    size = (config.get("text_config") or config).get("vocab_size")
     positions = context_tokens(config, getattr(tokenizer, "model_max_length", None))
     if positions == UNKNOWN_LENGTH:
         log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
@@ -301,7 +312,8 @@ def _facts(
         path=source,
         architecture=str(config.get("model_type", "unknown")),
         context_tokens=min(positions, settings.max_kv_size),
-        vocab_size=_vocab_size(model, text),
+        # Where the config has no figure, one forward tells the number of logits.
+        vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
         parameter_count=int(get_total_parameters(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
@@ -310,13 +322,6 @@ def _facts(
         context_by="model" if positions <= settings.max_kv_size else "setting",
         computed_in=computed,
     )
-
-
-def _vocab_size(model: Any, config: dict[str, Any]) -> int:
-    """Return the number of logits; the config's figure, or one forward where it has none."""
-    if isinstance(config.get("vocab_size"), int):
-        return int(config["vocab_size"])
-    return int(model(mx.array([[0]])).shape[-1])
 
 
 def cache_layout(cache: list[Any]) -> str:
@@ -337,3 +342,31 @@ def backend() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def remote_code(directory: Path) -> list[str]:
+    """Return what there is of code in a checkpoint, by name; empty where it is data alone.
+
+    Reads only; runs and imports nothing. Mlx-vlm runs a config's `model_file` without asking, and
+    transformers what an `auto_map` names, so this is looked at before any of them.
+    """
+    found = [path.name for path in files_like(directory, [PYTHON])]
+    opened = {directory / name for name in _OPENED}
+    for path in sorted(opened.union(files_like(directory, [_CONFIGS]))):
+        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(path))]
+    return found[:NAMED_MAX]
+
+
+def _keys_set(path: Path) -> Iterator[str]:
+    """Yield the names, at any depth, that a JSON file sets to something."""
+    try:
+        waiting = [json.loads(path.read_bytes())]
+    except (OSError, ValueError, RecursionError):
+        return  # no loader can read it either
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield from (name for name, inner in node.items() if inner)
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node

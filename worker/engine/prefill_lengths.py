@@ -79,14 +79,10 @@ def lengths_for(
     chunk = CHUNK_EXPERTS if has_experts else CHUNK_STATES if keeps_states else CHUNK_DENSE
     gap = GAP_EXPERTS if has_experts else HEADER_GAP
     step_min, full_to = CHUNK_DENSE if has_experts else STEP_MIN, FULL_TO
-    if head_size_of(config) == FUSED_HEAD and _generation(architecture) >= M5_GENERATION:
+    name, _, rest = architecture.partition("_g")  # of an M5 e.g. "applegpu_g17s"
+    generation = int(rest[:2]) if name == "applegpu" and rest[:2].isdigit() else 0
+    if head_size_of(config) == FUSED_HEAD and generation >= M5_GENERATION:
         chunk, step_min = max(chunk, FUSED_QUERIES), FUSED_QUERIES
     if writes_scores(config, backend_name):
         full_to = SCORES_MAX // chunk
     return PrefillLengths(chunk, gap, step_min, full_to, beside_min)
-
-
-def _generation(architecture: str) -> int:
-    """Return the generation of Apple's GPU, e.g. 17 for "applegpu_g17s"; 0 of any other."""
-    name, _, rest = architecture.partition("_g")
-    return int(rest[:2]) if name == "applegpu" and rest[:2].isdigit() else 0

@@ -86,7 +86,10 @@ class HashMemory:
         try:
             if self._path.lstat().st_mode & 0o077:
                 raise ValueError("others could have written it")
-            return _hashes_from(read_small_file(self._path, MEMORY_BYTES_MAX))
+            content = json.loads(read_small_file(self._path, MEMORY_BYTES_MAX))
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {content['schema']!r}, expected {SCHEMA}")
+            return dict(_row(*row) for row in content["files"])
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -99,18 +102,10 @@ class HashMemory:
         replaced = {stamp.path for stamp in hashes}
         kept = {at: value for at, value in self.load().items() if at.path not in replaced}
         rows = [[*astuple(at), value] for at, value in {**kept, **hashes}.items()][-FILES_MAX:]
-        text = json.dumps({"schema": SCHEMA, "files": rows})
         try:
-            write_small_file(self._path, text.encode())
+            write_small_file(self._path, json.dumps({"schema": SCHEMA, "files": rows}).encode())
         except OSError as error:
             log.warning("the weights' hashes are not remembered, and made at each start: %s", error)
-
-
-def _hashes_from(text: bytes) -> dict[FileStamp, str]:
-    content = json.loads(text)
-    if content["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {content['schema']!r}, expected {SCHEMA}")
-    return dict(_row(*row) for row in content["files"])
 
 
 def _row(path: Any, *rest: Any) -> tuple[FileStamp, str]:
@@ -233,21 +228,17 @@ def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str | N
     digest = xxh3_128()
     block = memoryview(bytearray(BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        _spare_page_cache(file.fileno())
+        # What is read pushes nothing out of memory; what is in memory is read from there.
+        with contextlib.suppress(OSError):
+            if hasattr(fcntl, "F_NOCACHE"):  # macOS
+                fcntl.fcntl(file.fileno(), fcntl.F_NOCACHE, 1)
+            elif hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_NOREUSE)
         while count := file.readinto(block):
             digest.update(block[:count])
             if is_over():
                 return None
     return digest.hexdigest()
-
-
-def _spare_page_cache(handle: int) -> None:
-    """Have what is read push nothing out of memory; what is in memory is read from there."""
-    with contextlib.suppress(OSError):
-        if hasattr(fcntl, "F_NOCACHE"):  # macOS
-            fcntl.fcntl(handle, fcntl.F_NOCACHE, 1)
-        elif hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_NOREUSE)
 
 
 def _stamp_now(path: Path) -> FileStamp | None:

@@ -48,8 +48,8 @@ from hearth.worker.engine.decode.decoding_sequence import Agree, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine, leave_device
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts, sum_over
 from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV, OpenStore

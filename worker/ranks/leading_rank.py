@@ -27,7 +27,6 @@ from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.engine.decode.decoding_sequence import (
     SampledToken,
     Sequence,
-    UnfinishedBatch,
 )
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
@@ -142,14 +141,16 @@ class LeadingDecoder(Decoder):
         self._telling.link.witness(*said_facts([one.token_id for one in sampled]))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
+    def remove(self, key: str, said: int | None = None) -> Sequence | None:
         """See `Decoder.remove`; the cache that is left has a new number, wherever it was before."""
         handle = self._telling.new_handle()
         self._telling.tell("remove", key, said, handle)
         left = super().remove(key, said)
         if left is None:
             return None
-        return UnfinishedBatch(self._telling.cache(left.cache, handle), left.tokens)
+        named = self._telling.cache(left.cache, handle)
+        left.cache = named
+        return left
 
     def _finds_room(self, nbytes: int) -> bool:
         return bool(self._replayed(super()._finds_room)(nbytes))

@@ -17,7 +17,7 @@ from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.disk.file_format import Record
 from hearth.worker.draft.answer_drafter import AnswerDrafter
-from hearth.worker.draft.forced_tokens import ForcedTokens
+from hearth.worker.draft.draft import ForcedTokens
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.client_lease import ClientLease as ClientLease

@@ -13,7 +13,7 @@ from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.engine.system_state import Pressure
 from hearth.worker.kv.memory_release import EncodedImages
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob

@@ -7,7 +7,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
-from hearth.worker.engine.power_source import PowerSource
+from hearth.worker.engine.system_state import PowerSource
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard

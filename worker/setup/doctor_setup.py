@@ -12,10 +12,10 @@ from hearth.worker.doctor.findings import Findings, FindingsFile
 from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.memory_pressure import Pressure, system_pressure
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import prefill_lengths
+from hearth.worker.engine.system_state import Pressure, system_pressure
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard

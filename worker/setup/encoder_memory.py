@@ -13,8 +13,12 @@ from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings import Settings
 from hearth.worker.cache.prefill_grid import WHOLE
-from hearth.worker.embeddings.checkpoint import TOKENS_MAX as TEXT_TOKENS_MAX
-from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES, SQUARE_MAX, TOKENS_MAX
+from hearth.worker.embeddings.length_batches import (
+    MLX_CACHE_BYTES,
+    SQUARE_MAX,
+    TEXT_TOKENS_MAX,
+    TOKENS_MAX,
+)
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import forward_memory
 from hearth.worker.engine.model_loader import backend

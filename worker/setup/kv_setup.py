@@ -21,9 +21,9 @@ from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
 from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.doctor.loaded_blas import loaded_blas
+from hearth.worker.engine.compute_dtype import differs_when_decoded
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
@@ -105,7 +105,7 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
     By default where reusing what decoding wrote visibly changes logits, as the model's layers tell
-    (worker/engine/layer_exactness.py). What the checks of this machine found comes on top.
+    (worker/engine/compute_dtype.py). What the checks of this machine found comes on top.
     """
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"

@@ -12,11 +12,10 @@ from typing import Any, Final
 from hearth.shared.settings import Settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
-from hearth.worker.engine.footprint import OVERHEAD_MAX
 from hearth.worker.engine.forward_memory import forward_of
-from hearth.worker.engine.memory_reserve import working_bytes
-from hearth.worker.engine.memory_shares import fair_limit
+from hearth.worker.engine.mlx_memory import fair_limit, working_bytes
 from hearth.worker.engine.prefill_lengths import prefill_lengths
+from hearth.worker.engine.system_state import OVERHEAD_MAX
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.ranks.rank_hosts import read_hosts

@@ -51,8 +51,7 @@ from hearth.shared.models.model_path import BuiltinModel, builtin_model, catalog
 from hearth.shared.paths import env_file
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine.mlx_memory import memory_limit
-from hearth.worker.engine.model_loader import may_run_code
-from hearth.worker.engine.remote_code_check import remote_code
+from hearth.worker.engine.model_loader import may_run_code, remote_code
 from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import memory_verdict
 

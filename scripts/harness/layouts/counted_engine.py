@@ -7,14 +7,13 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from hearth.worker.engine.decode.batch_caches import is_mergeable
+from hearth.worker.engine.decode.batch import is_mergeable
 from hearth.worker.engine.decode.batch_split import RowLength, regroup
 from hearth.worker.engine.decode.decoder import (
     ROWS_MAX,
     Decoder,
     SampledToken,
     Sequence as DecodingSequence,
-    UnfinishedBatch,
 )
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
@@ -138,7 +137,7 @@ class CountedDecoder(TimedDecoder):
         self.engine.pass_steps(len(self._groups))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
+    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
         if (sequence := self._sequences.pop(key, None)) is None:
             return None
         self._groups = [kept for group in self._groups if (kept := [k for k in group if k != key])]
@@ -146,7 +145,7 @@ class CountedDecoder(TimedDecoder):
         if key in self._lent:
             self._lent.remove(key)
             sequence.cache[0].capacity = sequence.cache[0].offset
-        return UnfinishedBatch(sequence.cache, sequence.tokens)
+        return sequence
 
     def _regroup(self) -> None:
         """Have sequences share steps as reads the fewest bytes, where that pays."""
@@ -170,7 +169,13 @@ class CountedEngine(TimedEngine):
         return [CountedCache(self._layout.layers)]
 
     def _prefill(
-        self, cache: list[Any], ids: list[int], images: Sequence[Any], *_more: object
+        self,
+        cache: list[Any],
+        ids: list[int],
+        images: Sequence[Any],
+        adapter: str,
+        *,
+        keeps_hidden: bool = False,
     ) -> None:
         assert ids and not images, (len(ids), len(images))
         cache[0].offset += len(ids)

@@ -17,8 +17,8 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_of
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv import return_freed_memory, serialise_kv
 from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager

@@ -13,10 +13,10 @@ from unittest import mock
 
 from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.prefill_lengths import lengths_for
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.memory_setup import KVRoom, WorkerMemory, divide_room
 from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap

@@ -7,8 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
-from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.draft.draft import NO_DRAFT, Draft, ModelDrafts, chain
 from scripts.fixtures import checkpoint_files
 
 KIND = "qwen3_5_mtp"

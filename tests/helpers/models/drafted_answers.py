@@ -11,8 +11,8 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.draft_model import with_hidden
 from hearth.worker.engine.decode.tree_forward import TreeForward
-from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.warm.token_margins import COUNTED, scaled_embeddings
 from tests.helpers.models.drafted_decoding import drafted_sequence, said_by

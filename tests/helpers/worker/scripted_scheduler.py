@@ -8,7 +8,7 @@ from typing import Any
 from hearth.shared.wire_messages import Delta, Finished, Sampling, Up
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.decode.decoder import SampledToken, Sequence, UnfinishedBatch
+from hearth.worker.engine.decode.decoder import SampledToken, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.lora.lora_adapter import LoraAdapters
@@ -61,9 +61,10 @@ class ScriptedDecoder:
             sampled.append(SampledToken(key, script.pop(0) if script else END, None))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch:
+    def remove(self, key: str, said: int | None = None) -> Sequence:
         sequence = self.sequences.pop(key)
-        return UnfinishedBatch(sequence.cache, sequence.tokens + sequence.tail)
+        sequence.tokens += sequence.tail
+        return sequence
 
 
 class ScriptedEngine:

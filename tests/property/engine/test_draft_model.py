@@ -15,9 +15,14 @@ from mlx_vlm.models.cache import KVCache
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
 from hearth.worker.engine.decode import draft_model
-from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, HeadDrafts
+from hearth.worker.engine.decode.draft_model import (
+    PENDING_MAX,
+    DraftModel,
+    HeadDrafts,
+    is_like_alone,
+    with_hidden,
+)
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.hidden_states import is_like_alone, with_hidden
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.by_day import by_day
 from tests.helpers.models.draft_heads import (

@@ -10,8 +10,8 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from hearth.worker.engine.decode.tree_forward import make_tree_forward
 from hearth.worker.engine.lora.lora_adapter import applied
+from hearth.worker.engine.model_trials import make_tree_forward
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.lora_files import adapted, upstream_adapted
 from scripts.harness.socketless_worker import loaded

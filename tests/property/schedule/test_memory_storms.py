@@ -15,8 +15,7 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.footprint import MemoryUse
-from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.engine.system_state import MemoryUse, Pressure
 from hearth.worker.kv.memory_release import Reason
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import WAIT_S_MAX, PressureRelief

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from hearth.worker.engine.decode import lone_sequence, verify
+from hearth.worker.engine.decode import decoding_sequence
 from hearth.worker.kv import rewind
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.slow_properties import slow
@@ -21,7 +21,7 @@ from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.disk_workers import Workers
 
-ROUND_FILES = {str(module.__file__) for module in (lone_sequence, verify, rewind)}
+ROUND_FILES = {str(module.__file__) for module in (decoding_sequence, rewind)}
 LIES = st.sampled_from([0.0, 0.3, 1.0])
 LENGTHS = st.sampled_from([[4], [7, 0, 1], [3, 5, 0]])
 
@@ -115,7 +115,7 @@ def test_a_worker_killed_at_any_line_of_a_round_goes_on_as_a_cold_one_would(
     life = DraftedLife(name, lies, lengths, chance)
     with TemporaryDirectory() as folder:
         lines = life.live(Path(folder, "counted"), lambda _line: None)
-        assert lines.count("accepted_path") > 3, "drafts are verified there"
+        assert lines.count("_accepted_path") > 3, "drafts are verified there"
         killed_at = sorted(chance.sample(range(len(lines)), 4))
 
         def kill(line: int) -> None:

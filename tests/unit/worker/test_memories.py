@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
-from hearth.worker.draft import answer_drafter, draft_memory
+from hearth.worker.draft import answer_drafter
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
@@ -50,9 +50,8 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
 }
 # What drafts are made of and how long they are: who writes to one of these, and who reads it.
 DRAFTING = (
-    (draft_memory, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
     (answer_drafter, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
-    (draft_memory, "DraftLength", ("note",), ("count", "is_worth")),
+    (answer_drafter, "DraftLength", ("note",), ("count", "is_worth")),
 )
 
 

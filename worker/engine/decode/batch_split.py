@@ -1,17 +1,25 @@
-"""Chooses which sequences share a decode step, by the bytes that the step reads.
+"""Chooses which sequences share a decode step, by the bytes that the step reads, and which a trunk.
 
 A batch reads the weights once for all its rows, and pads every row to its longest. Two batches read
-the weights twice, and pad less. Pure functions; lengths are in tokens.
+the weights twice, and pad less. A trunk is kept once in place of once for each of its rows, and a
+step reads it once. Pure functions; lengths are in tokens.
 """
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mlx.utils import tree_flatten
 
+from hearth.worker.engine.decode.decoding_sequence import Sequence as DecodingSequence
+from hearth.worker.engine.decode.shared_trunk import Trunk
+
 # Rows are copied to be regrouped, which has to pay: groups stay as long as they read no more.
 STAY: Final = 1.05
+TRUNK_TOKENS_MIN: Final = 1024
+# Rows are copied to be put on another trunk, which has to pay.
+GAIN_MIN: Final = 1.25
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
@@ -135,3 +143,60 @@ def regroup(
     wanted = split(rows, cost, rows_max)
     best = cost.of([rows[index] for index in group] for group in wanted)
     return None if cost.of(groups) <= STAY * best else wanted
+
+
+def plan_trunks(rows: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
+    """Return the trunk of each row that should stand on one. Who has one does not lose it.
+
+    A trunk has at least `tokens_min` tokens, and each row at least one token behind it. Of a row
+    its key, lineage, prompt, tokens and trunk are looked at.
+    """
+    planned = {row.key: row.trunk for row in rows if row.trunk is not None}
+    families: dict[Hashable, list[DecodingSequence]] = {}
+    for row in rows:
+        if row.lineage is not None:
+            families.setdefault(row.lineage, []).append(row)
+    for family in families.values():
+        family.sort(key=lambda row: row.prompt.astype(">u4").tobytes())
+        shared = [common(one, other) for one, other in itertools.pairwise(family)]
+        for group, length in _groups(family, shared, tokens_min):
+            trunk = _kept(group, length) or Trunk(length)
+            planned |= dict.fromkeys((row.key for row in group), trunk)
+    return planned
+
+
+def _kept(group: Iterable[DecodingSequence], length: int) -> Trunk | None:
+    """Return the trunk of some row that all of a group can stand on, if none longer is worth it."""
+    found = [row.trunk for row in group if row.trunk is not None]
+    fitting = [trunk for trunk in found if trunk.length <= length]
+    best = max(fitting, key=lambda trunk: trunk.length, default=None)
+    is_worth = best and (set(found) == {best} or length < GAIN_MIN * best.length)
+    return best if is_worth else None
+
+
+def _groups(
+    rows: list[DecodingSequence], shared: list[int], tokens_min: int
+) -> list[tuple[list[DecodingSequence], int]]:
+    """Return groups of sorted rows, and what each has in common, that spare the most tokens.
+
+    `shared` is what neighbours have in common. A group is cut where that is least, if its parts
+    spare more than it does.
+    """
+    if len(rows) < 2:
+        return []
+    length = min(shared)
+    cut = shared.index(length) + 1
+    parts = _groups(rows[:cut], shared[: cut - 1], tokens_min)
+    parts += _groups(rows[cut:], shared[cut:], tokens_min)
+    spared = sum((len(part) - 1) * tokens for part, tokens in parts)
+    if length < tokens_min or spared > (len(rows) - 1) * length:
+        return parts
+    return [(rows, length)]
+
+
+def common(one: DecodingSequence, other: DecodingSequence) -> int:
+    """Return how many tokens two rows begin with alike, each with one more behind them."""
+    count = min(len(one.prompt), len(other.prompt))
+    differing = one.prompt[:count] != other.prompt[:count]
+    alike = int(differing.argmax()) if differing.any() else count
+    return min(alike, len(one.tokens) - 1, len(other.tokens) - 1)

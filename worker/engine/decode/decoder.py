@@ -3,7 +3,7 @@
 A lone sequence decodes in the cache that it was prefilled in, without a copy. Which sequences share
 a forward is decided by the bytes that a step reads (`batch_split.py`); they join, leave and change
 batches between any two steps. Those that begin alike share one trunk of KV in a batch
-(`trunk_plan.py`). Models whose caches cannot be merged take turns alone.
+(`plan_trunks`). Models whose caches cannot be merged take turns alone.
 Owner: the inference thread.
 """
 
@@ -14,28 +14,30 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from hearth.worker.engine.decode.batch import Batch
-from hearth.worker.engine.decode.batch_caches import batch_kind, keeps_plain_rows
-from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
+from hearth.worker.engine.decode.batch import Batch, batch_kind, keeps_plain_rows
+from hearth.worker.engine.decode.batch_split import (
+    TRUNK_TOKENS_MIN,
+    ReadCost,
+    RowLength,
+    plan_trunks,
+    regroup,
+)
 from hearth.worker.engine.decode.decoding_sequence import (
     Agree,
-    DecodingRow,
+    LoneSequence,
     SampledToken,
     Sequence,
-    UnfinishedBatch,
     as_chosen,
 )
-from hearth.worker.engine.decode.lone_sequence import LoneSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
 from hearth.worker.engine.decode.tree_forward import TreeForward
-from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN, TrunkRow, plan_trunks
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 from hearth.worker.engine.mlx_memory import return_freed
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
 
-__all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
+__all__ = ["Decoder", "SampledToken", "Sequence"]
 
 
 class Decoder:
@@ -61,11 +63,13 @@ class Decoder:
         """Without a `tree_forward` drafts have no branches. `try_trunks` is called once at most."""
         self.is_mergeable = is_mergeable
         self._tree_forward = tree_forward
+        self.takes_trees = tree_forward is not None  # whether drafts may have branches
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self.trunk_tokens_min = TRUNK_TOKENS_MIN
         self._try_trunks = try_trunks
-        self._shares_trunks: bool | None = None  # None: nobody could so far
+        # Whether rows share trunks: some would, and the model can. None: nobody would so far.
+        self.shares_trunks: bool | None = None
         self._model = model
         self._stream = stream
         self._agree = agree
@@ -79,16 +83,6 @@ class Decoder:
         return len(self._lone) + sum(map(len, self._batches))
 
     @property
-    def takes_trees(self) -> bool:
-        """Whether drafts may have branches."""
-        return self._tree_forward is not None
-
-    @property
-    def shares_trunks(self) -> bool:
-        """Whether rows are known to share trunks: some would have, and the model can."""
-        return bool(self._shares_trunks)
-
-    @property
     def batch_keys(self) -> list[set[str]]:
         """The keys of the sequences that share each batch."""
         return [{row.key for row in batch.rows} for batch in self._batches]
@@ -96,9 +90,8 @@ class Decoder:
     @property
     def batch_bytes(self) -> int:
         """The bytes of KV in no slot's own cache: of batches, each trunk once."""
-        trunks = {trunk for batch in self._batches for trunk in batch.trunks}
-        nbytes = sum(batch.nbytes for batch in self._batches)
-        return nbytes + sum(trunk.nbytes for trunk in trunks)
+        trunks = set(self.trunks.values())
+        return sum(batch.nbytes for batch in self._batches) + sum(each.nbytes for each in trunks)
 
     @property
     def trunks(self) -> dict[str, Trunk]:
@@ -117,10 +110,16 @@ class Decoder:
         assert sequence.tail, "the last token's logits are not known without a forward"
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
-            number = next(self._numbers)
-            lone = LoneSequence(self._model, sequence, number, self._tree_forward, self._agree)
-        self._lone[sequence.key] = lone
+            sequence.begin(next(self._numbers))
+            self._decode_alone(sequence)
         self._is_changed = True
+
+    def _decode_alone(
+        self, row: Sequence, sampled: tuple[mx.array, mx.array] | None = None
+    ) -> LoneSequence:
+        lone = LoneSequence(self._model, row, self._tree_forward, self._agree, sampled)
+        self._lone[row.key] = lone
+        return lone
 
     def step(self) -> list[SampledToken]:
         """Return the next tokens of each sequence, in order."""
@@ -135,26 +134,28 @@ class Decoder:
         return_freed()
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
-        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown.
+    def remove(self, key: str, said: int | None = None) -> Sequence | None:
+        """Forget a sequence that ended or was cancelled; return it as it is left, None if unknown.
 
         `said` is how many of the tokens that were returned for it were said, where not all: an
         answer may end amid a draft.
         """
-        lone = self._lone.pop(key, None)
         with mx.stream(self._stream):
+            lone = self._lone.pop(key, None)
             if lone is None:
-                lone = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
+                for batch in self._batches:
+                    if self._leave(batch, key):
+                        lone = self._lone.pop(key)
                 self._dissolve()
-                self._give_back()
             if lone is None:
                 return None
-            whole_rows(lone.cache)
+            row = lone.row
+            whole_rows(row.cache)
             self._is_changed = True
-            lone.settle(0 if said is None else lone.row.returned - said)
-            mx.eval([layer.state for layer in lone.cache])
+            lone.settle(0 if said is None else row.returned - said)
+            mx.eval([layer.state for layer in row.cache])
         return_freed()
-        return UnfinishedBatch(lone.cache, lone.row.fed)
+        return row
 
     # ------------------------------------------------------------ who shares a forward
 
@@ -164,42 +165,35 @@ class Decoder:
         Those of two adapters never do.
         """
         self._is_changed = False
-        kinds: dict[tuple[Hashable, LoraAdapter | None], list[Batch | LoneSequence]] = {}
+        kinds: dict[tuple[Hashable, LoraAdapter | None], list[list[Sequence]]] = {}
         for batch in self._batches:
-            kinds.setdefault((batch.kind, batch.adapter), []).append(batch)
+            kinds.setdefault((batch.kind, batch.adapter), []).append(batch.rows)
         for lone in self._lone.values():
             if lone.row.remaining > 1:  # one that is about to end gains nothing
-                kind = batch_kind(lone.cache)
-                kinds.setdefault((kind, lone.row.adapter), []).append(lone)
+                kind = batch_kind(lone.row.cache)
+                kinds.setdefault((kind, lone.row.adapter), []).append([lone.row])
         for (kind, _), groups in kinds.items():
-            if len(groups) > 1 or (groups and isinstance(groups[0], Batch)):
+            if len(groups) > 1 or len(groups[0]) > 1:
                 self._regroup_kind(kind, groups)
 
-    def _regroup_kind(self, kind: Hashable, groups: list["Batch | LoneSequence"]) -> None:
-        now = [each.rows if isinstance(each, Batch) else [each.row] for each in groups]
+    def _regroup_kind(self, kind: Hashable, now: list[list[Sequence]]) -> None:
         rows = [row for group in now for row in group]
-        trunks = self._planned_trunks(rows) if keeps_plain_rows(kind) else {}
+        trunks: dict[str, Trunk] = {}
+        if keeps_plain_rows(kind) and self.shares_trunks is not False:
+            planned = plan_trunks(rows, self.trunk_tokens_min)
+            if planned and self.shares_trunks is None:
+                self.shares_trunks = self._try_trunks()
+            trunks = planned if self.shares_trunks else {}
         wanted = regroup(
             [[_length(row, row.trunk) for row in group] for group in now],
             self.cost,
             ROWS_MAX,
             [_length(row, trunks.get(row.key)) for row in rows],
         )
-        if wanted is None:
-            return
-        for group in wanted:
-            self._gather({rows[index].key for index in group}, trunks)
-        self._dissolve()
-        self._give_back()
-
-    def _planned_trunks(self, rows: list[DecodingRow]) -> dict[str, Trunk]:
-        if self._shares_trunks is False:
-            return {}
-        seen = [TrunkRow(row.key, row.lineage, row.prompt, len(row.fed), row.trunk) for row in rows]
-        planned = plan_trunks(seen, self.trunk_tokens_min)
-        if planned and self._shares_trunks is None:
-            self._shares_trunks = self._try_trunks()
-        return planned if self._shares_trunks else {}
+        if wanted is not None:
+            for group in wanted:
+                self._gather({rows[index].key for index in group}, trunks)
+            self._dissolve()
 
     def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.
@@ -210,28 +204,25 @@ class Decoder:
         keys = self._fitting(keys, trunks)
         if not keys:
             return
-        batch = self._home_of(keys)
-        if batch is not None:
-            for key in [row.key for row in batch.rows if row.key not in keys]:
+        home = self._home_of(keys)
+        for batch in sorted(self._batches, key=lambda batch: batch is not home):
+            for key in [row.key for row in batch.rows if (row.key in keys) != (batch is home)]:
                 self._leave(batch, key)
-        for other in [each for each in self._batches if each is not batch]:
-            for key in [row.key for row in other.rows if row.key in keys]:
-                self._leave(other, key)
-        self._batches = [each for each in self._batches if len(each)]
+        self._batches = [batch for batch in self._batches if len(batch)]
         joining = sorted(
             (lone for key, lone in self._lone.items() if key in keys),
             key=lambda lone: lone.row.number,
         )
-        if not joining or (batch is None and len(joining) < 2):
+        if not joining or (home is None and len(joining) < 2):
             return
         for lone in joining:
             del self._lone[lone.row.key]
             lone.settle()
             lone.row.lend()
-        if batch is None:
+        if home is None:
             self._batches.append(Batch(self._model, joining, trunks, self._agree))
         else:
-            batch.extend(joining, trunks)
+            home.extend(joining, trunks)
 
     def _home_of(self, keys: set[str]) -> Batch | None:
         """Return the batch that has most of these sequences; None where none has any."""
@@ -250,7 +241,7 @@ class Decoder:
         rows += [row for batch in self._batches for row in batch.rows]
         found = [row for row in rows if row.key in keys]
 
-        def without(left: DecodingRow) -> int:
+        def without(left: Sequence) -> int:
             return self._bytes_together([row for row in found if row is not left], trunks)
 
         while len(found) > 1 and not self._finds_room(self._bytes_together(found, trunks)):
@@ -260,44 +251,46 @@ class Decoder:
     def _finds_room(self, nbytes: int) -> bool:
         return self.has_room(nbytes)
 
-    def _bytes_together(self, rows: list[DecodingRow], trunks: Mapping[str, Trunk]) -> int:
+    def _bytes_together(self, rows: list[Sequence], trunks: Mapping[str, Trunk]) -> int:
         """Return what is held more once these share a batch: beside that, a row is moved."""
-        batch = self._home_of({row.key for row in rows})
-        inside = {row.key for row in batch.rows} if batch is not None else set()
+        home = self._home_of({row.key for row in rows})
         lengths = [_length(row, trunks.get(row.key)) for row in rows]
         longest = max(length.own for length in lengths)
         tokens = sum({length.trunk: length.trunk_length for length in lengths}.values())
-        now_trunks = {row.trunk: row.trunk.length for row in rows if row.trunk is not None}
-        tokens -= sum(now_trunks.values())
+        tokens -= sum(trunk.length for trunk in {row.trunk for row in rows} if trunk is not None)
         for row in rows:
-            is_inside = batch is not None and row.key in inside
-            tokens += longest - (batch.length if batch and is_inside else row.own_length)
-        return round(max(0, tokens) * self.cost.row_bytes) + sum(row.join_bytes for row in rows)
+            held = home.length if home is not None and row in home.rows else row.own_length
+            tokens += longest - held
+        joining = sum(row.join_bytes() for row in rows if not row.is_lent)
+        return round(max(0, tokens) * self.cost.row_bytes) + joining
 
     def _dissolve(self) -> None:
-        """Let who is left alone in a batch decode alone: a batch masks, and may copy, its rows."""
+        """Let who is left alone in a batch decode alone: a batch masks, and may copy, its rows.
+
+        Who is alone now decodes in its slot's own cache, its trunk's rows included.
+        """
         for batch in self._batches:
             if len(batch) == 1:
                 self._leave(batch, batch.rows[0].key)
         self._batches = [batch for batch in self._batches if len(batch)]
-
-    def _leave(self, batch: Batch, key: str) -> None:
-        lone = batch.remove(key)
-        assert lone is not None, key
-        self._lone[key] = lone
-
-    def _give_back(self) -> None:
-        """Have who is alone now decode in its slot's own cache, its trunk's rows included."""
         shared = {row.trunk for batch in self._batches for row in batch.rows}
         for lone in self._lone.values():
-            if lone.row.trunk is not None and lone.row.trunk not in shared:
-                lone.row.trunk.layers.clear()  # so that each goes when it was copied
-            whole_rows(lone.cache)
-            lone.row.trunk = None
-            lone.row.give_back(lone.cache)
+            row = lone.row
+            if row.trunk is not None and row.trunk not in shared:
+                row.trunk.layers.clear()  # so that each goes when it was copied
+            whole_rows(row.cache)
+            row.trunk = None
+            row.give_back()
+
+    def _leave(self, batch: Batch, key: str) -> bool:
+        """Have a sequence leave a batch, if it is in it, and decode alone."""
+        found = batch.remove(key)
+        if found is not None:
+            self._decode_alone(*found)
+        return found is not None
 
 
-def _length(row: DecodingRow, trunk: Trunk | None) -> RowLength:
+def _length(row: Sequence, trunk: Trunk | None) -> RowLength:
     """Return what a step reads of a row that stands on a trunk."""
     shared = trunk.length if trunk is not None else 0
-    return RowLength(len(row.fed) - shared, trunk, shared)
+    return RowLength(len(row.tokens) - shared, trunk, shared)

@@ -9,13 +9,14 @@ the model's KV. Owner: the inference thread.
 import copy
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.gemma4_text import logit_softcap
 
-from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.engine.hidden_states import with_hidden
+from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
@@ -85,7 +86,7 @@ class DraftModel:
 
 
 class HeadDrafts:
-    """The head, with KV of one sequence (`model_drafts.ModelDrafts`).
+    """The head, with KV of one sequence (`ModelDrafts`).
 
     Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
     token before `_next`: nothing that it drafted itself stays.
@@ -100,10 +101,7 @@ class HeadDrafts:
         self._pending: list[tuple[mx.array, mx.array]] = []
         self._pending_count = 0  # pairs in it
         self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
-
-    @property
-    def token_cost(self) -> float:
-        return self._model.token_cost
+        self.token_cost = model.token_cost
 
     @property
     def held(self) -> int:
@@ -139,7 +137,10 @@ class HeadDrafts:
         self._pending, self._pending_count = [], 0
         count: int = tokens.shape[0]
         if self._held is None or self._held + count > HELD_MAX:
-            self._begin(place - count)
+            # It begins with the pair of the first of these tokens, and attends to none before.
+            self._head.reset(self._model.target)
+            self._head.set_shared_kv({}, place - count)
+            self._held = 0
         self._read(hidden, tokens[1:], [last])
         self._held = self.held + count
         drafted = self._head.draft_block(
@@ -147,22 +148,19 @@ class HeadDrafts:
         )
         # What it made of its own tokens gives way to what the model will make of them.
         self._read(hidden[:, :0], tokens[:0], [])
-        ids: list[int] = drafted[0].tolist()
-        return ids
+        return cast(list[int], drafted[0].tolist())
 
     def _read(self, hidden: mx.array, tokens: mx.array, last: list[int]) -> None:
         """Have the head forget its own draft, and read known tokens, the first behind `hidden`."""
-        drafted = tokens.astype(mx.int32)[None]
-        count: int = tokens.shape[0]
         self._head.accept_verified_tokens(
-            hidden, drafted, count, last, _no_sampler, mx.int32, greedy=True
+            hidden,
+            tokens.astype(mx.int32)[None],
+            tokens.shape[0],
+            last,
+            _no_sampler,
+            mx.int32,
+            greedy=True,
         )
-
-    def _begin(self, place: int) -> None:
-        """Have the head begin with the pair of the token `place`: it attends to none before."""
-        self._head.reset(self._model.target)
-        self._head.set_shared_kv({}, place)
-        self._held = 0
 
 
 class AssistantDrafts:
@@ -183,10 +181,7 @@ class AssistantDrafts:
         self._next = 0  # the place of the first token whose hidden state was not taken
         self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
         self._cache: Sequence[Any] | None = None
-
-    @property
-    def token_cost(self) -> float:
-        return self._model.token_cost
+        self.token_cost = model.token_cost
 
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         end = start + tokens.shape[0]
@@ -202,7 +197,13 @@ class AssistantDrafts:
             return []
         self._head.set_shared_kv(rows, place, position=max(place - 1, 0), kv_valid_len=place)
         drafted = self._head.draft_block(
-            last, self._hidden, None, tokens_max + 1, _likeliest, mx.int32, greedy=True
+            last,
+            self._hidden,
+            None,
+            tokens_max + 1,
+            partial(mx.argmax, axis=-1),
+            mx.int32,
+            greedy=True,
         )
         ids: list[int] = drafted[0].tolist()
         self._head.set_shared_kv({}, 0)
@@ -221,9 +222,31 @@ class AssistantDrafts:
         return rows if len(rows) == len(found) else None
 
 
-def _likeliest(logits: mx.array) -> mx.array:
-    return mx.argmax(logits, axis=-1)
-
-
 def _no_sampler(_logits: mx.array) -> mx.array:
     raise AssertionError("the head says its likeliest tokens")
+
+
+def with_hidden(
+    model: Any, ids: mx.array, cache: list[Any] | None = None, **arguments: Any
+) -> tuple[mx.array, mx.array]:
+    """Return logits (rows, n, vocabulary) and hidden states (rows, n, hidden) of `ids` (rows, n).
+
+    `model` is called as usual but for that, with the same `arguments`.
+    """
+    if hasattr(model, "with_hidden"):
+        logits, hidden = model.with_hidden(ids, cache, **arguments)
+        return logits, hidden
+    # What mlx-lm's model does, in its two parts: its own call returns the logits alone.
+    assert not arguments, "models of text alone take no more"
+    spoken = getattr(model, "language_model", model)
+    hidden = spoken.model(ids, cache=cache)
+    is_tied = spoken.args.tie_word_embeddings
+    logits = (spoken.model.embed_tokens.as_linear if is_tied else spoken.lm_head)(hidden)
+    cap = getattr(spoken, "final_logit_softcapping", None)
+    return logits if cap is None else logit_softcap(cap, logits), hidden
+
+
+def is_like_alone(model: Any) -> bool:
+    """Whether a model that is asked for its hidden states too has the same logits, to the bit."""
+    ids = mx.array([[1, 2, 3, 4]])
+    return bool(mx.array_equal(model(ids), with_hidden(model, ids)[0]).item())

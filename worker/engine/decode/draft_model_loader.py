@@ -17,15 +17,15 @@ from hearth.shared.errors import StartError
 from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings import Settings
-from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.compute_dtype import compute_in
 from hearth.worker.engine.decode.draft_model import (
     AssistantDrafts,
     DraftModel,
     HeadDrafts,
     RawRows,
+    is_like_alone,
 )
-from hearth.worker.engine.hidden_states import is_like_alone
 from hearth.worker.engine.model_loader import LoadedModel, backend, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json, weight_sizes
 
@@ -114,8 +114,7 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
         raise
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(source, _reason(error)) from error
-    is_float32 = settings.dtype == "auto" and backend() == "cpu"
-    wider = _WIDER if is_float32 else {}
+    wider = _WIDER if settings.dtype == "auto" and backend() == "cpu" else {}
     nbytes = sum(size * wider.get(dtype, 1) for _, size, dtype in sizes)
     return DraftCheckpoint(source, directory, kind, nbytes, runs_code)
 
@@ -132,7 +131,7 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
     target = loaded.model if loaded.vision is None else loaded.vision.model
     architecture = type(target).__module__.rpartition(".")[-1]  # by the library that loads it
     if architecture not in (kind.models if loaded.vision else kind.text_models):
-        raise _refusal(found.source, _misfit(found.kind, loaded))
+        raise _refusal(found.source, _misfit(found.kind, kind, loaded))
     try:
         head = _load(found, target)
         own, known = head.config.text_config.vocab_size, loaded.facts.vocab_size
@@ -158,31 +157,23 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
     language = getattr(target, "language_model", target)
     if hasattr(language, "config"):
         validate_drafter_compatibility(target, head, kind)
+        return head
     # Mlx-lm's models have `args` instead, which mlx-vlm does not look at.
-    elif language.args.hidden_size != _target_size(head.config):
-        raise ValueError(
-            f"it was made for hidden_size={_target_size(head.config)}, and the model has "
-            f"hidden_size={language.args.hidden_size}"
-        )
+    own = language.args.hidden_size
+    read = getattr(head.config, "backbone_hidden_size", 0) or head.config.text_config.hidden_size
+    if own != read:
+        raise ValueError(f"it was made for hidden_size={read}, and the model has hidden_size={own}")
     return head
 
 
-def _target_size(config: Any) -> int:
-    """Return the width of the hidden states that a draft model reads."""
-    return int(getattr(config, "backbone_hidden_size", 0) or config.text_config.hidden_size)
-
-
-def _misfit(name: str, loaded: LoadedModel) -> str:
+def _misfit(name: str, kind: DraftKind, loaded: LoadedModel) -> str:
     """Return what such a draft model drafts for, and what was loaded instead."""
-    kind, facts = KINDS[name], loaded.facts
-    model = f"MODEL_PATH is {facts.path!r} ({facts.architecture})"
-    if loaded.vision is None:
-        text = f", and of text alone {_listed(kind.text_models)}" if kind.text_models else ""
-        return (
-            f"its kind {name!r} drafts for {_listed(kind.models)} with a vision tower{text}, and "
-            f"{model}, a model of text alone"
-        )
-    return f"its kind {name!r} drafts for {_listed(kind.models)}, and {model}"
+    drafts = f"its kind {name!r} drafts for {_listed(kind.models)}"
+    model = f"MODEL_PATH is {loaded.facts.path!r} ({loaded.facts.architecture})"
+    if loaded.vision is not None:
+        return f"{drafts}, and {model}"
+    text = f", and of text alone {_listed(kind.text_models)}" if kind.text_models else ""
+    return f"{drafts} with a vision tower{text}, and {model}, a model of text alone"
 
 
 def _kind_and_sizes(directory: Path, source: str) -> tuple[str, list[tuple[str, int, str]]]:

@@ -7,8 +7,9 @@ import contextlib
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import (
@@ -28,8 +29,6 @@ from hearth.worker.constraint.token_mask import TokenMask
 Sampler = Callable[[mx.array, Sequence[int]], mx.array]
 Filter = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
-
-T = TypeVar("T")
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
 TEMPERATURE_MIN = 1e-4  # below it a logit divided by it overflows; only the likeliest is left
@@ -90,9 +89,12 @@ def make_token_choice(
     guide: TokenMask | None = None,
 ) -> TokenChoice:
     """Return the choice for a request that passed `check`; `defaults` fill what it left open."""
+    asked = {row.name: getattr(sampling, row.name) for row in fields(defaults)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    chosen = replace(defaults, **given)
     return TokenChoice(
-        sampler=_sampler(sampling, defaults, vocab_size),
-        processors=tuple(_processors(sampling, defaults, prompt_length)),
+        sampler=_sampler(chosen, sampling.seed, vocab_size),
+        processors=tuple(_processors(sampling, chosen.repetition_penalty, prompt_length)),
         top_logprobs=sampling.top_logprobs,
         guide=guide,
     )
@@ -114,13 +116,10 @@ def check(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
-def _sampler(sampling: Sampling, defaults: SamplingDefaults, vocab_size: int) -> Sampler:
-    temperature = _default(sampling.temperature, defaults.temperature)
-    if temperature < TEMPERATURE_MIN:
+def _sampler(chosen: SamplingDefaults, asked_seed: int | None, vocab_size: int) -> Sampler:
+    if chosen.temperature < TEMPERATURE_MIN:
         return greedy
-    top_p = max(_default(sampling.top_p, defaults.top_p), TOP_P_MIN)
-    min_p = _default(sampling.min_p, defaults.min_p)
-    top_k = _default(sampling.top_k, defaults.top_k)
+    top_p, min_p, top_k = max(chosen.top_p, TOP_P_MIN), chosen.min_p, chosen.top_k
     filters: list[Filter] = []
     if top_p < 1:
         filters.append(lambda logprobs: apply_top_p(logprobs, top_p))
@@ -128,12 +127,12 @@ def _sampler(sampling: Sampling, defaults: SamplingDefaults, vocab_size: int) ->
         filters.append(lambda logprobs: apply_min_p(logprobs, min_p))
     if 0 < top_k < vocab_size:
         filters.append(lambda logprobs: apply_top_k(logprobs, top_k))
-    seed = sampling.seed if sampling.seed is not None else secrets.randbits(64)
+    seed = asked_seed if asked_seed is not None else secrets.randbits(64)
 
     def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
         for keep in filters:
             logprobs = keep(logprobs)
-        logprobs = logprobs * (1 / temperature)
+        logprobs = logprobs * (1 / chosen.temperature)
         drawn = []
         for row, place in enumerate(places):
             key = mx.random.key(_mixed(seed, place))
@@ -143,10 +142,6 @@ def _sampler(sampling: Sampling, defaults: SamplingDefaults, vocab_size: int) ->
         return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
 
     return sample
-
-
-def _default(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _mixed(seed: int, draw: int) -> int:
@@ -161,10 +156,7 @@ def _mixed(seed: int, draw: int) -> int:
     return z ^ (z >> 31)
 
 
-def _processors(
-    sampling: Sampling, defaults: SamplingDefaults, prompt_length: int
-) -> list[LogitsProcessor]:
-    penalty = _default(sampling.repetition_penalty, defaults.repetition_penalty)
+def _processors(sampling: Sampling, penalty: float, prompt_length: int) -> list[LogitsProcessor]:
     over_everything = make_logits_processors(
         logit_bias={int(name): bias for name, bias in sampling.logit_bias.items()} or None,
         repetition_penalty=None if penalty == 1 else penalty,
@@ -176,13 +168,11 @@ def _processors(
         frequency_penalty=sampling.frequency_penalty or None,
         frequency_context_size=ALL_GENERATED,
     )
-    return [*over_everything, *(_generated_only(p, prompt_length) for p in over_the_answer)]
+    return [*over_everything, *(partial(_generated, p, prompt_length) for p in over_the_answer)]
 
 
-def _generated_only(processor: LogitsProcessor, prompt_length: int) -> LogitsProcessor:
+def _generated(
+    processor: LogitsProcessor, prompt_length: int, tokens: mx.array, logits: mx.array
+) -> mx.array:
     """OpenAI's penalties count what was generated, not what the prompt says."""
-
-    def process(tokens: mx.array, logits: mx.array) -> mx.array:
-        return processor(tokens[prompt_length:], logits)
-
-    return process
+    return processor(tokens[prompt_length:], logits)

@@ -7,7 +7,7 @@ Owner: the inference thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 
@@ -109,15 +109,13 @@ class TrunkedKVCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the rows (batch, heads, n, width) of the next tokens; return those of the tails."""
         self.offset = self.offset + keys.shape[2]
-        tails: tuple[mx.array, mx.array] = self.tails.update_and_fetch(keys, values)
-        return tails
+        return cast(tuple[mx.array, mx.array], self.tails.update_and_fetch(keys, values))
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
         """Return which rows of its tail each of the next `N` tokens may see."""
         if more.get("window_size") is not None:
             raise NotImplementedError("a window over rows that have a trunk")
-        mask: mx.array = self.tails.make_mask(N, return_array=return_array, **more)
-        return mask
+        return cast(mx.array, self.tails.make_mask(N, return_array=return_array, **more))
 
     def filter(self, batch_indices: list[int]) -> None:
         """Keep these rows, in this order."""

@@ -6,35 +6,17 @@ for a row of a batch: it is wrapped meanwhile. What a model makes of all that is
 Owner: the inference thread.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
-import numpy as np
 from mlx import nn
 
-from hearth.worker.engine.decode.batch_caches import (
-    Unlike,
-    as_floats,
-    cut_error,
-    filled_cache,
-    logits_error,
-    why_not_alike,
-)
+from hearth.worker.engine.decode.shared_trunk import PLAIN
 from hearth.worker.engine.vision.vlm_language_model import AXES
 
-log = logging.getLogger(__name__)
-
-LAYER: Final = "KVCache"  # of plain rows; mlx-lm's and mlx-vlm's are alike
 ROPE_NAMES: Final = ("rope", "rotary")  # in the names of classes that turn rows by positions
-
-# What is tried: two branches of unlike length behind some text, their nodes mixed.
-TRIED_TOKENS: Final = 12
-TRIED_PARENTS: Final = (-1, -1, 0, 1, 2)
-TRIED_PATHS: Final = ((0, 2, 4), (1, 3))
 
 
 class TreeForward:
@@ -65,22 +47,24 @@ class TreeForward:
         assert can_hold_trees(cache), [type(layer).__name__ for layer in cache]
         rows = [*range(-1, len(known) - 1), *(len(known) + parent for parent in parents)]
         held = cache[0].offset
-        tree = _Tree(_mask(rows, held), mx.array([held + depth for depth in depths(rows)]))
+        # Which rows each sees, those before the tree among them: (rows, held + rows).
+        before = mx.ones((len(rows), held), dtype=mx.bool_)
+        mask = mx.concatenate([before, mx.array(ancestors(rows))], axis=1)
+        positions = mx.array([held + depth for depth in depths(rows)])  # (rows,)
         ids = mx.array([[*known, *tokens]], dtype=mx.uint32)
         if self._takes_positions:
-            positions = mx.broadcast_to(tree.positions + shift, (AXES, *ids.shape))
-            layers = [_TreeLayer(layer, tree.mask) for layer in cache]
-            logits: mx.array = self._model(ids, cache=layers, position_ids=positions)
-            return logits
+            told = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
+            layers = [_TreeLayer(layer, mask) for layer in cache]
+            return cast(mx.array, self._model(ids, cache=layers, position_ids=told))
         assert not shift, "a model that takes no positions has none to shift"
+        layers = [_TreeLayer(layer, mask, positions) for layer in cache]
         with _wrapped(self._ropes):
-            logits = self._model(ids, cache=[_RopedTreeLayer(layer, tree) for layer in cache])
-        return logits
+            return cast(mx.array, self._model(ids, cache=layers))
 
 
 def can_hold_trees(cache: Sequence[Any]) -> bool:
     """Return whether every layer keeps plain rows of all tokens."""
-    return bool(cache) and all(type(layer).__name__ == LAYER for layer in cache)
+    return bool(cache) and all(type(layer).__name__ == PLAIN for layer in cache)
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -101,26 +85,17 @@ def ancestors(parents: Sequence[int]) -> list[list[bool]]:
     return seen
 
 
-def _mask(parents: Sequence[int], held: int) -> mx.array:
-    """Return (rows, held + rows): which rows each sees, those before the tree among them."""
-    before = mx.ones((len(parents), held), dtype=mx.bool_)
-    return mx.concatenate([before, mx.array(ancestors(parents))], axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    mask: mx.array  # (rows, all rows)
-    positions: mx.array  # (rows,)
-
-
 class _TreeLayer:
     """A layer's cache for one forward of a tree, which writes into the layer's own.
 
+    A model that takes a position from the cache gets one for each token: `positions` (rows,).
     Attributes that it has not are the layer's.
     """
 
-    def __init__(self, layer: Any, mask: mx.array) -> None:
+    def __init__(self, layer: Any, mask: mx.array, positions: mx.array | None = None) -> None:
         self._layer, self._mask = layer, mask
+        if positions is not None:
+            self.offset = positions
 
     def make_mask(self, N: int, return_array: bool = False, window_size: Any = None) -> mx.array:
         """Return which rows each token sees, as models ask of a cache."""
@@ -133,14 +108,6 @@ class _TreeLayer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
-
-
-class _RopedTreeLayer(_TreeLayer):
-    """The same for a model that takes a position from the cache: it gets one for each token."""
-
-    def __init__(self, layer: Any, tree: _Tree) -> None:
-        super().__init__(layer, tree.mask)
-        self.offset = tree.positions
 
 
 class TokenRope:
@@ -164,8 +131,7 @@ _Rope = tuple[Any, str, Any, TokenRope]  # who holds it, by which name, itself, 
 
 
 def _ropes(model: Any) -> Iterator[_Rope]:
-    modules = model if isinstance(model, nn.Module) else model.model
-    for _, module in modules.named_modules():
+    for _, module in (model if isinstance(model, nn.Module) else model.model).named_modules():
         for name, child in module.children().items():
             kind = type(child).__name__.lower()
             if isinstance(child, nn.Module) and any(part in kind for part in ROPE_NAMES):
@@ -182,37 +148,3 @@ def _wrapped(ropes: Sequence[_Rope]) -> Iterator[None]:
     finally:
         for module, name, rope, _ in ropes:
             module[name] = rope
-
-
-# ------------------------------------------------------------ whether a model can
-
-
-def make_tree_forward(model: Any, new_cache: Callable[[], list[Any]]) -> TreeForward | None:
-    """Return what runs forwards of trees, None where the model computes others in them.
-
-    Takes eleven forwards of at most 16 tokens; up to three times as many, and one for each, where
-    the first fails.
-    """
-    if not can_hold_trees(new_cache()):
-        return None
-    reason = why_not_alike(lambda text: _errors(model, new_cache, text))
-    if reason is None:
-        return TreeForward(model)
-    log.info("drafts have no branches, as the model cannot compute them: %s", reason)
-    return None
-
-
-def _errors(model: Any, new_cache: Callable[[], list[Any]], text: int) -> Unlike:
-    """Return how unlike logits in a tree are to those token by token."""
-    prompt = [7 + 11 * text + (5 + 3 * text) * n % 97 for n in range(TRIED_TOKENS)]
-    known, tokens = [41 + text], [13 + 17 * text + 3 * node for node in range(len(TRIED_PARENTS))]
-    cache = filled_cache(model, new_cache, prompt)
-    together = TreeForward(model)(known, tokens, TRIED_PARENTS, cache)[0]
-    errors = []
-    for path in TRIED_PATHS:
-        cache = filled_cache(model, new_cache, prompt)
-        for row in (0, *(len(known) + node for node in path)):
-            alone = model(mx.array([[[*known, *tokens][row]]]), cache=cache)[0, -1]
-            errors.append(logits_error(as_floats(together[row]), as_floats(alone)))
-    whole = [*prompt, *known, *(tokens[node] for node in TRIED_PATHS[-1])]
-    return float(np.max(errors)), lambda: cut_error(model, new_cache, whole, as_floats(alone))

@@ -8,7 +8,7 @@ Owner: the inference thread.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import mlx.core as mx
@@ -32,7 +32,9 @@ def reach_trunks(
     reached: whether all are is to be tried.
     """
     replaced: list[tuple[Any, Attention]] = []
-    for module in _modules(network):
+    files = {type(part).__module__ for _, part in network.named_modules()}
+    # Of what upstream runs of a checkpoint's own code there is no module.
+    for module in [sys.modules[name] for name in sorted(files) if name in sys.modules]:
         now: Any = getattr(module, NAME, None)
         stock = getattr(now, "stock", now)  # another network of these modules may have come first
         if stock is not None and _takes_cache(stock):
@@ -44,13 +46,6 @@ def reach_trunks(
             setattr(module, NAME, before)
 
     return take_back
-
-
-def _modules(network: nn.Module) -> Iterator[Any]:
-    """Yield the modules of a network's code, but for what upstream runs of a checkpoint's own."""
-    for name in sorted({type(part).__module__ for _, part in network.named_modules()}):
-        if name in sys.modules:
-            yield sys.modules[name]
 
 
 def _takes_cache(stock: Attention) -> bool:

@@ -8,7 +8,7 @@ Owner: the inference thread.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,18 +42,6 @@ class LoraAdapter:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Have the model's forwards be this adapter's, until the end of the context."""
-        for layer in self.layers:
-            assert layer.holder[layer.key] is layer.plain, "two adapters share a forward"
-            layer.holder[layer.key] = layer.adapted
-        try:
-            yield
-        finally:
-            for layer in self.layers:
-                layer.holder[layer.key] = layer.plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +79,18 @@ class LoraAdapters:
         return [{"name": e.name, "layers": len(e.layers), "bytes": e.nbytes} for e in rows]
 
 
-def applied(adapter: LoraAdapter | None) -> AbstractContextManager[None]:
-    """Return the context of a forward with `adapter`; None = of the plain model."""
-    return nullcontext() if adapter is None else adapter.applied()
+@contextmanager
+def applied(adapter: LoraAdapter | None) -> Iterator[None]:
+    """Have the model's forwards be those of `adapter`, until the end of the context.
+
+    None = those of the plain model.
+    """
+    layers = adapter.layers if adapter is not None else ()
+    for layer in layers:
+        assert layer.holder[layer.key] is layer.plain, "two adapters share a forward"
+        layer.holder[layer.key] = layer.adapted
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.holder[layer.key] = layer.plain

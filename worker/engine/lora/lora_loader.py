@@ -1,27 +1,78 @@
-"""Loads the adapters of ADAPTERS beside the model, and counts their weights with those."""
+"""Loads the adapters of ADAPTERS beside the model, and counts their weights with those.
+
+Two formats are read: mlx-lm's (adapters.safetensors) and PEFT's (adapter_model.safetensors). The
+layers are built by mlx-lm's LoRA layers.
+Owner: the inference thread.
+"""
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import snapshot_download
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings import Settings
-from hearth.worker.engine.lora.lora_adapter import LoraAdapter, LoraAdapters
-from hearth.worker.engine.lora.lora_files import (
-    FILES,
-    find_directory,
-    read_arrays,
-    read_config,
-    weights_file,
-)
-from hearth.worker.engine.lora.lora_layers import make_adapter, why_not_computed
+from hearth.worker.engine.lora.lora_adapter import AdaptedLayer, LoraAdapter, LoraAdapters, applied
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
+from hearth.worker.engine.vision.vlm_loader import read_json
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
+
+CONFIG: Final = "adapter_config.json"
+MLX_LM_WEIGHTS: Final = "adapters.safetensors"
+PEFT_WEIGHTS: Final = "adapter_model.safetensors"
+FILES: Final = (CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS)  # all that is fetched, read and hashed
+
+# PEFT's ways to begin that leave the model's own weights as they are.
+_PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal")
+# PEFT's options that a LoRA layer of mlx-lm has no place for.
+_REFUSED: Final[Mapping[str, str]] = {
+    "modules_to_save": "it trains whole modules",
+    "fan_in_fan_out": "its weights are transposed",
+    "rank_pattern": "its layers differ in rank",
+    "alpha_pattern": "its layers differ in scale",
+    "lora_bias": "it trains biases",
+    "trainable_token_indices": "it trains single tokens",
+    "target_parameters": "it trains parameters that are no layers",
+    "alora_invocation_tokens": "it begins amid a prompt",
+    "layer_replication": "it repeats layers of the model",
+    "use_qalora": "its layers take the means of groups",
+    "use_bdlora": "its weights are blocks",
+    "arrow_config": "it chooses among other adapters",
+}
+_FUSE: Final = (
+    "merge it into the model (PEFT: merge_and_unload) and serve the result as a model of its own "
+    "(MODELS)"
+)
+_PEFT_NAME: Final = re.compile(
+    r"(?P<layer>.+)\.lora_(?P<part>A|B|magnitude_vector)(\.default)?(\.weight)?"
+)
+_MLX_LM_NAME: Final = re.compile(r"((?P<layer>.*)\.)?(?P<part>lora_a|lora_b|m)", re.DOTALL)
+_PEFT_PARTS: Final = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
+# What a name may begin with that says nothing: libraries wrap a model differently.
+_WRAPPERS: Final = ("base_model", "model", "language_model")
+_FLOAT32_BYTES: Final = 4
+# Arrays as large as a layer's weights that a DoRA layer makes in each forward: the weights
+# unpacked, the product of its two matrices, and their sum.
+_DORA_ARRAYS: Final = 3
+# Arrays as large as a layer's output that a LoRA layer makes of float32: its product, and scaled.
+_LORA_OUTPUTS: Final = 2
+
+_WEIGHTS: Final = frozenset(("weight", "scales", "biases"))
+
+LayerArrays = Mapping[str, Mapping[str, mx.array]]  # by the layer's name: its parts
 
 Identify = Callable[..., WeightsIdentity]  # takes a directory and the patterns of its files
 
@@ -49,7 +100,14 @@ class LoraLoader:
             StartError: ADAPTERS names something that is no adapter, or of a kind that is not taken.
         """
         self._admit = admit
-        self._found = [_find(name, source) for name, source in settings.adapters]
+        self._found: list[_Found] = []
+        for name, source in settings.adapters:
+            try:
+                directory = find_directory(source)
+                weights = weights_file(directory, read_config(directory))
+            except Exception as error:  # whatever a hub or a file can raise
+                raise _refusal(name, source, error) from error
+            self._found.append(_Found(name, source, directory, weights))
 
     def admit(self, nbytes: int) -> None:
         """Make ready for a model's weights of `nbytes`, and for those of the adapters.
@@ -94,14 +152,6 @@ class LoraLoader:
         return adapter
 
 
-def _find(name: str, source: str) -> _Found:
-    try:
-        directory = find_directory(source)
-        return _Found(name, source, directory, weights_file(directory, read_config(directory)))
-    except Exception as error:  # whatever a hub or a file can raise
-        raise _refusal(name, source, error) from error
-
-
 def _refusal(name: str, source: str, error: Exception, model: str = "") -> StartError:
     reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
     beside = f" with {model!r}" if model else ""
@@ -109,3 +159,312 @@ def _refusal(name: str, source: str, error: Exception, model: str = "") -> Start
         f"ADAPTERS has {name}={source}, which cannot be used{beside}: {reason}. Name a LoRA or "
         "DoRA adapter that was made for the model, by its directory or hub id, or take it out."
     )
+
+
+class AdapterMisfit(ValueError):
+    """An adapter cannot be used with this model, or here at all; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """What an adapter_config.json says. Immutable."""
+
+    is_peft: bool
+    is_dora: bool
+    scale: float
+    keys: tuple[str, ...] | None = None  # the layers that it was trained on; None = it does not say
+    blocks: int = 0  # of mlx-lm, the last ones that have them; 0 = all
+    rank: int = 0  # of PEFT, whose scale was made of it; 0 = whatever the weights have
+
+
+def find_directory(source: str) -> Path:
+    """Return the directory of an adapter, fetched where `source` is a hub id.
+
+    Raises:
+        AdapterMisfit: it is neither, or its files are not there.
+    """
+    directory = Path(source).expanduser()
+    if not directory.is_dir():
+        if source.startswith(("/", ".", "~")) or source.count("/") != 1:
+            raise AdapterMisfit("it is neither a directory nor a hub id (owner/name)")
+        directory = Path(snapshot_download(source, allow_patterns=list(FILES)))
+    if not (directory / CONFIG).is_file():
+        raise AdapterMisfit(f"there is no {CONFIG}")
+    return directory
+
+
+def read_config(directory: Path) -> LoraConfig:
+    """Return what an adapter is. Raises: AdapterMisfit: of a kind that is not taken."""
+    config = read_json(directory / CONFIG)
+    return _peft_config(config) if "peft_type" in config else _mlx_lm_config(config)
+
+
+def weights_file(directory: Path, config: LoraConfig) -> Path:
+    """Return the file of an adapter's weights. Raises: AdapterMisfit: it is not there."""
+    path = directory / (PEFT_WEIGHTS if config.is_peft else MLX_LM_WEIGHTS)
+    if path.is_file():
+        return path
+    if (directory / "adapter_model.bin").exists():
+        raise AdapterMisfit(
+            "its weights are adapter_model.bin, a pickle, which could run code; save them as "
+            "safetensors (PEFT: save_pretrained(..., safe_serialization=True))"
+        )
+    raise AdapterMisfit(f"there is no {path.name}")
+
+
+def read_arrays(path: Path, config: LoraConfig) -> dict[str, dict[str, mx.array]]:
+    """Return by the name of each layer its lora_a (in, rank), lora_b (rank, out), and DoRA's m.
+
+    Raises:
+        AdapterMisfit: the file holds something else, too, or not all of a layer's parts.
+    """
+    found: dict[str, dict[str, mx.array]] = {}
+    odd = []
+    weights: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+    for name, array in weights.items():
+        match = _PEFT_NAME.fullmatch(name) if config.is_peft else _MLX_LM_NAME.fullmatch(name)
+        if match is None:
+            odd.append(name)
+            continue
+        part = _PEFT_PARTS.get(match["part"], match["part"])
+        is_turned = config.is_peft and part != "m"
+        found.setdefault(match["layer"] or "", {})[part] = array.T if is_turned else array
+    if odd:
+        raise AdapterMisfit(f"it holds weights of no LoRA layer: {listed(odd)}")
+    wanted = {"lora_a", "lora_b", *(["m"] if config.is_dora else [])}
+    lacking = [name for name, parts in found.items() if parts.keys() != wanted]
+    if lacking or not found:
+        parts = ", ".join(sorted(wanted))
+        raise AdapterMisfit(f"these layers have not just {parts}: {listed(lacking) or 'all'}")
+    rank = config.rank
+    other = [name for name, parts in found.items() if rank not in (0, parts["lora_a"].shape[-1])]
+    if other:
+        raise AdapterMisfit(f"its {CONFIG} says r={rank}, of which these are not: {listed(other)}")
+    return found
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(sorted(names)[:most]) + more
+
+
+def _mlx_lm_config(config: Mapping[str, Any]) -> LoraConfig:
+    kind = config.get("fine_tune_type", "lora")
+    if kind == "full":
+        raise AdapterMisfit(
+            "its fine_tune_type is full: it replaces whole weights, as large as the model's; fuse "
+            "it (mlx_lm.fuse) and serve the result as a model of its own (MODELS)"
+        )
+    parameters = config.get("lora_parameters")
+    if kind not in ("lora", "dora") or not isinstance(parameters, dict):
+        raise AdapterMisfit(
+            f"its {CONFIG} is neither mlx-lm's (fine_tune_type lora or dora, lora_parameters) nor "
+            "PEFT's (peft_type LORA)"
+        )
+    scale, keys, blocks = (
+        parameters.get("scale"),
+        parameters.get("keys"),
+        config.get("num_layers", 0),
+    )
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise AdapterMisfit(f"its lora_parameters have no scale, which mlx-lm's {CONFIG} has")
+    names = tuple(map(str, keys)) if isinstance(keys, list) else None
+    is_told = isinstance(blocks, int) and blocks > 0
+    return LoraConfig(False, kind == "dora", float(scale), names, blocks if is_told else 0)
+
+
+def _peft_config(config: Mapping[str, Any]) -> LoraConfig:
+    if config["peft_type"] != "LORA":
+        raise AdapterMisfit(f"its peft_type is {config['peft_type']!r:.40}; only LORA is taken")
+    for name, reason in _REFUSED.items():
+        if config.get(name):
+            raise AdapterMisfit(f"its {CONFIG} sets {name}: {reason}; {_FUSE}")
+    if config.get("bias") not in (None, "none"):
+        raise AdapterMisfit(f"its {CONFIG} sets bias: it trains biases; {_FUSE}")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+        raise AdapterMisfit(f"it began with {start!r:.40}, which changes the model too; {_FUSE}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise AdapterMisfit(f"its {CONFIG} has no r and lora_alpha")
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    keys = config.get("target_modules")
+    names = tuple(map(str, keys)) if isinstance(keys, list) else None
+    is_some = bool(config.get("layers_to_transform") or config.get("exclude_modules"))
+    return LoraConfig(
+        True, bool(config.get("use_dora")), scale, None if is_some else names, rank=rank
+    )
+
+
+def make_adapter(
+    name: str,
+    network: nn.Module,
+    config: LoraConfig,
+    arrays: LayerArrays,
+    *,
+    sees_images: bool = False,
+) -> LoraAdapter:
+    """Return an adapter of `network`, which is left as it was. Its arrays are evaluated.
+
+    It has no identity yet.
+
+    Raises:
+        AdapterMisfit: it was made for another model.
+    """
+    places = _places(network, config, arrays, sees_images)
+    layers = _adapted_layers(network, config, {at: arrays[each] for at, each in places.items()})
+    parts = tuple(array for each in arrays.values() for array in each.values())
+    mx.eval(parts)
+    if not all(mx.all(mx.isfinite(array)).item() for array in parts):
+        raise AdapterMisfit("its weights hold what are no numbers (NaN or infinity)")
+    sizes = [_sizes(each) for each in arrays.values()]
+    widest = max(taken * given for taken, given in sizes) if config.is_dora else 0
+    return LoraAdapter(
+        name,
+        "",
+        layers,
+        parts,
+        forward_bytes=_FLOAT32_BYTES * _DORA_ARRAYS * widest,
+        token_bytes=_FLOAT32_BYTES * _LORA_OUTPUTS * max(given for _, given in sizes),
+    )
+
+
+class _Watched:
+    """Stands in an adapted layer's place, and notes how the model uses it."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self.is_called = self.is_read = False
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self.is_called = True
+        return self._layer(*args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _WEIGHTS:
+            self.is_read = True
+        return getattr(self._layer, name)
+
+
+def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
+    """Return why the model does not compute with an adapter; "" where it does. Tries it.
+
+    Upstream may read a layer's weights past the layer, so it is watched in a forward of a prompt,
+    in one of a token behind that, and in one of a batch. Some layers take no part in short ones.
+    """
+    watched = [_Watched(layer.adapted) for layer in adapter.layers]
+    tried = [replace(at, adapted=to) for at, to in zip(adapter.layers, watched, strict=True)]
+    cache = make_prompt_cache(model)
+    forwards = (([[1, 2, 3]], cache), ([[4]], cache), ([[1], [2]], make_prompt_cache(model)))
+    with mx.stream(generation_stream), applied(replace(adapter, layers=tuple(tried))):
+        for ids, kept in forwards:
+            logits = model(mx.array(ids), cache=kept)
+            if not mx.all(mx.isfinite(logits)).item():
+                return "its logits are no numbers"
+    if any(layer.is_read for layer in watched) or not any(layer.is_called for layer in watched):
+        return "the model reads the weights of its layers past them"
+    return ""
+
+
+def _sizes(parts: Mapping[str, mx.array]) -> tuple[int, int]:
+    """Return how many numbers a layer takes and gives for a token."""
+    is_of_experts = parts["lora_a"].ndim == 3  # (experts, rank, in), (experts, out, rank)
+    taken = parts["lora_a"].shape[-1 if is_of_experts else 0]
+    return taken, parts["lora_b"].shape[-2 if is_of_experts else -1]
+
+
+def _places(
+    network: nn.Module, config: LoraConfig, arrays: LayerArrays, sees_images: bool
+) -> dict[str, str]:
+    """Return by its path in the network the adapter's name of each layer.
+
+    Raises:
+        AdapterMisfit: the network has no such layer, or the adapter lacks one that it says it has.
+    """
+    paths = {_bare(path): path for path, _ in network.named_modules() if path}
+    found = {paths[_bare(name)]: name for name in arrays if _bare(name) in paths}
+    unknown = [name for name in arrays if _bare(name) not in paths]
+    if unknown:
+        raise AdapterMisfit(f"the model has no {listed(unknown)}")
+    if sees_images:  # whose embeddings are made beside the network, of images too
+        outside = [name for name in arrays if not _bare(name).startswith("layers.")]
+        if outside:
+            raise AdapterMisfit(f"of a model that sees images, only blocks: {listed(outside)}")
+    if len(found) < len(arrays):
+        raise AdapterMisfit("two of its layers have one place in the model")
+    missing = set(_wanted(network, config, paths)) - found.keys()
+    if missing:
+        raise AdapterMisfit(f"its weights lack layers that it was trained on: {listed([*missing])}")
+    return found
+
+
+def _bare(name: str) -> str:
+    """Return a layer's name without what libraries wrap a model in."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        del parts[0]
+    return ".".join(parts)
+
+
+def _wanted(network: nn.Module, config: LoraConfig, paths: Mapping[str, str]) -> Iterable[str]:
+    """Yield the paths of the layers that an adapter was trained on, as far as it says that."""
+    if config.keys is None:
+        return
+    first = max(0, len(network.layers) - config.blocks) if config.blocks else 0
+    modules = dict(network.named_modules())
+    for bare, path in paths.items():
+        if not isinstance(modules[path], nn.Linear | nn.QuantizedLinear):
+            continue
+        head, _, rest = bare.partition(".")
+        number, _, key = rest.partition(".")
+        is_in_block = head == "layers" and number.isdigit()
+        is_key = key in config.keys
+        if config.is_peft:
+            is_key = any(key == wanted or key.endswith(f".{wanted}") for wanted in config.keys)
+        if is_in_block and int(number) >= first and is_key:
+            yield path
+
+
+def _adapted_layers(
+    network: nn.Module, config: LoraConfig, arrays: LayerArrays
+) -> tuple[AdaptedLayer, ...]:
+    """Return the layers with these arrays, by their paths; `network` is left as it was."""
+    modules = dict(network.named_modules())
+    places = {path: _holder(network, path) for path in arrays}
+    packed = [path for path in arrays if isinstance(modules[path], nn.QuantizedEmbedding)]
+    if config.is_dora and packed:
+        raise AdapterMisfit(f"{listed(packed)} is packed, and mlx-lm's DoRA takes no packed one")
+    by_rank: dict[int, set[str]] = {}
+    for path, parts in arrays.items():
+        by_rank.setdefault(parts["lora_a"].shape[1], set()).add(path)
+    try:
+        for rank, paths in by_rank.items():
+            options = {"rank": rank, "scale": config.scale, "dropout": 0.0, "keys": paths}
+            linear_to_lora_layers(network, 0, options, use_dora=config.is_dora)
+        adapted = {path: holder[key] for path, (holder, key) in places.items()}
+    except ValueError as error:  # a layer that upstream has no LoRA for
+        raise AdapterMisfit(str(error)) from error
+    finally:
+        for path, (holder, key) in places.items():
+            holder[key] = modules[path]
+    for path, layer in adapted.items():
+        assert layer is not modules[path], path
+        odd = [
+            f"{path}.{name} is {array.shape}, and the model takes {layer[name].shape}"
+            for name, array in arrays[path].items()
+            if array.shape != layer[name].shape
+        ]
+        if odd:
+            raise AdapterMisfit(f"{odd[0]}{f' (and {len(odd) - 1} more)' if odd[1:] else ''}")
+        layer.update(dict(arrays[path]))
+        layer.eval()
+    return tuple(AdaptedLayer(*places[path], modules[path], adapted[path]) for path in arrays)
+
+
+def _holder(network: nn.Module, path: str) -> tuple[Any, str | int]:
+    """Return what holds the module at a path, and by which key."""
+    node: Any = network
+    *before, last = path.split(".")
+    for part in before:
+        node = node[int(part) if isinstance(node, list) else part]
+    return node, int(last) if isinstance(node, list) else last

@@ -4,7 +4,7 @@ Owner: the inference thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -38,8 +38,7 @@ class VLMLanguageModel:
         for all rows, or one for each. `embeds` are inputs_embeds (1, n, hidden) and what else a
         stretch with images needs.
         """
-        logits: mx.array = self._output(ids, cache, shift, embeds).logits
-        return logits
+        return cast(mx.array, self._output(ids, cache, shift, embeds).logits)
 
     def with_hidden(
         self,
@@ -66,9 +65,12 @@ class VLMLanguageModel:
     ) -> Any:
         """Return mlx-vlm's output for tokens with the positions that they have behind `cache`."""
         if self.takes_positions and "position_ids" not in arguments:
-            before = mx.array(_offset(cache) if cache else 0, dtype=mx.int32)
-            starts = (before + mx.array(shift, dtype=mx.int32)).reshape(-1, 1)
-            positions = starts + mx.arange(ids.shape[1], dtype=mx.int32)
+            held = _counted(cache) if cache else 0  # in a batch of several rows an array (rows,)
+            assert held is not None, (
+                "a model whose layers take positions has one that counts tokens"
+            )
+            before = mx.array(held, dtype=mx.int32) + mx.array(shift, dtype=mx.int32)
+            positions = before.reshape(-1, 1) + mx.arange(ids.shape[1], dtype=mx.int32)
             arguments["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
         return self.model(ids, cache=cache, **arguments)
 
@@ -90,25 +92,17 @@ class VLMLanguageModel:
 
     @property
     def layers(self) -> Sequence[Any]:
-        layers: Sequence[Any] = self.model.layers
-        return layers
+        return cast(Sequence[Any], self.model.layers)
 
 
 def counted_depth(cache: Sequence[Any]) -> int | None:
     """Return how many tokens the layers hold; None where none counts them, as some hybrids'."""
-    counting = _counting(cache)
-    return None if counting is None else int(counting.offset)
+    counted = _counted(cache)
+    return None if counted is None else int(counted)
 
 
-def _offset(cache: Sequence[Any]) -> Any:
-    """Return how many tokens the layers hold, in a batch of several rows an array (rows,)."""
-    counting = _counting(cache)
-    assert counting is not None, "a model whose layers take positions has one that counts tokens"
-    return counting.offset
-
-
-def _counting(cache: Sequence[Any]) -> Any:
-    return next((layer for layer in cache if hasattr(layer, "offset")), None)
+def _counted(cache: Sequence[Any]) -> Any:
+    return next((layer.offset for layer in cache if hasattr(layer, "offset")), None)
 
 
 def _takes_positions(model: Any) -> bool:

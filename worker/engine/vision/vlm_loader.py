@@ -47,7 +47,12 @@ def has_tower(directory: Path) -> bool:
 
 def sees_images(directory: Path) -> bool:
     """Whether a checkpoint `has_tower` and mlx-vlm is installed and knows its kind."""
-    return has_vision() and has_tower(directory) and _is_known(read_json(directory / "config.json"))
+    if not (has_vision() and has_tower(directory)):
+        return False
+    from mlx_vlm.utils import get_model_type
+
+    name = get_model_type(read_json(directory / "config.json"))
+    return name is not None and importlib.util.find_spec(f"mlx_vlm.models.{name}") is not None
 
 
 @contextlib.contextmanager
@@ -110,13 +115,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_known(config: dict[str, Any]) -> bool:
-    from mlx_vlm.utils import get_model_type
-
-    name = get_model_type(config)
-    return name is not None and importlib.util.find_spec(f"mlx_vlm.models.{name}") is not None
 
 
 def _weight_names(directory: Path) -> Iterator[str]:

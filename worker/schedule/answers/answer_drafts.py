@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
-from hearth.worker.draft.draft import DraftSource
+from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources, DraftMemory
+from hearth.worker.draft.draft import DraftSource, ForcedTokens
 from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
-from hearth.worker.draft.draft_memory import DraftMemory
-from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel

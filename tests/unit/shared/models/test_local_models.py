@@ -19,7 +19,7 @@ from hearth.shared.models.local_models import (
     matching,
 )
 from hearth.shared.models.model_path import CATALOGUE, catalogued, fitting
-from hearth.worker.engine.memory_reserve import default_limit, working_bytes
+from hearth.worker.engine.mlx_memory import default_limit, working_bytes
 
 GB = 1024**3
 

@@ -1,7 +1,6 @@
 """A worker remembers each key's answers, and how well they could be drafted, within bounds."""
 
-from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
-from hearth.worker.draft.draft_memory import TOKENS_MIN, DraftMemory
+from hearth.worker.draft.answer_drafter import TOKENS_MIN, AnswerDrafter, AnswerSources, DraftMemory
 from hearth.worker.draft.token_history import SEPARATOR
 
 SECRET = list(range(1_000, 1_100))

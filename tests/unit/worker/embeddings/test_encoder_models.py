@@ -20,18 +20,19 @@ from mlx_vlm.utils import load_processor
 from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.worker.embeddings import layer_rests
-from hearth.worker.embeddings.checkpoint import check_pooling
-from hearth.worker.embeddings.embedding_model import (
+from hearth.worker.embeddings import encoder_models
+from hearth.worker.embeddings.encoder_models import (
+    CHARS_MAX,
     EmbeddingModel,
+    LayerRests,
+    RerankModel,
     check_dimensions,
+    check_numbers,
+    check_pooling,
     cut_vectors,
 )
 from hearth.worker.embeddings.job_queue import Job
-from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import ForwardPace
-from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import CHARS_MAX, check_numbers
 from hearth.worker.schedule.client_lease import ClientLease
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -171,13 +172,13 @@ def test_a_rest_is_as_long_as_what_was_computed_and_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(layer_rests.time, "sleep", slept.append)
+    monkeypatch.setattr(encoder_models.time, "sleep", slept.append)
     rests = LayerRests()
     rests.rest(0.3)
     rests.are_wanted = True
     for computed_s in (0.3, 5.0, 0.0, -0.1):
         rests.rest(computed_s)
-    assert slept == [0.3, layer_rests.REST_S_MAX]
+    assert slept == [0.3, encoder_models.REST_S_MAX]
 
 
 @pytest.mark.parametrize("item", [[-1], [800], [2**40], [], "", text_of(400)])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Reranked
+from hearth.worker.embeddings.encoder_models import TokenRow
 from hearth.worker.embeddings.job_queue import TOKENISED_CHARS, Job, JobQueue
 from hearth.worker.embeddings.length_batches import (
     SQUARE_MAX,
@@ -20,7 +21,6 @@ from hearth.worker.embeddings.length_batches import (
     ForwardPace,
     LengthBatches,
 )
-from hearth.worker.embeddings.token_rows import TokenRow
 from hearth.worker.schedule.client_lease import ClientLease
 
 LENGTHS: Final = st.lists(st.integers(1, 9_000), min_size=1, max_size=80)

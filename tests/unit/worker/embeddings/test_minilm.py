@@ -13,9 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
-from hearth.worker.embeddings.embedding_model import EmbeddingModel, cut_vectors
+from hearth.worker.embeddings.encoder_models import EmbeddingModel, LayerRests, cut_vectors
 from hearth.worker.embeddings.job_queue import Job
-from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import ForwardPace
 from tests.helpers.models.real_weights import real_weights
 

@@ -25,7 +25,7 @@ from hearth.worker.engine.compute_dtype import (
 )
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, backend, load_model
-from hearth.worker.engine.vision.vision_self_test import checked_vision
+from hearth.worker.engine.vision.image_encoding_and_positions import checked_vision
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import quantize_model
 
-from hearth.worker.engine.layer_exactness import RECURRENCES, differs_when_decoded
+from hearth.worker.engine.compute_dtype import RECURRENCES, differs_when_decoded
 from hearth.worker.engine.model_loader import cache_layout
 from scripts.fixtures.make_fixture import TEXT
 from scripts.fixtures.vision_families import cast, text_model

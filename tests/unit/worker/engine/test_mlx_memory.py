@@ -13,12 +13,11 @@ import pytest
 from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
-from hearth.worker.engine import footprint, mlx_memory
+from hearth.worker.engine import mlx_memory, system_state
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.footprint import MEASURES_MAX, OVERHEAD_MAX, MemoryUse, process_bytes
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory, forward_of
-from hearth.worker.engine.memory_reserve import default_limit, working_bytes
-from hearth.worker.engine.mlx_memory import GB, memory_limit
+from hearth.worker.engine.mlx_memory import GB, default_limit, memory_limit, working_bytes
+from hearth.worker.engine.system_state import MEASURES_MAX, OVERHEAD_MAX, MemoryUse, process_bytes
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.socketless_worker import loaded
@@ -156,7 +155,7 @@ def test_a_system_that_does_not_say_counts_nothing(
     path = tmp_path / "statm"
     if content is not None:
         path.write_text(content)
-    monkeypatch.setattr(footprint, "_STATM", path)
+    monkeypatch.setattr(system_state, "_STATM", path)
     assert process_bytes() == 0
 
 

@@ -11,8 +11,7 @@ import pytest
 from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.engine import model_loader as model_module
-from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.engine.remote_code_check import remote_code
+from hearth.worker.engine.model_loader import LoadedModel, load_model, remote_code
 from scripts.fixtures.fixture_cache import fixture_dir
 
 MODEL_CODE = """

@@ -11,7 +11,7 @@ from hearth.worker.cache.block_hash import prefix_hashes
 from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.power_source import PowerSource
+from hearth.worker.engine.system_state import PowerSource
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.suspects import Suspects
 from scripts.harness.socketless_worker import Answer, Machine, machine

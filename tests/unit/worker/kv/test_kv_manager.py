@@ -14,7 +14,7 @@ from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from hearth.shared.settings import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.memory_reserve import working_bytes
+from hearth.worker.engine.mlx_memory import working_bytes
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.engine.memory_pressure import Pressure, system_pressure
+from hearth.worker.engine.system_state import Pressure, system_pressure
 from hearth.worker.schedule import pressure_relief
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from scripts.harness.socketless_worker import machine

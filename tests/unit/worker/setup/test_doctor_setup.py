@@ -11,9 +11,9 @@ from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings
 from hearth.worker.doctor.measure_speed import best_chunk
 from hearth.worker.engine.compute_dtype import device_architecture
-from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.model_loader import backend
 from hearth.worker.engine.prefill_lengths import lengths_for
+from hearth.worker.engine.system_state import Pressure
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import doctor_setup

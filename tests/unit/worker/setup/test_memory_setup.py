@@ -11,9 +11,9 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.memory_reserve import GB, working_bytes
+from hearth.worker.engine.mlx_memory import GB, working_bytes
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.setup import memory_setup
 from hearth.worker.setup.kv_setup import live_slots_max, running_max

@@ -9,9 +9,9 @@ import pytest
 from hearth.shared.errors import PromptTooLong, StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import MB
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout

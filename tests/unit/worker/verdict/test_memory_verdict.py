@@ -15,9 +15,9 @@ from hearth.shared.models.model_path import catalogued
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.cut_rule_setup import cut_rule_of

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
-from hearth.worker.engine.decode.batch_caches import (
+from hearth.worker.engine.decode.batch import (
     batch_kind,
     keeps_plain_rows,
     merge_caches,

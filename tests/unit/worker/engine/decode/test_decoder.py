@@ -11,11 +11,10 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.decode.batch_split import TRUNK_TOKENS_MIN, ReadCost
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
-from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.models.counted_model import CountedModel, counted

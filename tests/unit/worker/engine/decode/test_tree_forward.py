@@ -20,9 +20,9 @@ from hearth.worker.engine.decode.tree_forward import (
     ancestors,
     can_hold_trees,
     depths,
-    make_tree_forward,
 )
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_trials import make_tree_forward
 from scripts.harness.socketless_worker import loaded
 
 PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(30)]

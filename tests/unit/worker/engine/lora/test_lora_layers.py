@@ -16,11 +16,16 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
-from hearth.worker.engine.lora import lora_files
+from hearth.worker.engine.lora import lora_loader
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
-from hearth.worker.engine.lora.lora_files import CONFIG, FILES, MLX_LM_WEIGHTS, PEFT_WEIGHTS
-from hearth.worker.engine.lora.lora_layers import why_not_computed
-from hearth.worker.engine.lora.lora_loader import LoraLoader
+from hearth.worker.engine.lora.lora_loader import (
+    CONFIG,
+    FILES,
+    MLX_LM_WEIGHTS,
+    PEFT_WEIGHTS,
+    LoraLoader,
+    why_not_computed,
+)
 from hearth.worker.engine.mlx_memory import GB, refuse_heavy
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
@@ -304,8 +309,8 @@ def test_a_hub_id_is_fetched_by_its_three_files_alone(
         asked.append((source, allow_patterns))
         return str(mine)
 
-    monkeypatch.setattr(lora_files, "snapshot_download", snapshot)
-    assert lora_files.find_directory("owner/mine") == mine
+    monkeypatch.setattr(lora_loader, "snapshot_download", snapshot)
+    assert lora_loader.find_directory("owner/mine") == mine
     assert asked == [("owner/mine", [CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS])]
 
 

@@ -14,8 +14,8 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.vision.image_encoding_and_positions import (
     ImageEncoder,
     UnknownImageInputs,
+    checked_vision,
 )
-from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.socketless_worker import loaded

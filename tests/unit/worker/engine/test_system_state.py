@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from hearth.worker.engine.power_source import LOOK_S, PowerSource, linux_on_mains, on_mains
+from hearth.worker.engine.system_state import LOOK_S, PowerSource, linux_on_mains, on_mains
 
 DEAD_MOUSE = {"scope": "Device", "status": "Discharging"}
 

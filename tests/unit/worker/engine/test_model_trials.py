@@ -14,18 +14,18 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.settings import load_settings
 from hearth.worker.engine.decode import trunk_attention
-from hearth.worker.engine.decode.batch_caches import (
-    batch_kind,
-    batches_like_alone,
-    is_mergeable,
-    keeps_plain_rows,
-)
+from hearth.worker.engine.decode.batch import batch_kind, is_mergeable, keeps_plain_rows
 from hearth.worker.engine.decode.shared_trunk import LayerTrunk, TrunkedKVCache
 from hearth.worker.engine.decode.trunk_attention import attend_with_trunks, reach_trunks
-from hearth.worker.engine.decode.trunk_trial import Attend, trunks_like_alone
-from hearth.worker.engine.decode.verify_trial import TRIED_ROWS, verifies_like_alone
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.model_trials import (
+    DRAFT_ROWS,
+    Attend,
+    batches_like_alone,
+    trunks_like_alone,
+    verifies_like_alone,
+)
 from hearth.worker.engine.prefill_lengths import network_of
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.fixtures.vision_families import make_family
@@ -425,7 +425,7 @@ class Broken(CountedModel):
         self.how = how
 
     def _told(self, ids: mx.array, cache: Sequence[Any], _: dict[str, Any]) -> Sequence[Any]:
-        is_draft = ids.shape[1] == TRIED_ROWS
+        is_draft = ids.shape[1] == DRAFT_ROWS
         if is_draft and self.how == "raises":
             raise ValueError("no drafts here")
         is_told = is_draft and bool(self.how)
@@ -433,10 +433,10 @@ class Broken(CountedModel):
 
     def __call__(self, ids: mx.array, cache: Sequence[Any], **how: Any) -> mx.array:
         logits = super().__call__(ids, cache, **how)
-        if ids.shape[1] == TRIED_ROWS and self.how == "rows it does not count":
+        if ids.shape[1] == DRAFT_ROWS and self.how == "rows it does not count":
             for layer in filter(counts, cache):
                 layer.offset -= 1
-        is_lost = ids.shape[1] == TRIED_ROWS and self.how == "not a number"
+        is_lost = ids.shape[1] == DRAFT_ROWS and self.how == "not a number"
         return logits * mx.nan if is_lost else logits
 
 
