@@ -7,14 +7,16 @@ bare text if the schema wants a string, otherwise JSON.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hearth.shared import written_numbers
+from hearth.shared.errors import RequestError
 from hearth.worker.constraint.json_schemas import (
     Parameter,
     ToolSchema,
     characters_max,
     is_text,
+    resolved,
     whole,
     words,
 )
@@ -22,6 +24,9 @@ from hearth.worker.constraint.lark_builder import LENIENT, NEWLINE, NOTHING, TEX
 from hearth.worker.stream.tool_calls.tag_form import MAY_BREAK, TagForm
 
 NUMBER: Final = Expression("/[0-9]{1,2}/")
+
+DEPTH_MAX: Final = 8  # of values in values
+SCALAR: Final = {"type": ["number", "boolean", "null"]}
 
 GrammarWriter = Callable[[Lark, ToolSchema], Expression]
 CallsWriter = Callable[[Lark, Sequence[ToolSchema], bool], Expression]  # whether several may stand
@@ -115,25 +120,6 @@ def message_grammar(
     )
 
 
-class AnswerForm(Protocol):
-    """What is to be known of a model's answers. Immutable: any thread may use it."""
-
-    @property
-    def call_grammar(self) -> CallGrammar | None:
-        """That of its calls, where these stand in plain text."""
-
-    @property
-    def messages(self) -> MessageGrammar | None:
-        """That of the messages that an answer is made of."""
-
-    @property
-    def think_marks(self) -> tuple[str, ...]:
-        """What opens and closes thinking, and what else closes it."""
-
-    def is_thinking_open(self, prompt_tail: str) -> bool:
-        """Return whether a prompt that ends so has begun the thinking."""
-
-
 def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.json(tool.schema, **LENIENT)
 
@@ -213,3 +199,90 @@ def python_call(lark: Lark, tool: ToolSchema) -> Expression:
         if parameter.name.isidentifier()
     ]
     return lark.row(lark.quoted(tool.name), "(", lark.separated(items, ", "), ")")
+
+
+# ---------------------------------------------------------------- bare keys
+
+
+@dataclass(frozen=True, slots=True)
+class BareKeys:
+    """Writes the grammar of calls in one of Gemma's formats. Immutable."""
+
+    start: str
+    end: str
+    quote: str  # at both ends of a string
+    nests: bool  # whether its parser reads arrays and objects, and braces in strings
+
+    def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
+        body = self._object(lark, tool.contained().schema, 0)
+        return lark.row(self.start, "call:", lark.quoted(tool.name), body, self.end)
+
+    def _object(self, lark: Lark, schema: dict[str, Any], depth: int) -> Expression:
+        items = []
+        for parameter in ToolSchema("", schema).parameters():
+            part = resolved(parameter.schema, parameter.schema)
+            is_nested = any(
+                kind in ("array", "object") or isinstance(kind, dict) for kind in _kinds(part)
+            )
+            if is_nested and not self.nests:
+                if parameter.is_required:
+                    raise RequestError(
+                        f"tool_choice asks for a call with the parameter {parameter.name!r}, an "
+                        "array or an object, which this model cannot write. Use tool_choice "
+                        '"auto".',
+                        code="unsupported_tool_choice",
+                        param="tool_choice",
+                    )
+                continue
+            value = self._value(lark, parameter.schema, depth + 1)
+            items.append((lark.row(lark.quoted(parameter.name), ":", value), parameter.is_required))
+        return lark.row("{", lark.separated(items, ","), "}")
+
+    def _value(self, lark: Lark, schema: Any, depth: int) -> Expression:
+        assert 0 < depth <= DEPTH_MAX + 1, depth
+        schema = whole(resolved(schema, schema), schema)
+        parts = schema.pop("allOf", None)
+        for part in parts if isinstance(parts, list) else ():
+            part = resolved(part, schema)
+            sides = [each for each in (schema, part) if isinstance(each.get("properties"), dict)]
+            named = {n: p for each in sides for n, p in each["properties"].items()}
+            required = [*schema.get("required", ()), *part.get("required", ())]
+            schema = {**part, **schema} | (
+                {"properties": named, "required": required} if named else {}
+            )
+        if depth > DEPTH_MAX:
+            return lark.json(SCALAR)
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        choices = choices if isinstance(choices, list) else []
+        if words_and_numbers := [each for each in choices if not isinstance(each, dict | list)]:
+            return lark.any_of(
+                lark.row(self.quote, lark.quoted(each), self.quote)
+                if isinstance(each, str)
+                else lark.json({"const": each})
+                for each in words_and_numbers
+            )
+        kinds = _kinds(schema)
+        return lark.any_of([self._kind(lark, kind, schema, depth) for kind in kinds])
+
+    def _kind(self, lark: Lark, kind: Any, schema: dict[str, Any], depth: int) -> Expression:
+        if isinstance(kind, dict):
+            return self._value(lark, whole(kind, schema), depth + 1)
+        if kind == "string":
+            but = "" if self.nests else "}"
+            text = lark.text_until(self.quote, characters_max(schema, schema), but)
+            return lark.row(self.quote, text)
+        if kind == "object":
+            return self._object(lark, schema, depth)
+        if kind == "array":
+            item = self._value(lark, whole(schema.get("items"), schema), depth + 1)
+            return lark.row("[", lark.optional(item, lark.repeated(",", item)), "]")
+        return lark.json({**schema, "type": kind}, **LENIENT)
+
+
+def _kinds(schema: dict[str, Any]) -> list[Any]:
+    """Return what a value may be: names of types, or schemas."""
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return list(schema[key])
+    kinds = schema.get("type", "object" if "properties" in schema else ["string", "number"])
+    return list(kinds) if isinstance(kinds, list) else [kinds]

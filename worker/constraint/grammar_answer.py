@@ -89,7 +89,9 @@ class GrammarAnswer:
         if draft and self._may_look_ahead():
             walk, began = self._matcher.deep_copy(), time.thread_time()
             for token in draft:
-                if not _allows(masks[-1], token) or time.thread_time() - began > DRAFT_CPU_S:
+                place, bit = divmod(token, 8)
+                may_come = place < len(masks[-1]) and masks[-1][place] >> bit & 1
+                if not may_come or time.thread_time() - began > DRAFT_CPU_S:
                     break
                 _consume(walk, token)
                 mask = walk.compute_bitmask()
@@ -165,7 +167,10 @@ def walk(matcher: LLMatcher, cpu_s: float) -> None:
     """
     dice, began, answer = random.Random(0), time.thread_time(), matcher.deep_copy()
     for _ in range(WALK_STEPS):
-        answer.consume_token(_drawn(mask_of(answer), dice))
+        mask = mask_of(answer)
+        bits, start = int.from_bytes(mask, "little"), dice.randrange(len(mask) * 8)
+        rest = bits >> start << start or bits  # from a random bit on
+        answer.consume_token((rest & -rest).bit_length() - 1)
         if answer.is_stopped() and not answer.is_error():
             answer = matcher.deep_copy()
         if time.thread_time() - began > cpu_s:
@@ -177,15 +182,3 @@ def _consume(matcher: LLMatcher, token: int) -> None:
     """Go on by a token. A grammar that has ended takes none: what follows is the turn's end."""
     if not matcher.is_stopped():
         matcher.consume_token(token)
-
-
-def _allows(mask: bytes, token: int) -> bool:
-    return token < len(mask) * 8 and bool(mask[token // 8] >> token % 8 & 1)
-
-
-def _drawn(mask: bytes, dice: random.Random) -> int:
-    """Return a token that a mask lets come: that of a random set bit, or the next one."""
-    bits, start = int.from_bytes(mask, "little"), dice.randrange(len(mask) * 8)
-    higher = bits >> start << start
-    rest = higher or bits
-    return (rest & -rest).bit_length() - 1

@@ -15,13 +15,14 @@ from hearth.worker.constraint.grammar_trial import (
     GrammarEnded,
     GrammarError,
     compile_apart,
+    error_text,
+    explained,
     is_plain,
     matcher_of,
+    meaning_of,
 )
-from hearth.worker.constraint.json_schemas import fault, widened
+from hearth.worker.constraint.json_schemas import SchemaPattern, fault, patterns_of, widened
 from hearth.worker.constraint.lark_builder import Lark
-from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
-from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
 SCHEMA_BYTES_MAX: Final = 1_000_000

@@ -101,7 +101,7 @@ class ThinkingBudget:
         self._may_open = not (is_open and marks.is_first_only)
         self._tail = b""  # the bytes that were written last: in the block, or since it
         # Kept for a moment: forced tokens of one answer
-        self._forced: deque[int] = deque()
+        self.to_come: deque[int] = deque()  # tokens, one behind the other
         self._waits_left = CHARACTER_TOKENS_MAX
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._close_if_due()
@@ -109,12 +109,7 @@ class ThinkingBudget:
     @property
     def forced(self) -> int | None:
         """The token that has to come next."""
-        return self._forced[0] if self._forced else None
-
-    @property
-    def all_forced(self) -> list[int]:
-        """The tokens that have to come next, one behind the other."""
-        return list(self._forced)
+        return self.to_come[0] if self.to_come else None
 
     @property
     def banned(self) -> int | None:
@@ -125,7 +120,7 @@ class ThinkingBudget:
     def copy(self) -> "ThinkingBudget":
         """Return one that goes on from here alone, to look ahead with."""
         other = copy.copy(self)
-        other._forced = self._forced.copy()
+        other.to_come = self.to_come.copy()
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())
         return other
@@ -133,9 +128,9 @@ class ThinkingBudget:
     def see(self, token: int) -> None:
         """Take the next token of the answer."""
         self._tail = (self._tail + self._token_bytes(token))[-TAIL_BYTES:]
-        if self._forced:
-            self._forced.popleft()
-            self._is_open = bool(self._forced)
+        if self.to_come:
+            self.to_come.popleft()
+            self._is_open = bool(self.to_come)
         elif self._is_open:
             self._left -= 1
             self._decoder.decode(self._token_bytes(token))
@@ -162,10 +157,10 @@ class ThinkingBudget:
         return self._may_open and len(written) >= len(start)
 
     def _close_if_due(self) -> None:
-        if not self._is_open or self._forced or self._left > 0:
+        if not self._is_open or self.to_come or self._left > 0:
             return
         if self._decoder.getstate()[0] and self._waits_left:
             self._waits_left -= 1
             return
-        self._forced.extend(self._marks.forced)
-        assert self._is_open and self._forced
+        self.to_come.extend(self._marks.forced)
+        assert self._is_open and self.to_come

@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from hearth.worker.constraint.grammar_answer import GrammarAnswer
-from hearth.worker.constraint.grammar_trial import GrammarError
-from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
+from hearth.worker.constraint.grammar_trial import GrammarError, error_text, explained, meaning_of
 from hearth.worker.constraint.thinking_budget import ThinkingBudget
 
 log = logging.getLogger(__name__)
@@ -45,9 +44,11 @@ class _Row:
         if self.forced is not None:
             return mx.where(mx.arange(width) == self.forced, logits, NEVER)
         if self.mask is not None:
-            bits = np.frombuffer(self.mask, np.uint8)
-            allowed = mx.array(np.unpackbits(bits, bitorder="little"))
-            logits = mx.where(_fitted(allowed, width), logits, NEVER)
+            bits = np.unpackbits(np.frombuffer(self.mask, np.uint8), bitorder="little")
+            allowed = mx.array(bits[:width])
+            # Logits that the tokenizer has no token for are none.
+            allowed = mx.pad(allowed, (0, width - allowed.shape[0]))
+            logits = mx.where(allowed > 0, logits, NEVER)
         for banned in self.banned:
             logits = mx.where(mx.arange(width) == banned, NEVER, logits)
         return logits
@@ -187,7 +188,7 @@ class TokenMask:
 
     def _forced(self) -> list[int]:
         if self._thinking is not None and self._thinking.forced is not None:
-            return self._thinking.all_forced
+            return list(self._thinking.to_come)
         if self._answer is None:
             return []
         forced = self._answer.forced(self._read())
@@ -197,18 +198,15 @@ class TokenMask:
         """Return the rows in front of each of a draft's tokens that may come, and one behind."""
         draft = tuple(draft)
         if not self._rows or self._draft[: len(draft)] != draft:
-            self._draft, self._rows = draft, self._computed_rows(draft)
+            rows = self._rows_without_grammar(draft)
+            if self._answer is not None and rows[0].forced is not None:
+                # What is forced may be against the grammar, which fails only where it is asked.
+                rows = list(itertools.takewhile(lambda row: row.forced is not None, rows))
+            elif self._answer is not None:
+                masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
+                rows = [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
+            self._draft, self._rows = draft, rows
         return self._rows[: len(draft) + 1]
-
-    def _computed_rows(self, draft: Sequence[int]) -> list[_Row]:
-        rows = self._rows_without_grammar(draft)
-        if self._answer is None:
-            return rows
-        if rows[0].forced is not None:
-            # What is forced may be against the grammar, which fails only where it is asked.
-            return list(itertools.takewhile(lambda row: row.forced is not None, rows))
-        masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
-        return [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
 
     def _rows_without_grammar(self, draft: Sequence[int]) -> list[_Row]:
         """Return the rows as far as all but the grammar lets a draft come."""
@@ -226,9 +224,3 @@ class TokenMask:
     def _row(self, thinking: ThinkingBudget | None) -> _Row:
         forced, banned = (None, None) if thinking is None else (thinking.forced, thinking.banned)
         return _Row(forced, tuple(n for n in (self._banned, banned) if n is not None))
-
-
-def _fitted(allowed: mx.array, width: int) -> mx.array:
-    """Return which of `width` logits are allowed: none that the tokenizer has no token for."""
-    missing = width - allowed.shape[0]
-    return (mx.pad(allowed, (0, missing)) if missing > 0 else allowed[:width]) > 0

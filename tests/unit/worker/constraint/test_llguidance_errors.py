@@ -2,8 +2,7 @@
 
 import pytest
 
-from hearth.worker.constraint.grammar_trial import GrammarError
-from hearth.worker.constraint.llguidance_errors import explained, meaning_of
+from hearth.worker.constraint.grammar_trial import GrammarError, explained, meaning_of
 
 SAID = {
     "Parser Error: Current row has 3599 items; max is 2000; consider making your grammar "
