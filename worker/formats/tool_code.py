@@ -30,7 +30,6 @@ def read(context: CallContext) -> ParserSteps[None]:
             break
         calls = python_calls("".join(texts), context.tools)
         if calls:
-            context.buffer.release()
             context.write_all(calls)
             return
         if not mark:

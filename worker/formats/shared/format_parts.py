@@ -3,11 +3,9 @@
 from hearth.shared import (
     written_numbers,
 )
-from hearth.worker.constraint.bare_keys_grammar import (
-    BareKeys,
-)
 from hearth.worker.constraint.call_grammars import (
     NUMBER,
+    BareKeys,
     CallGrammar,
     MessageGrammar,
     json_arguments,
@@ -51,11 +49,9 @@ from hearth.worker.stream.tool_calls.call_parser import (
     Section,
     marked_calls,
 )
-from hearth.worker.stream.tool_calls.call_writer import (
+from hearth.worker.stream.tool_calls.json_calls import (
     CallContext,
     CallWriter,
-)
-from hearth.worker.stream.tool_calls.json_calls import (
     Trust,
     json_calls,
     named_call,

@@ -11,7 +11,7 @@ from hearth.worker import formats
 from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
 from hearth.worker.stream.answer_parts import AnswerCollector, Channel
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.stream.reasoning_and_tool_parser import OutputMarks
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
@@ -34,8 +34,8 @@ AnswerReader = Callable[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFormat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFormat(OutputMarks):
     """The form in which a family of models writes its answers. Immutable.
 
     `is_of` tells whether a model has it; of several that do, the one of the lowest `rank` counts.
@@ -44,13 +44,7 @@ class ModelFormat:
     is_of: Callable[[ModelWords], bool]
     rank: int = 0
     of_words: Callable[[ModelWords], "ModelFormat"] | None = None  # makes it of a model's own marks
-    thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
     leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
-    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
-    framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's
-    edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
-    header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
-    sections: tuple[Section, ...] = ()  # in which calls stand
     form: TagForm | None = None  # of its calls, where they are elements
     grammar: CallGrammar | None = None  # of a forced call
     analysis: str = ""  # what a prompt ends with that has begun thinking, where no mark ends it

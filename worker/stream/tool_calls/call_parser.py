@@ -1,4 +1,9 @@
-"""Parses the calls behind a mark, in whatever form the model writes them there."""
+"""Parses the calls behind a mark, in whatever form the model writes them there.
+
+In elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain text,
+blanks at its ends and all; the tool's schema has its type. An argument that can only be a text is
+written as it comes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,12 +12,17 @@ from typing import Any, Final
 import regex
 
 from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls, named_call
-from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser
+from hearth.worker.stream.tool_calls.json_calls import (
+    CallContext,
+    CallWriter,
+    Trust,
+    json_calls,
+    named_call,
+)
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json, json_text
 from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
-from hearth.worker.stream.tool_calls.xml_calls import element_call
 
 BLOCK_CHARS_MAX: Final = 100_000  # of a call that only a parser can read
 LINES_MAX: Final = 32  # of a block in Python with a malformed line
@@ -24,6 +34,10 @@ _FENCE: Final = regex.compile(r"```\w*+(?=\W)")
 _BARE_KEYS: Final = regex.compile(r"call:(?P<name>[\w.:-]++)\s*+(?=\{)")
 _PYTHON: Final = regex.compile(r"\[?+\s*+[\w.-]++\s*+\(")
 _NAME: Final = regex.compile(r"[^\s<>{}\[\]()\"'=,]++")
+
+_GAP: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
+_CDATA: Final = "<![CDATA["
+_CDATA_SECTION: Final = regex.compile(r"\s*+<!\[CDATA\[(.*?)\]\]>\s*+", regex.DOTALL)
 
 CallsReader = Callable[[CallContext], ParserSteps[None]]
 
@@ -40,8 +54,7 @@ def read_section(context: CallContext) -> ParserSteps[None]:
         yield from _one(context)
         for between in (BLANKS, JUNK):
             offset = yield from buffer.run(between)
-            if (yield from buffer.starts(context.end, offset)):
-                buffer.at += offset + len(context.end)
+            if (yield from buffer.take(context.end, offset)):
                 return
         char = yield from buffer.peek(offset)
         if not char or (yield from buffer.starts(context.start, offset)):
@@ -66,20 +79,16 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
         buffer = context.buffer
         while True:
             yield from buffer.skip(BLANKS)
-            if (yield from buffer.starts(call)):
-                buffer.at += len(call)
+            if (yield from buffer.take(call)):
                 yield from buffer.skip(BLANKS)
-            found = yield from buffer.match(head)
+            found = yield from buffer.take_match(head)
             if not found:
                 raise UnreadableOutput
-            buffer.at += len(found[0])
             groups = found.groupdict()
             is_id, call_id = groups.get("number", "") is None, groups.get("id", "").strip()
             yield from named_call(context, found["name"], is_id=is_id, call_id=call_id)
             for mark in (end, section_end):
-                offset = yield from buffer.run(JUNK)
-                if (yield from buffer.starts(mark, offset)):
-                    buffer.at += offset + len(mark)
+                yield from buffer.take(mark, (yield from buffer.run(JUNK)))
             offset = yield from buffer.run(BLANKS)
             if not (yield from buffer.starts(call, offset)):
                 return
@@ -105,12 +114,11 @@ class Section:
 def _one(context: CallContext) -> ParserSteps[None]:
     """Read what is one call in most forms, without the mark behind it."""
     buffer = context.buffer
-    fence = yield from buffer.match(_FENCE)
-    if fence:
-        buffer.at += len(fence[0])
+    if (yield from buffer.take_match(_FENCE)):
         yield from buffer.skip(BLANKS)
     char = yield from buffer.peek()
-    if char == "{" or (char == "[" and (yield from _is_list(context))):
+    inner = (yield from buffer.run(BLANKS, 1)) if char == "[" else 0
+    if char == "{" or (inner and (yield from buffer.starts("{", inner))):
         yield from json_calls(context, Trust(any_name=context.is_own))
         return
     bare = [form for form in context.forms if form.is_bare]
@@ -119,9 +127,8 @@ def _one(context: CallContext) -> ParserSteps[None]:
         if head:
             yield from _element(context, form, head)
             return
-    head = yield from buffer.match(_BARE_KEYS)
+    head = yield from buffer.take_match(_BARE_KEYS)
     if head:
-        buffer.at += len(head[0])
         reader = LenientJsonParser(buffer, context.marks, context.quote)
         yield from named_call(context, head["name"], reader)
         return
@@ -131,18 +138,6 @@ def _one(context: CallContext) -> ParserSteps[None]:
             yield from _element(context, form, head)
             return
     yield from _block(context)
-
-
-def _is_list(context: CallContext) -> ParserSteps[bool]:
-    offset = yield from context.buffer.run(BLANKS, 1)
-    return (yield from context.buffer.starts("{", offset))
-
-
-def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
-    if not context.is_own and not context.tools.known(head["name"].strip("\"'")):
-        raise UnreadableOutput
-    context.buffer.at += len(head[0])
-    yield from element_call(context, form, head)
 
 
 def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps[bool]:
@@ -167,10 +162,9 @@ def _block(context: CallContext) -> ParserSteps[None]:
     is_python = bool((yield from buffer.match(_PYTHON))) and (is_named or is_list)
     if not is_named and not is_python:
         raise UnreadableOutput
-    texts: list[str] = []
-    mark = yield from buffer.scan(Marks(*context.marks), texts.append)
+    text, mark = yield from buffer.text_up_to(Marks(*context.marks))
     buffer.at -= len(mark)
-    text = "".join(texts).strip()
+    text = text.strip()
     # A name in front of prose that never ends is none of a call.
     is_whole = bool(mark) or (buffer.is_complete and is_python)
     if len(text) > BLOCK_CHARS_MAX or not is_whole:
@@ -181,7 +175,183 @@ def _block(context: CallContext) -> ParserSteps[None]:
             calls += python_calls(line, context.tools)
     if not calls and not (is_named and mark):
         raise UnreadableOutput
-    buffer.release()
     context.write_all(calls)
     if not calls:
         context.write(name[0], text[len(name[0]) :].strip() or "{}")
+
+
+# ---------------------------------------------------------------- calls in elements
+
+
+def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
+    """Read the call that begins with `head`. Raises UnreadableOutput where it is none."""
+    name = head["name"].strip("\"'").strip()
+    writer = CallWriter(context)
+    # Qwen may write <parameter=NAME> where <function=NAME> belongs.
+    is_certain = context.is_own and head.groupdict().get("tag") != "parameter"
+    if not name or not (is_certain or context.tools.known(name)):
+        raise UnreadableOutput
+    context.buffer.at += len(head[0])
+    blanks = yield from context.buffer.run(_GAP)
+    if (yield from context.buffer.take_match(form.json_opens, blanks)):
+        yield from named_call(context, name)
+        for mark in (form.json_closes, form.call_end):
+            yield from context.buffer.take(mark, (yield from context.buffer.run(_GAP)))
+        return
+    tool, _, key = name.rpartition(".")  # Muse may glue the first parameter to the name
+    is_glued = not context.tools.known(name) and key in context.tools.arguments(tool)
+    name = tool if is_glued else name
+    if context.tools.known(name):
+        writer.open(name)
+    writer.write("{")
+    first = form.opens.match(key.join((form.key[0], "".join(form.key[1:])))) if is_glued else None
+    yield from _Arguments(context, form, writer, context.tools.known(name) or name).read(first)
+
+
+class _Arguments:
+    """Parses the arguments of one call."""
+
+    def __init__(self, context: CallContext, form: TagForm, writer: CallWriter, name: str) -> None:
+        self._context = context
+        self._form = form
+        self._writer = writer
+        self._name = name
+        self._keys: set[str] = set()
+        # What an argument may end at beside its own mark, and what may stand between two.
+        self._ends = (form.call_end, context.end, *(() if form.unfold else (form.begins,)))
+        self._between = Marks(form.begins, form.call_end, *context.marks)
+
+    def read(self, first: Any = None) -> ParserSteps[None]:
+        """Read all arguments and what ends the call, except for the mark behind calls.
+
+        `first` is what the first one begins with, where that was read. Raises UnreadableOutput
+        where it is no call.
+        """
+        buffer, form, opened = self._context.buffer, self._form, first
+        while True:
+            if opened and not (yield from self._argument(opened)):
+                mark = ""  # the text was cut off
+                break
+            skipped, mark = yield from buffer.text_up_to(self._between)
+            if skipped.replace("\\n", "").strip() and not self._writer.is_open:
+                raise UnreadableOutput
+            if mark != form.call_end:
+                buffer.at -= len(mark)
+            if mark != form.begins:
+                break
+            opened = yield from buffer.take_match(form.opens)
+            buffer.at += 0 if opened else 1
+        if not self._writer.is_open:
+            if not mark:
+                raise UnreadableOutput
+            self._writer.open(self._name)
+        if mark or buffer.is_complete:
+            self._writer.write("}")
+
+    def _argument(self, opened: Any) -> ParserSteps[bool]:
+        """Write one argument; False where the text was cut off in it."""
+        key = opened["key"].strip().strip("\"'")
+        # Of two arguments with one key the first counts: nobody sees what the other writes.
+        writer = CallWriter(self._context) if key in self._keys else self._writer
+        prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
+        told = opened.groupdict().get("text") if self._form.typed else None
+        value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
+        if told is not None:
+            value.is_text = told in ("true", "string")
+            value.is_json = not value.is_text
+        self._keys.add(key)
+        value_end, depth = self._form.value_end.format(key), 0
+        inner = f"{self._form.key[0]}{key}>" if self._form.unfold else ""  # of the same name
+        ends = Marks(value_end, inner, *self._ends)
+        while True:
+            mark = yield from self._context.buffer.scan(ends, value.write)
+            depth += (mark == inner) - (mark == value_end)
+            is_inner = inner and mark in (inner, value_end) and depth >= 0
+            if not mark or (not is_inner and (yield from self._is_end(mark, value_end))):
+                break
+            value.write(mark)
+        if not mark and not self._context.buffer.is_complete:
+            return False
+        if mark != value_end:
+            self._context.buffer.at -= len(mark)
+        value.end()
+        return True
+
+    def _is_end(self, mark: str, value_end: str) -> ParserSteps[bool]:
+        """Return, by what follows, whether a mark that was read ends the argument or is quoted.
+
+        The argument's own mark may be missing.
+        """
+        buffer, form, context = self._context.buffer, self._form, self._context
+        if mark == form.begins and mark != value_end:
+            opened = yield from buffer.match(form.opens, -len(mark))
+            key = opened["key"].strip().strip("\"'") if opened else ""
+            return key not in self._keys and key in context.tools.arguments(self._name)
+        followers = {
+            value_end: (form.begins, form.call_end, *context.marks),
+            form.call_end: (context.end,),
+        }.get(mark, (context.start,))
+        offset = yield from buffer.run(_GAP)
+        if not (yield from buffer.peek(offset)):
+            return True
+        for follower in followers:
+            if (yield from buffer.starts(follower, offset)):
+                return True
+        return False
+
+
+class _Value:
+    """Writes one argument: as it comes where it can only be a text, or else at its end."""
+
+    def __init__(
+        self,
+        tools: RequestTools,
+        writer: CallWriter,
+        form: TagForm,
+        argument: tuple[str, str],
+        prefix: str,
+    ) -> None:
+        """`argument` is the tool's name and the key; `prefix` stands in front of the value."""
+        self._writer = writer
+        self._tools = tools
+        self._form = form
+        self._edge = "\n" if form.trims_newline else ""  # the form's at each end of a value
+        self._argument = argument
+        self.is_text = tools.is_text(*argument)
+        self.is_json = False  # whatever the schema says
+        self._texts: list[str] = []  # of what is read at its end
+        self._text = ""  # of what is written as it comes, and was not yet
+        self._prefix: str | None = prefix  # None = it was written
+
+    def write(self, text: str) -> None:
+        """Take the next piece of the value."""
+        if not self.is_text:
+            self._texts.append(text)
+            return
+        self._text += text
+        if self._prefix is not None:
+            begun = self._text.removeprefix(self._edge)
+            if not begun or _CDATA.startswith(begun.lstrip()[: len(_CDATA)]):
+                return  # it is not known where the value begins
+            self._writer.write(self._prefix + '"')
+            self._prefix, self._text = None, begun
+        body = self._text.removesuffix(self._edge)
+        self._writer.write(json_text(body))
+        self._text = self._text[len(body) :]
+
+    def end(self) -> None:
+        """End the value."""
+        if self._prefix is None:
+            self._writer.write('"')
+            return
+        text = (self._text or "".join(self._texts)).removeprefix(self._edge)
+        text = text.removesuffix(self._edge)
+        if found := _CDATA_SECTION.fullmatch(text):
+            text = found[1]
+        unfold, guesses = self._form.unfold, self._form.guesses_types
+        fitting = (
+            unfold(self._tools, *self._argument, text)
+            if unfold
+            else self._tools.fitting(*self._argument, text, guesses=guesses)
+        )
+        self._writer.write(self._prefix + ((self.is_json and as_json(text)) or fitting))
