@@ -21,8 +21,14 @@ from hearth.worker.constraint.call_grammars import (
     CallsWriter,
     MessageGrammar,
 )
-from hearth.worker.constraint.grammar_answer import Grammar, GrammarAnswer
-from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
+from hearth.worker.constraint.compiled_grammar import (
+    Grammar,
+    GrammarAnswer,
+    GrammarBuild,
+    NamedSchema,
+    check_size,
+    refused,
+)
 from hearth.worker.constraint.json_schemas import ToolSchema, quoted, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, NOTHING, TEXT, Expression, Lark
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks

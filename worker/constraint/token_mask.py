@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.constraint.grammar_answer import GrammarAnswer
+from hearth.worker.constraint.compiled_grammar import GrammarAnswer
 from hearth.worker.constraint.grammar_trial import GrammarError, error_text, explained, meaning_of
 from hearth.worker.constraint.thinking_budget import ThinkingBudget
 
@@ -150,23 +150,19 @@ class TokenMask:
         try:
             return act()
         except GrammarError as error:
-            self._fail_by_grammar(error)
+            self._counts["answers_ended"] += 1
+            log.warning("a grammar ended amid its answer by %s", type(error).__name__)
+            said, meaning = explained(error), meaning_of(error_text(error))
+            if meaning.is_limit:  # what is too large to go on with is the client's to change
+                self.failure_status = 400
+                if self._answer and meaning.is_of_patterns:
+                    said += f". {self._answer.grammar.largest_pattern}"
+            said = " ".join(said.split()).rstrip(". ")  # whoever tells it ends the sentence
+            self.failure = f"its grammar could not go on: {said}"
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
         return otherwise
-
-    def _fail_by_grammar(self, error: GrammarError) -> None:
-        """Fail; a grammar that is too large to go on with is the client's to change."""
-        self._counts["answers_ended"] += 1
-        log.warning("a grammar ended amid its answer by %s", type(error).__name__)
-        said, meaning = explained(error), meaning_of(error_text(error))
-        if meaning.is_limit:
-            self.failure_status = 400
-            of_patterns = self._answer.grammar if self._answer and meaning.is_of_patterns else None
-            said += f". {of_patterns.largest_pattern}" if of_patterns else ""
-        said = " ".join(said.split()).rstrip(". ")
-        self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
     # ------------------------------------------------------------ places
 

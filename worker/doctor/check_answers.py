@@ -6,7 +6,6 @@ Owner: the inference thread.
 """
 
 import statistics
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from hearth.worker.doctor.check_context import (
     difference,
     forced_choice,
     rounding_limit,
+    timed,
     together,
 )
 from hearth.worker.doctor.findings import Figure
@@ -116,9 +116,11 @@ class KnownAnswer:
 class KeptConversation:
     """One conversation whose KV is kept. Owner: the inference thread."""
 
-    def __init__(self, context: CheckContext, layers: LayerMap, is_exact: bool) -> None:
+    def __init__(self, context: CheckContext, is_exact: bool) -> None:
+        """Raises: LeftOut: there is nothing to compare with, or no room."""
+        context.needs_cold()
         assert context.canary is not None
-        chunk = context.rule.chunk
+        layers, chunk = context.layers(), context.rule.chunk
         nbytes = bytes_needed(layers, context.canary.depth, chunk)
         context.needs(nbytes, "the canary's KV")
         self._context = context
@@ -134,7 +136,7 @@ class KeptConversation:
         A forward verifies a draft of them where it has several `rows`.
         """
         kv_manager, keys = self._kv_manager, pack(ids)
-        cuts = self._context.cuts_of(ids)
+        cuts = self._context.rule.cuts(list(ids))
         query = PrefixQuery(keys, cuts, prefix_hashes(ROOT, keys, cuts))
         depths = {slot.number: slot.position for slot in kv_manager.slots}
         slot, plan = kv_manager.open(query, len(ids) + len(forced))
@@ -231,7 +233,7 @@ def check_cold(context: CheckContext) -> Steps:
     for _ in context.canary.turns:
         ids = context.prompts()[-1]
         count = context.canary.answer_tokens
-        answer = yield from cold_answer(context.model, ids, context.cuts_of(ids), count)
+        answer = yield from cold_answer(context.model, ids, context.rule.cuts(ids), count)
         context.cold.append(answer)
     odd = sum(not bool((row == row).all()) for each in context.cold for row in each.logprobs)
     context.tell(
@@ -247,15 +249,15 @@ def check_cold(context: CheckContext) -> Steps:
 
 def check_exact(context: CheckContext) -> Steps:
     """Play the canary in exact mode, take it back, restore it: each must be cold to the bit."""
-    kept = _conversation(context, is_exact=True)
+    kept = KeptConversation(context, is_exact=True)
     prompts = context.prompts()
     found, lost = [], 0
     for number, ids in enumerate(prompts):
         answer = yield from kept.ask(ids, context.cold[number].tokens)
         found.append(difference(answer.answer, context.cold[number]))
         # Where the answer before begins is a cut of every prompt that goes on from there.
-        begin = context.cuts_of(prompts[number - 1])[-1:] if number else []
-        lost += any(answer.position < cut in context.cuts_of(ids) for cut in begin)
+        begin = context.rule.cuts(prompts[number - 1])[-1:] if number else []
+        lost += any(answer.position < cut in context.rule.cuts(ids) for cut in begin)
     _tell_bits(context, found, lost)
     context.begin(REWINDS)
     yield from _check_rewinds(context, kept, prompts)
@@ -265,7 +267,7 @@ def check_exact(context: CheckContext) -> Steps:
 
 def check_default(context: CheckContext) -> Steps:
     """Play the canary by default, where answers go on from what decoding wrote."""
-    kept = _conversation(context, is_exact=False)
+    kept = KeptConversation(context, is_exact=False)
     prompts = context.prompts()
     parts = []
     for ids, cold in zip(prompts, context.cold, strict=True):
@@ -276,11 +278,6 @@ def check_default(context: CheckContext) -> Steps:
     context.tell("differs" if reason else "ok", found.figures(), reason)
 
 
-def _conversation(context: CheckContext, is_exact: bool) -> KeptConversation:
-    context.needs_cold()
-    return KeptConversation(context, context.layers(), is_exact)
-
-
 def _check_rewinds(
     context: CheckContext, kept: KeptConversation, prompts: list[list[int]]
 ) -> Steps:
@@ -288,7 +285,7 @@ def _check_rewinds(
     assert context.canary is not None
     history = prompts[FORKED_TURN - 1] + context.cold[FORKED_TURN - 1].tokens
     forked = history + list(context.canary.other)
-    count, cuts = context.canary.answer_tokens, context.cuts_of(forked)
+    count, cuts = context.canary.answer_tokens, context.rule.cuts(forked)
     cold = yield from cold_answer(context.model, forked, cuts, count)
     found, rewound, lost = [], 0, 0
     for ids, answer in ((forked, cold), (prompts[FORKED_TURN], context.cold[FORKED_TURN])):
@@ -354,13 +351,11 @@ def check_batches(context: CheckContext) -> Steps:
     found = together([difference(one, other) for one, other in zip(batched, alone, strict=True)])
     limit = rounding_limit(context.dtype, together(apart).relative)
     is_fault = not found.relative <= limit
-    figures: dict[str, Figure] = {
-        "rows": len(prompts),
-        "rounding_limit": limit,
-        **found.figures(),
-    }
-    reason = f"{len(prompts)} rows in a batch and each alone: {found}" if is_fault else ""
-    context.tell("fault" if is_fault else "ok", figures, reason)
+    context.tell(
+        "fault" if is_fault else "ok",
+        {"rows": len(prompts), "rounding_limit": limit, **found.figures()},
+        f"{len(prompts)} rows in a batch and each alone: {found}" if is_fault else "",
+    )
 
 
 def _batched(
@@ -428,23 +423,14 @@ def _row_costs(context: CheckContext) -> Generator[None, None, dict[int, float]]
     fed = TIMED_FORWARDS * sum((1, *ROW_COUNTS))
     context.needs(context.layers().slot_bytes(len(ids) + fed, None), "the canary's KV")
     sequence = UpstreamSequence(context.model)
-    yield from sequence.read(ids, [*context.cuts_of(ids), len(ids)])
+    yield from sequence.read(ids, [*context.rule.cuts(ids), len(ids)])
     rounds: list[dict[int, float]] = []
     for _ in range(TIMED_FORWARDS):
-        times = {}
+        times: dict[int, float] = {}
         for rows in (1, *ROW_COUNTS):
-            times[rows] = yield from timed_forward(sequence, ids[:rows])
+            (times[rows],) = yield from timed(sequence.answer(ids[:rows], 1))
         rounds.append(times)
     return median_costs(rounds[WARM_UP_STEPS:])
-
-
-def timed_forward(sequence: UpstreamSequence, ids: Sequence[int]) -> Generator[None, None, float]:
-    """Return the seconds of one forward of the tokens `ids`, behind what the sequence holds."""
-    seconds, began = 0.0, time.perf_counter()
-    for _ in sequence.answer(ids, 1):
-        seconds = time.perf_counter() - began
-        yield
-    return seconds
 
 
 def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -459,7 +445,7 @@ def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 def _verified(context: CheckContext) -> Generator[None, None, dict[int, Difference]]:
     """Return, by the rows of a forward, how far its log probabilities are from one by one."""
-    kept = KeptConversation(context, context.layers(), is_exact=True)
+    kept = KeptConversation(context, is_exact=True)
     found: dict[int, list[Difference]] = {rows: [] for rows in ROW_COUNTS}
     for ids, cold in zip(context.prompts(), context.cold, strict=True):
         for rows in ROW_COUNTS:

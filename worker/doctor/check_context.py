@@ -104,8 +104,6 @@ class Answer:
 
 
 SECONDS_MAX: Final = 170.0  # of computing, of the three minutes in which all has to be over
-FORWARD_S_MAX: Final = 2.0  # a request waits for one forward, and a display for the GPU
-FORWARD_TOKENS_MAX: Final = 2048
 DEPTH_MIN: Final = 320  # tokens of the canary's last prompt, on the slowest machine ...
 DEPTH_MAX: Final = 4096  # ... and on a fast one
 ROOT: Final[PrefixHash] = root_hash(["doctor"])
@@ -160,15 +158,6 @@ class CheckContext:
     def left_s(self) -> float:
         return self.rules.seconds_max - self.spent_s
 
-    @property
-    def forward_tokens_max(self) -> int:
-        """Tokens of the longest forward that a request, or a Mac's display, may have to wait for.
-
-        Half of what the rate allows, which was measured where attention looks back on little.
-        """
-        by_rate = int(self.prefill_tokens_per_s * FORWARD_S_MAX / 2)
-        return max(self.rule.chunk, min(FORWARD_TOKENS_MAX, by_rate))
-
     def layers(self) -> LayerMap:
         """Return the map of the model's caches. Raises: LeftOut."""
         try:
@@ -200,9 +189,6 @@ class CheckContext:
                 break
             history = [*history, *self.cold[number].tokens]
         return prompts
-
-    def cuts_of(self, ids: Sequence[int]) -> list[int]:
-        return self.rule.cuts(list(ids))
 
     def needs_cold(self) -> None:
         """Raises: LeftOut: the canary's prompts have not all been answered cold."""
@@ -254,6 +240,16 @@ class UpstreamSequence:
             inputs = [forced[number] if forced else int(rows[-1].argmax())]
             yield
         return Answer(np.stack(rows))
+
+
+def timed(forwards: Generator[None, None, Any]) -> Generator[None, None, list[float]]:
+    """Run `forwards`, and return the seconds that each took, without what passed between two."""
+    seconds, began = [], time.perf_counter()
+    for _ in forwards:
+        seconds.append(time.perf_counter() - began)
+        yield
+        began = time.perf_counter()
+    return seconds
 
 
 def cold_answer(

@@ -17,7 +17,7 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import grammar_build, grammar_compiler, grammar_trial
-from hearth.worker.constraint.grammar_build import TRIALS_MAX
+from hearth.worker.constraint.compiled_grammar import TRIALS_MAX
 from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
 from hearth.worker.constraint.grammar_trial import MODULE
 from scripts.harness.constrained_answers import Schemas, constrainer_for, tool, walk
