@@ -13,8 +13,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
+from hearth.worker.constraint.call_grammars import NEWLINE, NOTHING, RULES_MAX, Expression, Lark
 from hearth.worker.constraint.json_schemas import ToolSchema, resolved, whole
-from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, RULES_MAX, Expression, Lark
 from hearth.worker.constraint.text_shape import (
     Choice,
     JsonNumber,

@@ -15,6 +15,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
+from hearth.worker.constraint.call_grammars import Lark
 from hearth.worker.constraint.grammar_trial import (
     GrammarEnded,
     GrammarError,
@@ -27,7 +28,6 @@ from hearth.worker.constraint.grammar_trial import (
     meaning_of,
 )
 from hearth.worker.constraint.json_schemas import SchemaPattern, fault, patterns_of, widened
-from hearth.worker.constraint.lark_builder import Lark
 
 STEP_CPU_S: Final = 0.5  # for one step of an answer: what its tokens may save up
 STEP_REFILL_CPU_S: Final = 0.02  # that each token of it adds

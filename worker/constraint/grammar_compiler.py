@@ -17,8 +17,14 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import CallDrafts, CallShape, ForcedTexts
 from hearth.worker.constraint.call_grammars import (
+    LENIENT,
+    NEWLINES,
+    NOTHING,
+    TEXT,
     CallGrammar,
     CallsWriter,
+    Expression,
+    Lark,
     MessageGrammar,
 )
 from hearth.worker.constraint.compiled_grammar import (
@@ -30,9 +36,7 @@ from hearth.worker.constraint.compiled_grammar import (
     refused,
 )
 from hearth.worker.constraint.json_schemas import ToolSchema, quoted, tool_of
-from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, NOTHING, TEXT, Expression, Lark
-from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
-from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.constraint.token_mask import ThinkingBudget, TokenMask, think_marks
 
 log = logging.getLogger(__name__)
 

@@ -237,9 +237,7 @@ def explained(error: Exception) -> str:
     """Return what an error means, its own words, and the remedy, without a stop at the end."""
     said = error_text(error)
     meaning = meaning_of(said)
-    if meaning.cause == said:
-        return said
-    return f"{meaning.cause} ({said}). {meaning.remedy}"
+    return said if meaning.cause == said else f"{meaning.cause} ({said}). {meaning.remedy}"
 
 
 def error_text(error: Exception) -> str:

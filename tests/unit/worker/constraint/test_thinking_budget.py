@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.constraint.thinking_budget import ThinkingBudget, ThinkMarks, think_marks
+from hearth.worker.constraint.token_mask import ThinkingBudget, ThinkMarks, think_marks
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.model_families import family
 from tests.helpers.cases import cases
