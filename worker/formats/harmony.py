@@ -89,11 +89,10 @@ class HarmonyParser:
 
     def _is_header(self) -> ParserSteps[bool]:
         """Return whether a header stands here though no mark has begun it."""
-        self._skipped = yield from self._buffer.run(_BLANKS)
-        for beginning in _HEADER_BEGINS:
-            if (yield from self._buffer.starts(beginning, self._skipped)):
-                return True
-        return not (yield from self._buffer.peek(self._skipped))
+        blanks = yield from self._buffer.run(_BLANKS)
+        if (yield from self._buffer.starts_one(_HEADER_BEGINS, blanks)):
+            return True
+        return not (yield from self._buffer.peek(blanks))
 
     def _message(self) -> ParserSteps[str]:
         """Read a message from its header on, and return the mark behind it."""

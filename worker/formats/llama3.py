@@ -34,7 +34,8 @@ def read(context: CallContext) -> ParserSteps[None]:
     calls = python_calls(text, context.tools) if buffer.is_complete else []
     if not calls:
         raise UnreadableOutput
-    context.write_all(calls)
+    for call in calls:
+        context.write(*call)
 
 
 SECTION = Section(TAG, read=read, is_own=False)

@@ -5,7 +5,7 @@ same however the text was cut. Offsets count from `LookaheadBuffer.at`, which st
 while a method waits.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, TypeVar
 
 import regex
@@ -121,6 +121,13 @@ class LookaheadBuffer:
             if self.is_over or not mark.startswith(self._text[start : start + len(mark)]):
                 return False
             yield
+
+    def starts_one(self, marks: Iterable[str], offset: int = 0) -> ParserSteps[bool]:
+        """Return whether one of some marks stands at `offset`."""
+        for mark in marks:
+            if (yield from self.starts(mark, offset)):
+                return True
+        return False
 
     def take(self, mark: str, offset: int = 0) -> ParserSteps[bool]:
         """Read up to behind `mark` where it stands at `offset`, and return whether it does."""

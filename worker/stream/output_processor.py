@@ -37,10 +37,6 @@ class _WaitingText:
     start: int
     said: str = ""  # of the text, what is content; and what the parser put in front of it
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
     def told(self) -> list[TokenLogprob]:
         """Return the entries; all bytes are the last one's where alone they are not what was said.
 
@@ -161,12 +157,12 @@ class OutputProcessor:
         loose = ""
         while self._waiting and self._waiting[0].start < end:
             first = self._waiting[0]
-            stop = min(first.end, end)
+            stop = min(first.start + len(first.text), end)
             if stop > at:
                 loose, at = loose + said[at - begin : stop - begin], stop
                 if stop == end or loose[-1] == first.text[stop - first.start - 1]:
                     first.said, loose = first.said + loose, ""
-            if first.end > end:
+            if first.start + len(first.text) > end:
                 return
             self._waiting.popleft()
             if first.said:

@@ -17,8 +17,8 @@ from hearth.worker.stream.lookahead_buffer import (
     ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section, read_section
-from hearth.worker.stream.tool_calls.json_calls import CallContext, Trust, json_calls
+from hearth.worker.stream.tool_calls.call_parser import read_section
+from hearth.worker.stream.tool_calls.json_calls import CallContext, Section, Trust, json_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
@@ -300,17 +300,8 @@ class ReasoningAndToolParser:
     # ------------------------------------------------------------ calls
 
     def _call_context(self, section: Section) -> CallContext:
-        return CallContext(
-            self._buffer,
-            self._collector,
-            self._options.tools,
-            self._begin_call,
-            section.start,
-            section.end,
-            section.is_own,
-            self._marks.forms,
-            section.quote,
-        )
+        tools, forms = self._options.tools, self._marks.forms
+        return CallContext(self._buffer, self._collector, tools, self._begin_call, section, forms)
 
     def _begin_call(self) -> None:
         self._call_count += 1
@@ -327,7 +318,7 @@ class ReasoningAndToolParser:
         if not section.is_head:
             yield from self._buffer.take(section.start, blanks)  # the mark is doubled
         try:
-            yield from section.read(self._call_context(section))
+            yield from (section.read or read_section)(self._call_context(section))
         except UnreadableOutput:
             is_cut_off = self._buffer.is_over and not self._buffer.is_complete
             self._rewind()

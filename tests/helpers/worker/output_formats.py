@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hearth.worker.formats.shared.model_format import ModelFormat
+from hearth.worker.formats.shared.format_parts import ModelFormat
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.stream.answer_parts import AnswerPart, AnswerParts, AnswerSplitter, ToolCall
 from scripts.harness.model_families import FAMILIES, family

@@ -19,11 +19,17 @@ from hypothesis import assume, given, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
-from hearth.worker.constraint.call_grammars import BareKeys, CallGrammar
+from hearth.worker.constraint.call_grammars import (
+    NEWLINE,
+    NOTHING,
+    BareKeys,
+    CallGrammar,
+    Expression,
+    Lark,
+)
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
-from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, Expression, Lark
 from hearth.worker.formats.shared import output_format
-from hearth.worker.formats.shared.model_format import ModelFormat, ModelWords, all_formats
+from hearth.worker.formats.shared.format_parts import ModelFormat, ModelWords, all_formats
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall

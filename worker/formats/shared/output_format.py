@@ -4,30 +4,30 @@ import itertools
 from dataclasses import replace
 from typing import Any, Final
 
-from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import NOTHING, Lark
 from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
-from hearth.worker.formats.shared.model_format import (
+from hearth.worker.formats.shared.format_parts import (
+    NOTHING,
+    AnswerCollector,
+    CallGrammar,
+    Channel,
+    Lark,
+    LookaheadBuffer,
+    MessageGrammar,
     ModelFormat,
     ModelWords,
+    RequestTools,
+    Section,
+    ToolSchema,
     all_formats,
     format_of,
 )
 from hearth.worker.formats.tool_code import SECTION as TOOL_CODE
-from hearth.worker.stream.answer_parts import (
-    AnswerCollector,
-    AnswerSplitter,
-    Channel,
-)
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
+from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.reasoning_and_tool_parser import (
     AnswerOptions,
     OutputMarks,
     ReasoningAndToolParser,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 # What models of any family write that leave their own form.
 _STRAYS: Final = (

@@ -5,8 +5,7 @@ blanks at its ends and all; the tool's schema has its type. An argument that can
 written as it comes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import regex
@@ -14,6 +13,7 @@ import regex
 from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
 from hearth.worker.stream.tool_calls.json_calls import (
     CallContext,
+    CallsReader,
     CallWriter,
     Trust,
     json_calls,
@@ -39,8 +39,6 @@ _GAP: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
 _CDATA: Final = "<![CDATA["
 _CDATA_SECTION: Final = regex.compile(r"\s*+<!\[CDATA\[(.*?)\]\]>\s*+", regex.DOTALL)
 
-CallsReader = Callable[[CallContext], ParserSteps[None]]
-
 
 def read_section(context: CallContext) -> ParserSteps[None]:
     """Read the calls behind a mark up to their end mark, or to where it is missing.
@@ -54,10 +52,10 @@ def read_section(context: CallContext) -> ParserSteps[None]:
         yield from _one(context)
         for between in (BLANKS, JUNK):
             offset = yield from buffer.run(between)
-            if (yield from buffer.take(context.end, offset)):
+            if (yield from buffer.take(context.section.end, offset)):
                 return
         char = yield from buffer.peek(offset)
-        if not char or (yield from buffer.starts(context.start, offset)):
+        if not char or (yield from buffer.starts(context.section.start, offset)):
             buffer.at += offset
             return
         if char != "<":
@@ -75,7 +73,7 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
-        context = replace(context, end=end)
+        context = replace(context, section=replace(context.section, end=end))
         buffer = context.buffer
         while True:
             yield from buffer.skip(BLANKS)
@@ -98,19 +96,6 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """The marks around a model's calls, and what reads what stands between. Immutable."""
-
-    start: str
-    end: str = ""
-    read: CallsReader = read_section
-    is_own: bool = True  # else only calls of tools of the request count
-    is_head: bool = False  # the mark is the beginning of the call itself
-    is_behind_name: bool = False  # the name of a tool stands in front of it
-    quote: str = ""  # around strings in which nothing is escaped
-
-
 def _one(context: CallContext) -> ParserSteps[None]:
     """Read what is one call in most forms, without the mark behind it."""
     buffer = context.buffer
@@ -119,7 +104,7 @@ def _one(context: CallContext) -> ParserSteps[None]:
     char = yield from buffer.peek()
     inner = (yield from buffer.run(BLANKS, 1)) if char == "[" else 0
     if char == "{" or (inner and (yield from buffer.starts("{", inner))):
-        yield from json_calls(context, Trust(any_name=context.is_own))
+        yield from json_calls(context, Trust(any_name=context.section.is_own))
         return
     bare = [form for form in context.forms if form.is_bare]
     for form in context.forms:
@@ -129,7 +114,7 @@ def _one(context: CallContext) -> ParserSteps[None]:
             return
     head = yield from buffer.take_match(_BARE_KEYS)
     if head:
-        reader = LenientJsonParser(buffer, context.marks, context.quote)
+        reader = LenientJsonParser(buffer, context.marks, context.section.quote)
         yield from named_call(context, head["name"], reader)
         return
     for form in bare:
@@ -143,14 +128,12 @@ def _one(context: CallContext) -> ParserSteps[None]:
 def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps[bool]:
     """Return whether a name that stands alone begins a call: nearly any text begins with one."""
     offset = yield from context.buffer.run(BLANKS, len(head[0]))
-    if (yield from context.buffer.starts(form.begins, offset)):
+    is_known = bool(context.tools.known(head["name"]))
+    marks = (form.begins, "{", *context.marks) if is_known else (form.begins,)
+    if (yield from context.buffer.starts_one(marks, offset)):
         return True
-    if not context.tools.known(head["name"]):
-        return False
-    for mark in ("{", *context.marks):
-        if (yield from context.buffer.starts(mark, offset)):
-            return True
-    return not (yield from context.buffer.peek(offset)) and context.buffer.is_complete
+    is_over = is_known and not (yield from context.buffer.peek(offset))
+    return is_over and context.buffer.is_complete
 
 
 def _block(context: CallContext) -> ParserSteps[None]:
@@ -175,7 +158,8 @@ def _block(context: CallContext) -> ParserSteps[None]:
             calls += python_calls(line, context.tools)
     if not calls and not (is_named and mark):
         raise UnreadableOutput
-    context.write_all(calls)
+    for call in calls:
+        context.write(*call)
     if not calls:
         context.write(name[0], text[len(name[0]) :].strip() or "{}")
 
@@ -188,7 +172,7 @@ def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None
     name = head["name"].strip("\"'").strip()
     writer = CallWriter(context)
     # Qwen may write <parameter=NAME> where <function=NAME> belongs.
-    is_certain = context.is_own and head.groupdict().get("tag") != "parameter"
+    is_certain = context.section.is_own and head.groupdict().get("tag") != "parameter"
     if not name or not (is_certain or context.tools.known(name)):
         raise UnreadableOutput
     context.buffer.at += len(head[0])
@@ -218,7 +202,7 @@ class _Arguments:
         self._name = name
         self._keys: set[str] = set()
         # What an argument may end at beside its own mark, and what may stand between two.
-        self._ends = (form.call_end, context.end, *(() if form.unfold else (form.begins,)))
+        self._ends = (form.call_end, context.section.end, *(() if form.unfold else (form.begins,)))
         self._between = Marks(form.begins, form.call_end, *context.marks)
 
     def read(self, first: Any = None) -> ParserSteps[None]:
@@ -289,15 +273,12 @@ class _Arguments:
             return key not in self._keys and key in context.tools.arguments(self._name)
         followers = {
             value_end: (form.begins, form.call_end, *context.marks),
-            form.call_end: (context.end,),
-        }.get(mark, (context.start,))
+            form.call_end: (context.section.end,),
+        }.get(mark, (context.section.start,))
         offset = yield from buffer.run(_GAP)
         if not (yield from buffer.peek(offset)):
             return True
-        for follower in followers:
-            if (yield from buffer.starts(follower, offset)):
-                return True
-        return False
+        return (yield from buffer.starts_one(followers, offset))
 
 
 class _Value:

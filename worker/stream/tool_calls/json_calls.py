@@ -3,7 +3,6 @@
 A call is held back until it is certain that it is one.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 import regex
 
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall
+from hearth.worker.stream.answer_parts import AnswerCollector
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps, UnreadableOutput
 from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json, json_text
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
@@ -25,6 +24,19 @@ _SEPARATORS: Final = regex.compile(r"[\s,;]*+")
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """The marks around a model's calls, and what reads what stands between. Immutable."""
+
+    start: str  # "" = there is none
+    end: str = ""
+    read: "CallsReader | None" = None  # None: calls in whatever form
+    is_own: bool = True  # else only calls of tools of the request count
+    is_head: bool = False  # the mark is the beginning of the call itself
+    is_behind_name: bool = False  # the name of a tool stands in front of it
+    quote: str = ""  # around strings in which nothing is escaped
+
+
+@dataclass(frozen=True, slots=True)
 class CallContext:
     """What all functions share that parse calls. Owner: the inference thread."""
 
@@ -32,11 +44,8 @@ class CallContext:
     collector: AnswerCollector
     tools: RequestTools
     on_call: Callable[[], None]  # runs before each call is written
-    start: str  # the mark in front of calls, "" = there is none
-    end: str  # the mark behind them, "" = there is none
-    is_own: bool  # the mark is the model's own: also calls of no tool of the request stand there
+    section: Section  # in which they stand
     forms: tuple[TagForm, ...]  # of elements, the model's own first
-    quote: str  # around strings in which nothing is escaped, "" = there is none
 
     def write(self, name: str, arguments: str, call_id: str = "") -> None:
         """Write a call that is whole: with a JSON object, or a text that is none.
@@ -50,17 +59,13 @@ class CallContext:
         writer.write(arguments)
         writer.open(name)
 
-    def write_all(self, calls: list[ToolCall]) -> None:
-        """Write calls that a parser found."""
-        for call in calls:
-            given = call.arguments
-            text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            self.write(call.name, text)
-
     @property
     def marks(self) -> tuple[str, str]:
         """The marks that end a call outside of its strings."""
-        return self.end, self.start
+        return self.section.end, self.section.start
+
+
+CallsReader = Callable[[CallContext], ParserSteps[None]]
 
 
 class CallWriter:

@@ -337,10 +337,7 @@ class LenientJsonParser:
         return "" if is_end else (yield from self._buffer.peek())
 
     def _is_end(self, offset: int) -> ParserSteps[bool]:
-        for mark in self._ends:
-            if (yield from self._buffer.starts(mark, offset)):
-                return True
-        return False
+        return (yield from self._buffer.starts_one(self._ends, offset))
 
     def _is_cut(self) -> ParserSteps[bool]:
         """Return whether the text was cut off here, and not ended."""

@@ -7,7 +7,6 @@ import re
 import warnings
 from typing import Any, Final
 
-from hearth.worker.stream.answer_parts import ToolCall
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 log = logging.getLogger(__name__)
@@ -22,8 +21,10 @@ _ESCAPE_OR_BREAK: Final = re.compile(r"\\.|[\r\n]", re.DOTALL)
 _BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\\\n": "\\\\\\n", "\\\r": "\\\\\\r"}
 
 
-def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
+def python_calls(text: str, tools: RequestTools) -> list[tuple[str, str]]:
     """Return the calls of tools that Python source consists of, none if it has anything else.
+
+    A call is a name and its arguments' JSON.
 
     `print(...)` around a call, a module in front of it and a variable for its result are left out.
     Strings may have raw newlines.
@@ -42,7 +43,7 @@ def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
     return calls if calls or unbroken == source else _calls_of(unbroken, tools, spelled)
 
 
-def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[ToolCall]:
+def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[tuple[str, str]]:
     try:
         with warnings.catch_warnings():  # of escapes that Python does not know
             warnings.simplefilter("ignore")
@@ -72,7 +73,7 @@ def _with_calls_of(written: str, name: str, text: str) -> str:
     return "".join([*parts, text[done:]])
 
 
-def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> ToolCall:
+def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> tuple[str, str]:
     """Return the call that an expression is. Raises ValueError where it is none."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
         (node,) = node.args
@@ -92,8 +93,7 @@ def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> Too
     text = json.dumps(arguments, default=str, allow_nan=False)
     for written, meant in spelled.items():
         text = text.replace(written, meant)
-    plain: dict[str, Any] = json.loads(text)
-    return ToolCall(name, plain)
+    return name, json.dumps(json.loads(text), ensure_ascii=False)
 
 
 def _literal(node: ast.expr) -> Any:
