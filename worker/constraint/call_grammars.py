@@ -392,16 +392,16 @@ class BareKeys:
                 else lark.json({"const": each})
                 for each in words_and_numbers
             )
-        kinds = _kinds(schema)
-        return lark.any_of([self._kind(lark, kind, schema, depth) for kind in kinds])
+        return lark.any_of([self._kind(lark, kind, schema, depth) for kind in _kinds(schema)])
 
     def _kind(self, lark: Lark, kind: Any, schema: dict[str, Any], depth: int) -> Expression:
         if isinstance(kind, dict):
             return self._value(lark, whole(kind, schema), depth + 1)
         if kind == "string":
-            but = "" if self.nests else "}"
-            text = lark.text_until(self.quote, characters_max(schema, schema), but)
-            return lark.row(self.quote, text)
+            length = characters_max(schema, schema)
+            return lark.row(
+                self.quote, lark.text_until(self.quote, length, "" if self.nests else "}")
+            )
         if kind == "object":
             return self._object(lark, schema, depth)
         if kind == "array":

@@ -126,8 +126,9 @@ class GrammarCompiler:
             raise
         thinking = None
         if self.think_marks is not None and constraints.thinking_budget is not None:
-            budget = constraints.thinking_budget
-            thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
+            thinking = ThinkingBudget(
+                self.think_marks, constraints.thinking_budget, is_open, self._token_bytes
+            )
         banned = None
         if constraints.tool_choice == "none" and compiled is None:
             mark = self._call_grammar.mark if self._call_grammar else ""

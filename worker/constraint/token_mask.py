@@ -148,8 +148,9 @@ class ThinkingBudget:
         elif self._is_open:
             self._left -= 1
             self._decoder.decode(self._token_bytes(token))
-            ends = (self._marks.end, *self._marks.others)
-            self._turn(any(end.encode() in self._tail for end in ends))
+            self._turn(
+                any(end.encode() in self._tail for end in (self._marks.end, *self._marks.others))
+            )
         elif self._may_open:
             self._turn(self._begins())
         self._close_if_due()

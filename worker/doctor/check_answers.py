@@ -205,8 +205,7 @@ class KeptConversation:
             yield
 
     def _rows(self, extent: Extent, kind: FileKind, rows: KVRows) -> KVRows:
-        record = self._through_file(extent, kind, arrays_of_rows(rows.layers))
-        return rows_from(record.arrays)
+        return rows_from(self._through_file(extent, kind, arrays_of_rows(rows.layers)).arrays)
 
     def _through_file(self, extent: Extent, kind: FileKind, arrays: Any) -> Record:
         record = Record(

@@ -174,8 +174,7 @@ class CheckContext:
     ) -> None:
         """Set the result of the check that is running."""
         seconds = self.spent_s - self.stage_began_s
-        result = CheckResult(self.stage, verdict, figures or {}, seconds, reason)
-        self.results[self.stage] = result
+        self.results[self.stage] = CheckResult(self.stage, verdict, figures or {}, seconds, reason)
 
     def prompts(self) -> list[list[int]]:
         """Return the canary's prompts, with the cold answers between them, as far as known."""

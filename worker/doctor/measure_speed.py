@@ -97,8 +97,7 @@ def measure_chunk(context: CheckContext) -> Steps:
     """Read the same tokens in chunks of several sizes, as far as time and memory allow."""
     default, rate = context.rules.default_chunk, context.prefill_tokens_per_s
     sizes = sorted({*CHUNKS, default})
-    budget_s = context.left_s * CANARY_SHARE
-    affordable = int(budget_s * rate / (READ_ROUNDS * len(sizes)))
+    affordable = int(context.left_s * CANARY_SHARE * rate / (READ_ROUNDS * len(sizes)))
     tokens = min(max(CHUNKS), affordable)
     # A request, or a Mac's display, may have to wait for one forward: half of what the rate allows,
     # which was measured where attention looks back on little.

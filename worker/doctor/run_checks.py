@@ -102,8 +102,7 @@ class CheckRun:
             text = error.strerror if isinstance(error, OSError) else str(error)
             # In one line, without where the user's files are.
             text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
-            told = f"{type(error).__name__} {text}".strip()
-            context.tell("fault", {}, f"the check broke: {told}")
+            context.tell("fault", {}, f"the check broke: {type(error).__name__} {text}".strip())
             self._end(names, f"{context.stage} broke")
         finally:
             context.spent_s += context.clock() - began

@@ -193,10 +193,10 @@ class ReasoningAndToolParser:
                 return
         if self._options.is_thinking:
             yield from self._think_block()
-        elif self._options.may_think:
-            starts = Marks(*self._sections).pattern
-            if not (yield from self._buffer.match(starts, blanks)):
-                yield from self._think_block(is_certain=False)
+        elif self._options.may_think and not (
+            yield from self._buffer.match(Marks(*self._sections).pattern, blanks)
+        ):
+            yield from self._think_block(is_certain=False)
 
     def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
         """Read a think block behind its mark; one that never closes is all there is.

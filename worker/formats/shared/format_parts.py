@@ -52,6 +52,7 @@ from hearth.worker.stream.reasoning_and_tool_parser import OutputMarks
 from hearth.worker.stream.tool_calls.call_parser import (
     BLANKS,
     marked_calls,
+    python_calls,
     read_section,
 )
 from hearth.worker.stream.tool_calls.json_calls import (
@@ -65,9 +66,6 @@ from hearth.worker.stream.tool_calls.json_calls import (
 from hearth.worker.stream.tool_calls.lenient_json import (
     Transcoder,
     json_text,
-)
-from hearth.worker.stream.tool_calls.python_calls import (
-    python_calls,
 )
 from hearth.worker.stream.tool_calls.request_tools import (
     RequestTools,

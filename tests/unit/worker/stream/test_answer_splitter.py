@@ -8,7 +8,7 @@ import pytest
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
 from hearth.worker.stream.reasoning_and_tool_parser import REREAD_CHARS_MAX
-from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.call_parser import python_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.model_families import family
 from tests.helpers.worker.output_formats import (
