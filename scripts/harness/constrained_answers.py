@@ -31,12 +31,15 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
 def constrainer_for(family: Family, tokenizer: Any = None, reader: Any = None) -> GrammarCompiler:
     """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
     tokenizer = tokenizer or family.tokenizer
+    reader = reader or family.reader
     return GrammarCompiler(
         tokenizer,
         checkpoint_files.VOCAB_SIZE,
         end_ids(tokenizer),
-        reader or family.reader,
         Vocabulary(tokenizer).token_bytes,
+        reader.grammar,
+        reader.think_marks,
+        reader.is_thinking_open,
     )
 
 

@@ -15,21 +15,28 @@ from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.call_drafts import CallDrafts, ForcedTexts
+from hearth.worker.constraint.call_drafts import CallDrafts, CallShape, ForcedTexts
 from hearth.worker.constraint.call_grammars import (
-    AnswerForm,
+    LENIENT,
+    NEWLINES,
+    NOTHING,
+    TEXT,
     CallGrammar,
     CallsWriter,
+    Expression,
+    Lark,
     MessageGrammar,
 )
-from hearth.worker.constraint.call_text.call_shape import CallShape
-from hearth.worker.constraint.grammar_answer import Grammar, GrammarAnswer
-from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
-from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
-from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, NOTHING, TEXT, Expression, Lark
-from hearth.worker.constraint.schema_references import quoted
-from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
-from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.constraint.compiled_grammar import (
+    Grammar,
+    GrammarAnswer,
+    GrammarBuild,
+    NamedSchema,
+    check_size,
+    refused,
+)
+from hearth.worker.constraint.json_schemas import ToolSchema, quoted, tool_of
+from hearth.worker.constraint.token_mask import ThinkingBudget, TokenMask, think_marks
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +46,6 @@ HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
 GRAMMAR_BYTES: Final = 12 << 20  # of one, beside what was measured: its lexer grows with answers
 ANY_OBJECT: Final = {"type": "object"}
 COUNTED: Final = ("refused", "ended", "left_out", "answers_ended", "call_drafts_ended")
-
-
-# Writes the answer's grammar with other schemas of the tools.
-_Writer = Callable[[list[ToolSchema]], str]
 
 
 class GrammarCompiler:
@@ -57,22 +60,25 @@ class GrammarCompiler:
         tokenizer: Any,
         vocab_size: int,
         end_ids: frozenset[int],
-        output_format: AnswerForm,
         token_bytes: Callable[[int], bytes],
+        grammar: CallGrammar | MessageGrammar | None,
+        marks: tuple[str, ...],
+        is_thinking_open: Callable[[str], bool],
     ) -> None:
         """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
 
-        `output_format` is that of the model's answers.
+        `grammar` is of the model's calls, or of its answers' messages; `marks` open and close
+        thinking, which `is_thinking_open` says a prompt to have begun.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.end_ids = end_ids
-        self._is_thinking_open = output_format.is_thinking_open
+        self._is_thinking_open = is_thinking_open
         self._token_bytes = token_bytes
-        self._messages = output_format.messages
-        self._call_grammar = output_format.call_grammar
-        self.think_marks = think_marks(tokenizer, self._messages, output_format.think_marks)
-        self._marks = _marks(tokenizer, output_format.think_marks, self._call_grammar)
+        self._messages = grammar if isinstance(grammar, MessageGrammar) else None
+        self._call_grammar = grammar if isinstance(grammar, CallGrammar) else None
+        self.think_marks = think_marks(tokenizer, self._messages, marks)
+        self._marks = _marks(tokenizer, marks, self._call_grammar)
         self._tokens: LLTokenizer | None = None  # see `load`
         self._loading = threading.Lock()
         self.clock = awake_s  # what is idle ends by it
@@ -120,8 +126,9 @@ class GrammarCompiler:
             raise
         thinking = None
         if self.think_marks is not None and constraints.thinking_budget is not None:
-            budget = constraints.thinking_budget
-            thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
+            thinking = ThinkingBudget(
+                self.think_marks, constraints.thinking_budget, is_open, self._token_bytes
+            )
         banned = None
         if constraints.tool_choice == "none" and compiled is None:
             mark = self._call_grammar.mark if self._call_grammar else ""
@@ -203,9 +210,13 @@ class GrammarCompiler:
             source = write(callable_tools)
             if source is None:
                 return None
-            return self._recalled(
-                owner, source, constraints, callable_tools, lambda t: write(t) or ""
-            )
+            self._compiled.drop(lambda each: each.is_spent)
+            compiled = self._compiled.get(owner, source)
+            if compiled is None:
+                compiled = self._compile(source, constraints, callable_tools, write)
+            compiled.used_at = self.clock()
+            self._compiled.put(owner, source, compiled)
+            return compiled
         except RecursionError:
             raise refused("A JSON schema is nested too deeply.", None) from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -220,29 +231,28 @@ class GrammarCompiler:
         is_open: bool,
     ) -> str | None:
         """Return the grammar in Lark, None where the answer needs none."""
+        messages = self._messages if constraints.tool_choice == "none" else None
+        if constraints.tool_choice != "required" and not constraints.is_json and not messages:
+            return None
         lark = Lark(self._marks)
         if constraints.tool_choice == "required":
             last = self._calls(lark, callable_tools, constraints.parallel_calls)
         elif constraints.is_json:
-            schema = constraints.schema if constraints.schema is not None else ANY_OBJECT
-            last = self._json(lark, schema, callable_tools, constraints)
-        elif constraints.tool_choice == "none" and self._messages:
-            last = self._messages.final_message(lark, lark.optional(TEXT))
+            last = lark.json(ANY_OBJECT if constraints.schema is None else constraints.schema)
+            if self._messages:
+                last = self._messages.final_message(lark, last)
+            # The model may call instead.
+            if (
+                constraints.tool_choice == "auto"
+                and callable_tools
+                and (self._messages or self._call_grammar)
+            ):
+                calls = self._calls(lark, callable_tools, constraints.parallel_calls)
+                last = lark.any_of([last, calls])
         else:
-            return None
+            assert messages is not None
+            last = messages.final_message(lark, lark.optional(TEXT))
         return lark.source(self._answer(lark, last, opening, is_open))
-
-    def _json(
-        self, lark: Lark, schema: dict[str, Any], tools: list[ToolSchema], constraints: Constraints
-    ) -> Expression:
-        """Return an answer in JSON, or calls where the model may call instead."""
-        answer = lark.json(schema)
-        if self._messages:
-            answer = self._messages.final_message(lark, answer)
-        may_call = constraints.tool_choice == "auto" and tools
-        if not may_call or (self._call_grammar is None and not self._messages):
-            return answer
-        return lark.any_of([answer, self._calls(lark, tools, constraints.parallel_calls)])
 
     def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
         if self._messages:
@@ -281,27 +291,17 @@ class GrammarCompiler:
         since = self.clock() - idle_s
         self._compiled.drop(lambda each: each.is_spent or each.used_at <= since)
 
-    def _recalled(
+    def _compile(
         self,
-        owner: str,
         source: str,
         constraints: Constraints,
         tools: list[ToolSchema],
-        write: _Writer,
+        write: Callable[[list[ToolSchema]], str | None],
     ) -> Grammar:
-        """Return a grammar from memory, or compile it. Raises RequestError."""
-        self._compiled.drop(lambda each: each.is_spent)
-        compiled = self._compiled.get(owner, source)
-        if compiled is None:
-            compiled = self._compile(source, constraints, tools, write)
-        compiled.used_at = self.clock()
-        self._compiled.put(owner, source, compiled)
-        return compiled
+        """Return a grammar, and count what of it is not enforced. Raises RequestError.
 
-    def _compile(
-        self, source: str, constraints: Constraints, tools: list[ToolSchema], write: _Writer
-    ) -> Grammar:
-        """Return a grammar, and count what of it is not enforced. Raises RequestError."""
+        `write` gives the answer's source with other schemas of the tools.
+        """
         schemas = [
             NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
         ]
@@ -311,8 +311,9 @@ class GrammarCompiler:
             self._ll_tokenizer(),
             self._marks,
             schemas,
-            lambda held: write(
-                [replace(a, schema=b.schema) for a, b in zip(tools, held, strict=False)]
+            lambda held: (
+                write([replace(a, schema=b.schema) for a, b in zip(tools, held, strict=False)])
+                or ""
             ),
         )
         try:

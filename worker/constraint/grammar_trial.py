@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from hearth.shared.errors import Overloaded
 from hearth.shared.process_limits import resident_bytes, virtual_bytes
-from hearth.worker.constraint.schema_patterns import patterns_of
+from hearth.worker.constraint.json_schemas import patterns_of
 
 MODULE: Final = "hearth.worker.constraint.grammar_trial"
 MEMORY_BYTES_MAX: Final = 128 << 20
@@ -79,7 +80,10 @@ def is_plain(source: str) -> bool:
             counts["bounds"] += sum(key in node for key in _BOUNDS)
             multiples.add(str(node.get("multipleOf", "")).replace(".", ""))
             counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
-            counts["merged"] += max(0, _beside_each_other(node) - 1)
+            # Schemas that a value has to fit at once:
+            others = node.keys() - {"allOf", *_COMBINED} - _NOTES
+            combined = sum(key in node for key in _COMBINED) + len(_parts(node.get("allOf")))
+            counts["merged"] += max(0, combined + bool(others) - 1)
             references.update(str(node[key]) for key in node if key == "$ref")
         if isinstance(node, int | float):
             counts["large"] += not abs(node) <= NUMBER_MAX  # nor is NaN
@@ -99,13 +103,6 @@ def is_plain(source: str) -> bool:
         and all(each.repeats < REPEATS_MAX for each in patterns)
         and all(len(each.pattern) <= PATTERN_CHARS_MAX for each in patterns)
     )
-
-
-def _beside_each_other(node: dict[str, Any]) -> int:
-    """Return how many schemas a value has to fit at once."""
-    others = node.keys() - {"allOf", *_COMBINED} - _NOTES
-    combined = sum(key in node for key in _COMBINED) + len(_parts(node.get("allOf")))
-    return combined + bool(others)
 
 
 def _parts(node: Any) -> list[Any]:
@@ -168,6 +165,94 @@ def mask_of(matcher: LLMatcher) -> bytes:
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
     return mask
+
+
+# ---------------------------------------------------------------- what errors mean
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an error means for whoever wrote the schema. Immutable."""
+
+    cause: str
+    remedy: str = ""
+    is_limit: bool = False  # the schema asks for more than can be followed
+    is_of_patterns: bool = False  # it is a pattern that asks for it
+
+
+_MEANINGS: Final = (  # by llguidance's words
+    (
+        re.compile(r"items; max is|too many items", re.IGNORECASE),
+        Meaning(
+            "too many items in a row may come or be left out at one place",
+            "Have fewer optional properties or alternatives there: make some required, or group "
+            "them",
+            is_limit=True,
+        ),
+    ),
+    (
+        re.compile(r"too many (expressions|states)|LexerTooComplex", re.IGNORECASE),
+        Meaning(
+            "its patterns are too many or too complex together",
+            "Let patterns repeat less",
+            is_limit=True,
+            is_of_patterns=True,
+        ),
+    ),
+    (
+        re.compile(r"fuel|exhausted|CPU time", re.IGNORECASE),
+        Meaning(
+            "its patterns, texts and numbers are too complex together",
+            "Have a smaller multipleOf or range of numbers, or patterns that repeat less",
+            is_limit=True,
+            is_of_patterns=True,
+        ),
+    ),
+    (
+        re.compile(r"too (big|large|complex)", re.IGNORECASE),
+        Meaning(
+            "it has too many parts",
+            "Have fewer properties, alternatives or values to choose from",
+            is_limit=True,
+        ),
+    ),
+    (
+        re.compile(r"NoExtension"),
+        Meaning(
+            "no value is allowed: it holds itself without an end, or its parts exclude each other",
+            "Let a $ref to itself be optional, or one of several alternatives",
+        ),
+    ),
+)
+_ADVICE: Final = re.compile(r"; (consider making your grammar|try avoiding single-byte).*")
+
+
+def meaning_of(said: str) -> Meaning:
+    """Return what an error means; one that already says it is its own cause."""
+    found = (meaning for words, meaning in _MEANINGS if words.search(said))
+    return next(found, Meaning(said))
+
+
+def explained(error: Exception) -> str:
+    """Return what an error means, its own words, and the remedy, without a stop at the end."""
+    said = error_text(error)
+    meaning = meaning_of(said)
+    return said if meaning.cause == said else f"{meaning.cause} ({said}). {meaning.remedy}"
+
+
+def error_text(error: Exception) -> str:
+    """Return the words of llguidance's error without its listing of our grammar.
+
+    Its advice to whoever writes a grammar is left out too: a client writes a schema.
+    """
+    text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
+    lines = filter(None, map(str.strip, text.splitlines()))
+    kept = " ".join(line for line in lines if not re.match(r"\d+ \||\^", line))
+    kept = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", kept)
+    return _ADVICE.sub("", kept).rstrip(". ")
+
+
+# ---------------------------------------------------------------- the program
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
-"""Reads JSON schemas: a tool's parameters, which values are plain text, where a fault is."""
+"""Reads JSON schemas: a tool's parameters, references, patterns, where a fault is."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from hearth.worker.constraint.schema_references import SHARED, escaped, self_contained
 from hearth.worker.stream.tool_calls.request_tools import referred
 
 HOPS_MAX: Final = 16  # from one $ref to the next
@@ -29,6 +29,15 @@ _ALL_OTHERS: Final = {
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ALONE: Final = ("items", "additionalProperties", "not")
 _TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf")
+COPIED_CHARS_MAX: Final = 50_000  # each argument of a call may carry them
+SHARED: Final = ("$defs", "definitions")  # what each part of a schema carries
+_PLAIN: Final = re.compile(r"#/(\$defs|definitions)/[^/]+")
+_DATA: Final = ("const", "enum", "default", "examples")  # nothing in them is a schema
+_NAMED: Final = ("properties", "patternProperties", "dependentSchemas", *SHARED)
+REPEATS_MAX: Final = 10**12  # more than that are not told apart
+_PIECE: Final = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<low>\d{1,12})(?:,(?P<high>\d{0,12}))?\}|.", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ def tool_of(function: Mapping[str, Any]) -> ToolSchema:
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a schema that is only a reference stands for; any other as it is."""
     for _ in range(HOPS_MAX):
-        target = _target(schema, root)
+        target = referred(_mapping(schema).get("$ref"), root)
         if target is None:
             break
         schema = target
@@ -206,23 +215,146 @@ def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in _ALONE:
         if isinstance(node.get(key), dict):
             yield f"/{key}", node[key]
-    target = _target(node, root)
+    target = referred(node.get("$ref"), root)
     if target is not None and target is not node:
-        yield _place(str(node["$ref"])), target
-
-
-def _place(reference: str) -> str:
-    """Return where a reference leads to, in the schema as its client wrote it."""
-    place = unquote(reference)
-    if not place.startswith(MOVED):
-        return place
-    return "#" + place.removeprefix(MOVED).replace("~1", "/").replace("~0", "~")
-
-
-def _target(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a reference within the document leads to; None where there is none."""
-    return referred(schema.get("$ref"), root) if isinstance(schema, dict) else None
+        place = unquote(str(node["$ref"]))
+        if place.startswith(MOVED):  # as its client wrote it
+            place = "#" + place.removeprefix(MOVED).replace("~1", "/").replace("~0", "~")
+        yield place, target
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+# ---------------------------------------------------------------- references
+
+
+def quoted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that means the same, whose pointers are written as in URIs."""
+    made: dict[str, Any] = _rewritten(
+        schema,
+        lambda name: (
+            quote(unquote(name), safe="#/~$", errors="replace") if name.startswith("#/") else name
+        ),
+    )
+    return made
+
+
+def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that means the same, and refers to nothing in it but what is in its `$defs`.
+
+    What is referred to elsewhere is there too, by its pointer as its name. A reference that leads
+    nowhere, or by an anchor, or to too much, stays as it is, and so do parts with an `$id`.
+    """
+    id_key = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+    root = {key: part for key, part in schema.items() if key != id_key}  # one has the `$id`
+    copies: dict[str, Any] = {}
+    chars_left = COPIED_CHARS_MAX
+
+    def moved(reference: str) -> str:
+        nonlocal chars_left
+        target = referred(reference, schema)
+        if target is None or _PLAIN.fullmatch(reference):
+            return reference
+        name = "#" + unquote(reference.partition("#")[2])
+        if name not in copies and chars_left > 0:
+            chars_left -= len(json.dumps(target))
+            copies[name] = None  # it may refer to itself
+            copies[name] = _rewritten(root if target is schema else target, moved, id_key)
+        known = f"#/$defs/{quote(escaped(name), safe='~', errors='replace')}"
+        return known if name in copies else reference
+
+    copy = {**schema, **_rewritten(root, moved, id_key)}
+    defs = copy.get("$defs")
+    shared = defs if isinstance(defs, dict) else {}
+    return {**copy, "$defs": {**shared, **copies}} if copies else schema
+
+
+def _rewritten(
+    node: Any, new: Callable[[str], str], id_key: str = "", is_named: bool = False
+) -> Any:
+    """Return a schema with `new` references, but for parts in it that have an `id_key`.
+
+    `is_named`: its keys are names that the client gave.
+    """
+    if isinstance(node, list):
+        return [_rewritten(part, new, id_key) for part in node]
+    if not isinstance(node, dict):
+        return node
+    if isinstance(inner := node.get(id_key), str) and not inner.startswith("#"):
+        return node
+    parts = {
+        key: part
+        if key in _DATA and not is_named
+        else _rewritten(part, new, id_key, not is_named and key in _NAMED)
+        for key, part in node.items()
+    }
+    if isinstance(reference := parts.get("$ref"), str):
+        parts["$ref"] = new(reference)
+    return parts
+
+
+def escaped(name: str) -> str:
+    """Return a name as a step of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+# ---------------------------------------------------------------- patterns
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPattern:
+    """A pattern of a schema; `place` is its JSON pointer, `repeats` as of `repeats`. Immutable."""
+
+    place: str
+    pattern: str
+    repeats: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pattern[:200]!r} at {self.place}, which repeats a part {self.repeats:,} times"
+        )
+
+
+def repeats(pattern: str) -> int:
+    """Return how often the part of a pattern that is repeated most may stand, 1 where none is.
+
+    The counts of repeats within each other are multiplied. `*` and `+` count as 1: they cost as
+    much as one character.
+    """
+    inner, last, most = [1], 1, 1
+    for piece in _PIECE.finditer(pattern):
+        text = piece[0]
+        if text == "(":
+            inner.append(1)
+        elif text == ")" and len(inner) > 1:
+            last = inner.pop()
+            inner[-1] = max(inner[-1], last)
+        elif piece["low"]:
+            count = max(int(piece["low"]), int(piece["high"] or 0))
+            last = min(last * max(count, 1), REPEATS_MAX)
+            inner[-1] = max(inner[-1], last)
+        else:
+            last = 1
+        most = max(most, last)
+    return most
+
+
+def patterns_of(schema: Any) -> list[SchemaPattern]:
+    """Return all patterns of a schema, also those that names are held to."""
+    found, todo = list[SchemaPattern](), [("", schema)]
+    while todo:
+        place, node = todo.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("pattern"), str):
+                pattern = node["pattern"]
+                found.append(SchemaPattern(f"{place}/pattern", pattern, repeats(pattern)))
+            found += [
+                SchemaPattern(f"{place}/patternProperties/{escaped(name)}", name, repeats(name))
+                for name in _mapping(node.get("patternProperties"))
+            ]
+            todo += [(f"{place}/{escaped(str(key))}", part) for key, part in node.items()]
+        elif isinstance(node, list):
+            todo += [(f"{place}/{number}", part) for number, part in enumerate(node)]
+    return found

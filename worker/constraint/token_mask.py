@@ -1,25 +1,187 @@
-"""Masks the logits of one answer so that only tokens can come that its constraints allow."""
+"""Masks the logits of one answer so that only tokens can come that its constraints allow.
 
+These are a grammar, a token that never may come, and a budget of tokens for thinking, whose block
+is ended where it is spent.
+"""
+
+import codecs
+import copy
 import itertools
 import logging
-from collections import Counter
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.constraint.grammar_answer import GrammarAnswer
-from hearth.worker.constraint.grammar_trial import GrammarError
-from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
-from hearth.worker.constraint.thinking_budget import ThinkingBudget
+from hearth.shared.errors import StartError
+from hearth.worker.constraint.call_grammars import MessageGrammar
+from hearth.worker.constraint.compiled_grammar import GrammarAnswer
+from hearth.worker.constraint.grammar_trial import GrammarError, error_text, explained, meaning_of
 
 log = logging.getLogger(__name__)
 
 NEVER = -float("inf")
 
+CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
+TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
+
 T = TypeVar("T")
+
+
+# ---------------------------------------------------------------- thinking
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarks:
+    """The marks with which one model's think block begins and ends. Immutable."""
+
+    start: str
+    end: str
+    forced: tuple[int, ...]  # the tokens that are written where it has to end
+    again: int | None = (
+        None  # the token that would begin another right behind them; None = none may
+    )
+    in_front: bytes = b""  # what stands in front of `again`
+    others: tuple[str, ...] = ()  # what ends it, too
+
+    @property
+    def is_first_only(self) -> bool:
+        """Whether a block begins the answer; otherwise it may begin anywhere, several times."""
+        return self.again is None
+
+
+def think_marks(
+    tokenizer: Any, messages: MessageGrammar | None, marks: tuple[str, ...]
+) -> ThinkMarks | None:
+    """Return the marks with which the model of mlx-lm's `tokenizer` thinks; None without any.
+
+    `marks` open and close its think block; what is behind them closes it, too.
+    """
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    if messages is not None:
+        close, again = tokens(messages.thinking_close), tokens(messages.again)[0]
+        in_front = messages.thinking.removesuffix(messages.again).encode()
+        return ThinkMarks(messages.thinking, messages.thinking_end, close, again, in_front)
+    start, end, *others = marks
+    if not start:
+        return None
+    return ThinkMarks(start, end, tokens(_close(tokenizer, end)), others=tuple(others))
+
+
+def _close(tokenizer: Any, end: str) -> str:
+    """Return what the template writes between thinking and an answer: `end`, and newlines."""
+    messages = [
+        {"role": "user", "content": "alpha"},
+        {"role": "assistant", "reasoning_content": "sigma", "content": "omega"},
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except StartError:  # it does not end
+        raise
+    except Exception as error:  # a template raises what it likes; then it tells nothing
+        log.debug("template probe refused: %s", error)
+        text = ""
+    found = re.search(rf"sigma(\n?{re.escape(end)}\n{{0,2}})omega", text)
+    return found[1] if found else f"\n{end}\n\n"
+
+
+class ThinkingBudget:
+    """Counts the tokens of the think block and forces those that end it.
+
+    Invariant: tokens are forced only while the block is open, and only once it is due.
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        marks: ThinkMarks,
+        budget: int,
+        is_open: bool,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        """`budget` is how many tokens the block may have; `is_open`: the prompt has begun it."""
+        assert marks.forced, "nothing would end the block"
+        self._marks = marks
+        self._left = budget
+        self._token_bytes = token_bytes
+        self._is_open = is_open
+        self._may_open = not (is_open and marks.is_first_only)
+        self._tail = b""  # the bytes that were written last: in the block, or since it
+        # Kept for a moment: forced tokens of one answer
+        self.to_come: deque[int] = deque()  # tokens, one behind the other
+        self._waits_left = CHARACTER_TOKENS_MAX
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._close_if_due()
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come next."""
+        return self.to_come[0] if self.to_come else None
+
+    @property
+    def banned(self) -> int | None:
+        """The token that must not come next, as it would begin what was closed."""
+        is_spent = self._left <= 0 and not self._is_open
+        return self._marks.again if is_spent and self._tail.endswith(self._marks.in_front) else None
+
+    def copy(self) -> "ThinkingBudget":
+        """Return one that goes on from here alone, to look ahead with."""
+        other = copy.copy(self)
+        other.to_come = self.to_come.copy()
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    def see(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._tail = (self._tail + self._token_bytes(token))[-TAIL_BYTES:]
+        if self.to_come:
+            self.to_come.popleft()
+            self._is_open = bool(self.to_come)
+        elif self._is_open:
+            self._left -= 1
+            self._decoder.decode(self._token_bytes(token))
+            self._turn(
+                any(end.encode() in self._tail for end in (self._marks.end, *self._marks.others))
+            )
+        elif self._may_open:
+            self._turn(self._begins())
+        self._close_if_due()
+
+    def _turn(self, is_turning: bool) -> None:
+        """Open the block, or close it."""
+        if is_turning:
+            self._is_open = not self._is_open
+            self._tail = b""
+            self._may_open = not self._marks.is_first_only
+
+    def _begins(self) -> bool:
+        """Return whether what was written opens a block; stop looking where it no longer can."""
+        start = self._marks.start.encode()
+        if not self._marks.is_first_only:
+            return start in self._tail
+        written = self._tail.lstrip()
+        self._may_open = start.startswith(written[: len(start)])
+        return self._may_open and len(written) >= len(start)
+
+    def _close_if_due(self) -> None:
+        if not self._is_open or self.to_come or self._left > 0:
+            return
+        if self._decoder.getstate()[0] and self._waits_left:
+            self._waits_left -= 1
+            return
+        self.to_come.extend(self._marks.forced)
+        assert self._is_open and self.to_come
+
+
+# ---------------------------------------------------------------- the mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +207,11 @@ class _Row:
         if self.forced is not None:
             return mx.where(mx.arange(width) == self.forced, logits, NEVER)
         if self.mask is not None:
-            bits = np.frombuffer(self.mask, np.uint8)
-            allowed = mx.array(np.unpackbits(bits, bitorder="little"))
-            logits = mx.where(_fitted(allowed, width), logits, NEVER)
+            bits = np.unpackbits(np.frombuffer(self.mask, np.uint8), bitorder="little")
+            allowed = mx.array(bits[:width])
+            # Logits that the tokenizer has no token for are none.
+            allowed = mx.pad(allowed, (0, width - allowed.shape[0]))
+            logits = mx.where(allowed > 0, logits, NEVER)
         for banned in self.banned:
             logits = mx.where(mx.arange(width) == banned, NEVER, logits)
         return logits
@@ -149,23 +313,19 @@ class TokenMask:
         try:
             return act()
         except GrammarError as error:
-            self._fail_by_grammar(error)
+            self._counts["answers_ended"] += 1
+            log.warning("a grammar ended amid its answer by %s", type(error).__name__)
+            said, meaning = explained(error), meaning_of(error_text(error))
+            if meaning.is_limit:  # what is too large to go on with is the client's to change
+                self.failure_status = 400
+                if self._answer and meaning.is_of_patterns:
+                    said += f". {self._answer.grammar.largest_pattern}"
+            said = " ".join(said.split()).rstrip(". ")  # whoever tells it ends the sentence
+            self.failure = f"its grammar could not go on: {said}"
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
         return otherwise
-
-    def _fail_by_grammar(self, error: GrammarError) -> None:
-        """Fail; a grammar that is too large to go on with is the client's to change."""
-        self._counts["answers_ended"] += 1
-        log.warning("a grammar ended amid its answer by %s", type(error).__name__)
-        said, meaning = explained(error), meaning_of(error_text(error))
-        if meaning.is_limit:
-            self.failure_status = 400
-            of_patterns = self._answer.grammar if self._answer and meaning.is_of_patterns else None
-            said += f". {of_patterns.largest_pattern}" if of_patterns else ""
-        said = " ".join(said.split()).rstrip(". ")
-        self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
     # ------------------------------------------------------------ places
 
@@ -187,7 +347,7 @@ class TokenMask:
 
     def _forced(self) -> list[int]:
         if self._thinking is not None and self._thinking.forced is not None:
-            return self._thinking.all_forced
+            return list(self._thinking.to_come)
         if self._answer is None:
             return []
         forced = self._answer.forced(self._read())
@@ -197,18 +357,15 @@ class TokenMask:
         """Return the rows in front of each of a draft's tokens that may come, and one behind."""
         draft = tuple(draft)
         if not self._rows or self._draft[: len(draft)] != draft:
-            self._draft, self._rows = draft, self._computed_rows(draft)
+            rows = self._rows_without_grammar(draft)
+            if self._answer is not None and rows[0].forced is not None:
+                # What is forced may be against the grammar, which fails only where it is asked.
+                rows = list(itertools.takewhile(lambda row: row.forced is not None, rows))
+            elif self._answer is not None:
+                masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
+                rows = [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
+            self._draft, self._rows = draft, rows
         return self._rows[: len(draft) + 1]
-
-    def _computed_rows(self, draft: Sequence[int]) -> list[_Row]:
-        rows = self._rows_without_grammar(draft)
-        if self._answer is None:
-            return rows
-        if rows[0].forced is not None:
-            # What is forced may be against the grammar, which fails only where it is asked.
-            return list(itertools.takewhile(lambda row: row.forced is not None, rows))
-        masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
-        return [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
 
     def _rows_without_grammar(self, draft: Sequence[int]) -> list[_Row]:
         """Return the rows as far as all but the grammar lets a draft come."""
@@ -226,9 +383,3 @@ class TokenMask:
     def _row(self, thinking: ThinkingBudget | None) -> _Row:
         forced, banned = (None, None) if thinking is None else (thinking.forced, thinking.banned)
         return _Row(forced, tuple(n for n in (self._banned, banned) if n is not None))
-
-
-def _fitted(allowed: mx.array, width: int) -> mx.array:
-    """Return which of `width` logits are allowed: none that the tokenizer has no token for."""
-    missing = width - allowed.shape[0]
-    return (mx.pad(allowed, (0, missing)) if missing > 0 else allowed[:width]) > 0

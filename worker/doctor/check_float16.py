@@ -46,7 +46,10 @@ def check_float16(context: CheckContext) -> Steps:
         raise LeftOut("this device computes bfloat16 itself")
     if context.canary is None:
         raise LeftOut("there is no canary to read")
-    context.needs(check_bytes(context.loaded), "a layer, and all beside layers, in float32")
+    layers, rest = _places(context.loaded)
+    sizes = [sum(holder[key].size for holder, key in each) for each in (*layers.values(), rest)]
+    needed = (max(sizes[:-1], default=0) + sizes[-1]) * mx.float32.size
+    context.needs(needed, "a layer, and all beside layers, in float32")
     tokens = context.prompts()[-1][:TOKENS_MAX]
     found = yield from compare_dtypes(context.loaded, context.engine.new_cache, tokens)
     reason = found.why_not_good()
@@ -73,13 +76,6 @@ def compare_dtypes(
     except Exception as error:  # whatever an architecture or the device raises in another dtype
         raise LeftOut(" ".join(str(error).split()) or type(error).__name__) from error
     return comparison
-
-
-def check_bytes(loaded: LoadedModel) -> int:
-    """Return what the check takes beside the weights: in float32 one layer, and all but layers."""
-    layers, rest = _places(loaded)
-    sizes = [sum(holder[key].size for holder, key in each) for each in (*layers.values(), rest)]
-    return (max(sizes[:-1], default=0) + sizes[-1]) * mx.float32.size
 
 
 def _root(loaded: LoadedModel) -> Any:

@@ -1,19 +1,21 @@
-"""Names this machine and a loaded model, as findings do."""
+"""Names this machine, its BLAS and a loaded model, as findings do."""
 
+import ctypes
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from xxhash import xxh3_128
 
 from hearth.shared.machine import physical_bytes
 from hearth.shared.models.model_path import BUILTIN_MODELS
 from hearth.shared.version import VERSION
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.doctor.findings import Subject
-from hearth.worker.engine.compute_dtype import dtype_of
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
@@ -36,11 +38,6 @@ def chip() -> str:
     """Return how the device names itself, e.g. "Apple M2 Max"."""
     name: Any = mx.device_info().get("device_name")
     return str(name or platform.processor() or platform.machine())
-
-
-def weights_dtype(loaded: LoadedModel) -> str:
-    """Return the type that most of the weights which are no packed integers have."""
-    return dtype_of(loaded.model) or "unknown"
 
 
 def machine_row() -> dict[str, Any]:
@@ -77,3 +74,40 @@ def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
         "cache": facts.cache_layout,
         "context_tokens": facts.context_tokens,
     }
+
+
+class _Place(ctypes.Structure):
+    """Says where a function is: the fields of Dl_info."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("file_base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def loaded_blas() -> str:
+    """Return what tells the BLAS of this process from others: its bytes, and what it chose.
+
+    It computes MLX's fp32 products on the CPU: another gives other last bits.
+
+    An OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE, and a small libblas.so.3
+    may stand before it: it tells its version and its core. How many threads it has changes no bit
+    (1 and 2, eight shapes). Accelerate has no file of its own, and comes with macOS. "" = MLX
+    calls none.
+    """
+    if sys.platform == "darwin":
+        return f"Accelerate of macOS {platform.mac_ver()[0]}"
+    process = ctypes.CDLL(None)
+    # As the linker looks for it: what was preloaded, then what MLX was linked with.
+    library = process if hasattr(process, "cblas_sgemm") else ctypes.CDLL(mx.__file__)
+    if not hasattr(library, "cblas_sgemm"):
+        return ""
+    place = _Place()
+    process.dladdr(library.cblas_sgemm, ctypes.byref(place))
+    name = xxh3_128(Path(os.fsdecode(place.file)).read_bytes()).hexdigest()
+    if not hasattr(library, "openblas_get_config"):
+        return name
+    library.openblas_get_config.restype = ctypes.c_char_p
+    return f"{name} {library.openblas_get_config().decode()}"

@@ -127,7 +127,10 @@ def as_row(findings: Findings) -> dict[str, Any]:
     row = asdict(findings)
     row["checks"] = list(row["checks"])
     for check in row["checks"]:
-        check["figures"] = {name: _finite(value) for name, value in check["figures"].items()}
+        check["figures"] = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in check["figures"].items()
+        }
     if findings.row_costs is not None:
         row["row_costs"] = {str(rows): cost for rows, cost in findings.row_costs.items()}
     return {"schema": SCHEMA} | row
@@ -147,8 +150,3 @@ def findings_from(row: Any) -> Findings:
     if row["row_costs"] is not None:
         told["row_costs"] = {int(rows): float(cost) for rows, cost in row["row_costs"].items()}
     return Findings(**told)
-
-
-def _finite(value: Figure) -> Figure:
-    is_odd = isinstance(value, float) and not math.isfinite(value)
-    return None if is_odd else value

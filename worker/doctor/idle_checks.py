@@ -17,9 +17,11 @@ log = logging.getLogger(__name__)
 
 def is_due(found: Findings | None, dtype: str) -> bool:
     """Whether checks of weights of `dtype` are still to be run."""
-    if found is None or found.dtype != dtype:
-        return True
-    return not found.checks and found.attempts < ATTEMPTS_MAX
+    return (
+        found is None
+        or found.dtype != dtype
+        or (not found.checks and found.attempts < ATTEMPTS_MAX)
+    )
 
 
 class IdleChecks:

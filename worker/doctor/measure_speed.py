@@ -1,22 +1,34 @@
-"""Measures how fast the model reads and decodes, and which chunk of a prefill is the fastest."""
+"""Measures how fast the model reads and decodes, in which chunks, and how fast KV_CACHE_DIR is."""
 
+import fcntl
+import os
+import random
+import sys
+import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
+from hearth.shared.private_files import make_private
+from hearth.worker.disk.file_names import TEMP_PREFIX
+from hearth.worker.disk.shared_usage_counters import locked_counters
+from hearth.worker.doctor.check_answers import bytes_needed
 from hearth.worker.doctor.check_context import (
     DEPTH_MIN,
     CheckContext,
     LeftOut,
     Steps,
+    UpstreamSequence,
     make_canary,
+    timed,
 )
-from hearth.worker.doctor.findings import Figure
-from hearth.worker.doctor.kept_conversation import bytes_needed
-from hearth.worker.doctor.upstream_forwards import UpstreamSequence
+from hearth.worker.doctor.findings import FOLDER, Figure
 
-SPEED, CHUNK = "speed", "chunk"
+SPEED, CHUNK, SSD = "speed", "chunk", "SSD"
 PROBE_TOKENS: Final = 256
+FORWARD_S_MAX: Final = 2.0  # a request waits for one forward, and a display for the GPU
+FORWARD_TOKENS_MAX: Final = 2048
 CHUNKS: Final = (256, 512, 1024, 2048)
 CHUNK_GAIN_MIN: Final = 0.10  # another chunk makes what is kept fast: it has to be worth it
 READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
@@ -27,36 +39,35 @@ PROMPTS_READ: Final = 9
 ANSWERS_DECODED: Final = 30
 CANARY_SHARE: Final = 0.6  # of the time; the rest is for batches, chunks and SSD
 ANSWER_TOKENS_MIN: Final = 4
+PIECE_BYTES: Final = 4 << 20  # a request waits for one
+PIECES_MIN: Final = 4
+SYNC_EVERY: Final = 8  # pieces
+FREE_SHARE: Final = 0.1  # of the disk's free bytes that may be written
+LOCK_WAIT_S_MAX: Final = 0.5
+DAY_S: Final = 86_400
+F_NOCACHE: Final = 48  # macOS: reads go past the system's cache
 
 
 def measure_speed(context: CheckContext) -> Steps:
     """Measure reading and decoding, and make the canary as long as time and memory allow."""
-    context.begin(SPEED)
     tokens = min(context.rule.chunk, PROBE_TOKENS)
     ids = _ids(context, 2 * tokens)
     sequence = UpstreamSequence(context.model)
-    began = 0.0
-    for _ in sequence.read(ids, [tokens, 2 * tokens]):
-        now = time.perf_counter()
-        context.prefill_tokens_per_s = tokens / (now - began) if began else 0.0
-        began = time.perf_counter()
-        yield
-    times = []
-    began = time.perf_counter()
-    for _ in sequence.answer(ids[:1], 4):
-        times.append(time.perf_counter() - began)
-        yield
-        began = time.perf_counter()
-    context.decode_s = min(times)
+    _, read_s = yield from timed(sequence.read(ids, [tokens, 2 * tokens]))
+    context.prefill_tokens_per_s = tokens / read_s
+    context.decode_s = min((yield from timed(sequence.answer(ids[:1], 4))))
     depth, answer_tokens, reason = _canary_size(context)
     context.canary = make_canary(context.loaded.tokenizer, context.rule.marks, depth, answer_tokens)
-    figures: dict[str, Figure] = {
-        "prefill_tokens_per_s": context.prefill_tokens_per_s,
-        "decode_tokens_per_s": 1 / max(context.decode_s, 1e-9),
-        "canary_depth": context.canary.depth,
-        "canary_answer_tokens": answer_tokens,
-    }
-    context.tell("ok", figures, reason)
+    context.tell(
+        "ok",
+        {
+            "prefill_tokens_per_s": context.prefill_tokens_per_s,
+            "decode_tokens_per_s": 1 / max(context.decode_s, 1e-9),
+            "canary_depth": context.canary.depth,
+            "canary_answer_tokens": answer_tokens,
+        },
+        reason,
+    )
 
 
 def _canary_size(context: CheckContext) -> tuple[int, int, str]:
@@ -84,13 +95,14 @@ def _canary_size(context: CheckContext) -> tuple[int, int, str]:
 
 def measure_chunk(context: CheckContext) -> Steps:
     """Read the same tokens in chunks of several sizes, as far as time and memory allow."""
-    context.begin(CHUNK)
     default, rate = context.rules.default_chunk, context.prefill_tokens_per_s
     sizes = sorted({*CHUNKS, default})
-    budget_s = context.left_s * CANARY_SHARE
-    affordable = int(budget_s * rate / (READ_ROUNDS * len(sizes)))
+    affordable = int(context.left_s * CANARY_SHARE * rate / (READ_ROUNDS * len(sizes)))
     tokens = min(max(CHUNKS), affordable)
-    largest = min(tokens, max(context.forward_tokens_max, default))
+    # A request, or a Mac's display, may have to wait for one forward: half of what the rate allows,
+    # which was measured where attention looks back on little.
+    by_rate = min(FORWARD_TOKENS_MAX, int(rate * FORWARD_S_MAX / 2))
+    largest = min(tokens, max(context.rule.chunk, by_rate, default))
     sizes = [size for size in sizes if size <= largest]
     if default not in sizes or len(sizes) < 2:
         raise LeftOut(f"{tokens} tokens can be read in the time that is left")
@@ -136,3 +148,73 @@ def _ids(context: CheckContext, count: int) -> list[int]:
     """Return tokens of the canary's text."""
     made = make_canary(context.loaded.tokenizer, context.rule.marks, 2 * count, 0)
     return [token for turn in made.turns for token in turn][:count]
+
+
+# ---------------------------------------------------------------- the disk
+
+
+def measure_ssd(context: CheckContext) -> Steps:
+    """Write a file beside the cache, read it back past the system's cache, remove it."""
+    directory = context.rules.ssd_directory
+    if directory is None:
+        raise LeftOut("nothing is written here (MAX_KV_SIZE_GB=0)")
+    try:
+        yield from _measure(context, directory)
+    except OSError as error:
+        raise LeftOut(f"the disk refuses: {error.strerror or type(error).__name__}") from error
+
+
+def _measure(context: CheckContext, directory: Path) -> Steps:
+    make_private(directory / FOLDER)
+    pieces, seed = _charged(context, directory), os.urandom(16)
+    write_s = read_s = 1e-9
+    changed = 0
+    with tempfile.TemporaryFile(prefix=TEMP_PREFIX, dir=directory / FOLDER) as file:
+        for number in range(pieces):
+            piece = _piece(seed, number)
+            began = time.perf_counter()
+            file.write(piece)
+            file.flush()
+            if (number + 1) % SYNC_EVERY == 0 or number + 1 == pieces:
+                os.fsync(file.fileno())
+            write_s += time.perf_counter() - began
+            yield
+        if sys.platform == "darwin":
+            fcntl.fcntl(file.fileno(), F_NOCACHE, 1)
+        else:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        for number in range(pieces):
+            began = time.perf_counter()
+            piece = file.read(PIECE_BYTES)
+            read_s += time.perf_counter() - began
+            changed += piece != _piece(seed, number)
+            yield
+    mb = pieces * PIECE_BYTES / 1e6
+    context.tell(
+        "fault" if changed else "ok",
+        {"mb": mb, "write_mb_per_s": mb / write_s, "read_mb_per_s": mb / read_s},
+        "what was read is not what was written" if changed else "",
+    )
+
+
+def _piece(seed: bytes, number: int) -> bytes:
+    """Return bytes that no SSD has met: one that compresses finds nothing."""
+    return random.Random(seed + number.to_bytes(4)).randbytes(PIECE_BYTES)
+
+
+def _charged(context: CheckContext, directory: Path) -> int:
+    """Return how many pieces are written, which the day's count has then. Raises: LeftOut."""
+    stat = os.statvfs(directory)
+    free = int(stat.f_bavail * stat.f_frsize * FREE_SHARE)
+    pieces = min(context.rules.ssd_bytes, free) // PIECE_BYTES
+    per_day = context.rules.ssd_bytes_per_day
+    with locked_counters(directory, LOCK_WAIT_S_MAX) as counters:
+        counters.turn_to(int(time.time() // DAY_S))
+        if per_day:
+            pieces = min(pieces, (per_day - counters.bytes_written) // PIECE_BYTES)
+        if pieces < PIECES_MIN:
+            raise LeftOut("the disk is nearly full, or the day's writes are spent")
+        counters.bytes_written += pieces * PIECE_BYTES
+        counters.save()
+    return pieces

@@ -7,23 +7,32 @@ from typing import Final
 import mlx.core as mx
 
 from hearth.shared.paths import without_home
-from hearth.worker.doctor.check_batches import NAME as BATCHES, check_batches
-from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
-from hearth.worker.doctor.check_drafts import NAME as DRAFTS, check_drafts, costs_in
-from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
-from hearth.worker.doctor.check_warm import (
+from hearth.worker.doctor.check_answers import (
+    BATCHES,
     COLD,
     DEFAULT,
+    DRAFTS,
     EXACT,
     RESTORES,
     REWINDS,
+    check_batches,
     check_cold,
     check_default,
+    check_drafts,
     check_exact,
+    costs_in,
 )
+from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
+from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
 from hearth.worker.doctor.findings import CheckResult, Findings, Subject
-from hearth.worker.doctor.measure_speed import CHUNK, SPEED, measure_chunk, measure_speed
-from hearth.worker.doctor.measure_ssd import SSD, measure_ssd
+from hearth.worker.doctor.measure_speed import (
+    CHUNK,
+    SPEED,
+    SSD,
+    measure_chunk,
+    measure_speed,
+    measure_ssd,
+)
 
 Check = Callable[[CheckContext], Steps]
 
@@ -93,8 +102,7 @@ class CheckRun:
             text = error.strerror if isinstance(error, OSError) else str(error)
             # In one line, without where the user's files are.
             text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
-            told = f"{type(error).__name__} {text}".strip()
-            context.tell("fault", {}, f"the check broke: {told}")
+            context.tell("fault", {}, f"the check broke: {type(error).__name__} {text}".strip())
             self._end(names, f"{context.stage} broke")
         finally:
             context.spent_s += context.clock() - began

@@ -61,7 +61,7 @@ def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> Model
 
 def _read(context: CallContext) -> ParserSteps[None]:
     """Read the call whose name stands here, if a line begins with it."""
-    buffer, name = context.buffer, context.start.removesuffix("\n{")
+    buffer, name = context.buffer, context.section.start.removesuffix("\n{")
     if buffer.before(0) not in ("", "\n", ">"):
         raise UnreadableOutput
     buffer.at += len(name)

@@ -29,7 +29,6 @@ from hearth.worker.formats.shared.format_parts import (
     RequestTools,
     ToolSchema,
     Transcoder,
-    WriteText,
     json_arguments,
     json_text,
 )
@@ -90,19 +89,16 @@ class HarmonyParser:
 
     def _is_header(self) -> ParserSteps[bool]:
         """Return whether a header stands here though no mark has begun it."""
-        self._skipped = yield from self._buffer.run(_BLANKS)
-        for beginning in _HEADER_BEGINS:
-            if (yield from self._buffer.starts(beginning, self._skipped)):
-                return True
-        return not (yield from self._buffer.peek(self._skipped))
+        blanks = yield from self._buffer.run(_BLANKS)
+        if (yield from self._buffer.starts_one(_HEADER_BEGINS, blanks)):
+            return True
+        return not (yield from self._buffer.peek(blanks))
 
     def _message(self) -> ParserSteps[str]:
         """Read a message from its header on, and return the mark behind it."""
-        texts: list[str] = []
-        mark = yield from self._buffer.scan(_HEADER_ENDS, texts.append)
+        header, mark = yield from self._buffer.text_up_to(_HEADER_ENDS)
         if mark != MESSAGE:
             return mark
-        header = "".join(texts)
         name = _function_called(header) if self._takes_calls else ""
         if name:
             return (yield from self._call(name))
@@ -129,64 +125,36 @@ class HarmonyParser:
     def _call(self, name: str) -> ParserSteps[str]:
         """Collect the call of `name`, and return the mark behind it."""
         name = self._tools.known(name) or name
-        arguments = _Arguments(self._collector, name, self._tools.sole_text(name))
-        mark = yield from self._buffer.scan(_BODY_ENDS, arguments.write)
-        arguments.end(is_complete=bool(mark) or self._buffer.is_complete)
+        # A text that is no object is the one argument of a tool that takes one text only.
+        sole = self._tools.sole_text(name)
+        collector, transcoder = self._collector, Transcoder()
+        waiting, kind = "", ""  # what was not yet written, until it is clear what kind it is
+
+        def write(text: str) -> None:
+            nonlocal waiting, kind
+            waiting += text
+            if not kind and waiting.strip():
+                collector.call(name)
+                kind = "object" if waiting.lstrip().startswith("{") else "sole" if sole else "text"
+                collector.arguments(f'{{"{json_text(sole)}": "' if kind == "sole" else "")
+            if kind == "object":
+                waiting = transcoder.feed(waiting)
+            elif kind == "sole":
+                waiting = json_text(waiting)
+            if kind:
+                collector.arguments(waiting)
+                waiting = ""
+
+        mark = yield from self._buffer.scan(_BODY_ENDS, write)
+        is_complete = bool(mark) or self._buffer.is_complete
+        if kind == "object":
+            collector.arguments(transcoder.finish(is_complete))
+        elif kind == "sole" and is_complete:
+            collector.arguments('"}')
+        elif not kind and is_complete:
+            collector.call(name)
+            collector.arguments("{}")
         return mark
-
-
-class _Arguments:
-    """Writes the arguments of one call: its JSON object, or a text that is none.
-
-    Such a text is the value of `sole`, the one argument of a tool that takes one text only ("" for
-    other tools).
-    """
-
-    def __init__(self, collector: AnswerCollector, name: str, sole: str) -> None:
-        self._collector = collector
-        self._name = name
-        self._sole = sole
-        self._json: Transcoder | None = None
-        self._text = ""  # that was not yet written
-        self._write: WriteText | None = None  # takes text, once it is clear what kind it is
-
-    def write(self, text: str) -> None:
-        """Take the next piece of the message."""
-        self._text += text
-        if self._write is None and self._text.strip():
-            self._begin(is_object=self._text.lstrip().startswith("{"))
-        if self._write is not None:
-            self._write(self._text)
-            self._text = ""
-
-    def _begin(self, is_object: bool) -> None:
-        self._collector.call(self._name)
-        if is_object:
-            self._json = Transcoder()
-            self._write = self._transcode
-        elif self._sole:
-            self._collector.arguments(f'{{"{json_text(self._sole)}": "')
-            self._write = self._quote
-        else:
-            self._write = self._collector.arguments
-
-    def _transcode(self, text: str) -> None:
-        assert self._json is not None
-        self._collector.arguments(self._json.feed(text))
-
-    def _quote(self, text: str) -> None:
-        self._collector.arguments(json_text(text))
-
-    def end(self, is_complete: bool) -> None:
-        """End the message; not `is_complete`: it was cut off."""
-        if self._write is None:
-            if is_complete:
-                self._collector.call(self._name)
-                self._collector.arguments("{}")
-        elif self._json is not None:
-            self._collector.arguments(self._json.finish(is_complete))
-        elif self._sole and is_complete:
-            self._collector.arguments('"}')
 
 
 def _channel(header: str) -> str:

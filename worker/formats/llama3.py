@@ -30,13 +30,12 @@ def read(context: CallContext) -> ParserSteps[None]:
     if (yield from buffer.peek()) == "{":
         yield from json_calls(context, Trust(any_name=False))
         return
-    texts: list[str] = []
-    yield from buffer.scan(Marks(), texts.append)
-    calls = python_calls("".join(texts), context.tools) if buffer.is_complete else []
+    text, _ = yield from buffer.text_up_to(Marks())
+    calls = python_calls(text, context.tools) if buffer.is_complete else []
     if not calls:
         raise UnreadableOutput
-    buffer.release()
-    context.write_all(calls)
+    for call in calls:
+        context.write(*call)
 
 
 SECTION = Section(TAG, read=read, is_own=False)

@@ -38,16 +38,14 @@ def read(context: CallContext, has_id: bool = False) -> ParserSteps[None]:
     if (yield from buffer.peek()) in ("[", "{"):
         yield from json_calls(context, Trust(has_id=has_id))
         return
-    head = yield from buffer.match(_HEAD)
+    head = yield from buffer.take_match(_HEAD)
     while head:
-        buffer.at += len(head[0])
         yield from named_call(context, head["name"], call_id=head["id"] or "")
         offset = yield from buffer.run(BLANKS)
         if not (yield from buffer.match(_NEXT, offset)):
             return
         buffer.hold()
-        buffer.at += offset
-        head = yield from buffer.match(_HEAD)
+        head = yield from buffer.take_match(_HEAD, offset)
     raise UnreadableOutput
 
 

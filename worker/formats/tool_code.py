@@ -30,8 +30,8 @@ def read(context: CallContext) -> ParserSteps[None]:
             break
         calls = python_calls("".join(texts), context.tools)
         if calls:
-            context.buffer.release()
-            context.write_all(calls)
+            for call in calls:
+                context.write(*call)
             return
         if not mark:
             break

@@ -22,7 +22,7 @@ from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPr
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_visit import SessionVisit
-from hearth.worker.stream.answer_splitter import AnswerSplitter
+from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.output_processor import OutputProcessor
 
 _NO_IMAGES: PromptImages = {}

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from hearth.shared.settings import Settings
 from hearth.worker.doctor.check_context import DEPTH_MAX, CheckContext, CheckRules
-from hearth.worker.doctor.checked_machine import machine_row, model_row, subject_of, weights_dtype
+from hearth.worker.doctor.checked_machine import machine_row, model_row, subject_of
 from hearth.worker.doctor.findings import Findings, FindingsFile
 from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
+from hearth.worker.engine.compute_dtype import dtype_of
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
@@ -97,7 +98,7 @@ class ModelDoctor:
         """`starts_itself` is false in a worker beside another that checks the same model."""
         self._asked = settings
         self._loaded = loaded
-        self._dtype = weights_dtype(loaded)
+        self._dtype = dtype_of(loaded.model) or "unknown"
         self._file = findings_file(settings, loaded.identity)
         self._found = self._file.load() if self._file is not None else None
         # Each forward of a check would have to be told to the other ranks.

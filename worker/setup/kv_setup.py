@@ -19,8 +19,7 @@ from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
 from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
 from hearth.worker.disk.open_file_store import open_file_store
-from hearth.worker.doctor.checked_machine import chip
-from hearth.worker.doctor.loaded_blas import loaded_blas
+from hearth.worker.doctor.checked_machine import chip, loaded_blas
 from hearth.worker.engine.compute_dtype import differs_when_decoded
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine

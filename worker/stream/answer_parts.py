@@ -1,12 +1,12 @@
-"""Defines the parts of an answer, and collects them in order with the blanks between them."""
+"""Splits one answer, while it is generated, into its parts: reasoning, content and tool calls."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
-from hearth.worker.stream.stop_strings import StopMatcher
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
@@ -46,6 +46,43 @@ class AnswerStopped(Exception):
     """The content holds a stop string: nothing behind it is read."""
 
 
+class StopMatcher:
+    """Passes text through, holding back only what may be the beginning of a stop string.
+
+    Invariants: the text returned over all calls is the input up to the stop string that is
+    complete first, exclusive, however the input was cut into pieces; of several that end there the
+    longest counts. What is held back is shorter than the longest stop string.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, stops: list[str]) -> None:
+        assert all(stops), "an empty stop string would end everything at once"
+        self._stops = stops
+        self._partial_max = max(map(len, stops), default=1) - 1
+        self.held = ""  # what may be the beginning of one
+        self.stop: str | None = None  # that was met
+
+    def feed(self, text: str) -> str:
+        """Take the next piece of text, and return what of it may be shown."""
+        self.held += text
+        hits = [(self.held.find(stop), stop) for stop in self._stops]
+        ended = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
+        if ended:
+            _, start, self.stop = min(ended)
+            shown, self.held = self.held[:start], ""
+            return shown
+        lengths = range(min(self._partial_max, len(self.held)), 0, -1)
+        tails = (self.held[-length:] for length in lengths)
+        tail = next((each for each in tails if any(s.startswith(each) for s in self._stops)), "")
+        shown, self.held = self.held.removesuffix(tail), tail
+        return shown
+
+    def finish(self) -> str:
+        """Return what was held back: no stop string can complete any more."""
+        shown, self.held = self.held, ""
+        return shown
+
+
 class AnswerCollector:
     """Collects the parts of one answer, up to a stop string. Owner: the inference thread.
 
@@ -60,7 +97,6 @@ class AnswerCollector:
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
         self.matcher = StopMatcher([])
-        self.stop: str | None = None  # that was met
         self.end = 0  # of the content that was told, in what the model wrote
 
     @property
@@ -79,10 +115,10 @@ class AnswerCollector:
             self._tell(channel, text)
             return
         behind += len(self.matcher.held) + len(text)
-        hit = self.matcher.feed(text)
-        self.stop, self.end = hit.stop, self.position - behind + len(hit.text)
-        self._tell(channel, hit.text)
-        if hit.stop is not None:
+        shown = self.matcher.feed(text)
+        self.end = self.position - behind + len(shown)
+        self._tell(channel, shown)
+        if self.matcher.stop is not None:
             raise AnswerStopped
 
     def flush(self) -> None:
@@ -122,7 +158,14 @@ class AnswerCollector:
             else:
                 taken.append([part])
         self._new = []
-        return [_joined(parts) if len(parts) > 1 else parts[0] for parts in taken]
+        return [
+            replace(
+                parts[0],
+                text="".join(part.text for part in parts),
+                spans=tuple(span for part in parts for span in part.spans),
+            )
+            for parts in taken
+        ]
 
     @property
     def parts(self) -> AnswerParts:
@@ -133,10 +176,52 @@ class AnswerCollector:
         )
 
 
-def _joined(parts: list[AnswerPart]) -> AnswerPart:
-    text = "".join(part.text for part in parts)
-    spans = tuple(span for part in parts for span in part.spans)
-    return AnswerPart(parts[0].channel, text, parts[0].name, spans, parts[0].call_id)
+class AnswerSplitter:
+    """Splits one answer while it is generated. Owner: the inference thread.
+
+    Invariants: the parts depend on the text alone and not on how it is cut into pieces; a part is
+    never taken back; only what may still turn out to be a mark or a call is held back.
+    """
+
+    def __init__(
+        self, buffer: LookaheadBuffer, collector: AnswerCollector, steps: ParserSteps[Any]
+    ) -> None:
+        """`steps` parse the text in `buffer` and give `collector` the parts."""
+        self._buffer = buffer
+        self.collector = collector
+        self._steps: Any = steps
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """Take the next piece of the answer and return what is certain of it."""
+        assert not self._buffer.is_over
+        self._buffer.add(text)
+        self._read()
+        return self.collector.take()
+
+    def finish(self, is_complete: bool) -> list[AnswerPart]:
+        """End the answer and return its last parts.
+
+        `is_complete`: the model ended its turn, and was not cut off.
+        """
+        self._buffer.finish(is_complete)
+        self._read()
+        self.collector.flush()
+        return self.collector.take()
+
+    def _read(self) -> None:
+        try:
+            is_waiting = next(self._steps, self) is not self
+        except AnswerStopped:
+            return
+        assert not (is_waiting and self._buffer.is_over), "no more text ever comes"
+
+
+def plain_splitter() -> AnswerSplitter:
+    """Return the splitter of an answer that is content and nothing else."""
+    buffer = LookaheadBuffer()
+    collector = AnswerCollector(buffer)
+    steps = buffer.scan(Marks(), partial(collector.text, "content"))
+    return AnswerSplitter(buffer, collector, steps)
 
 
 def _whole_characters(text: str) -> str:
@@ -205,7 +290,10 @@ class ContentWriter:
         self._pending_end = self._collector.position
         self._pending.append(text[: len(text) - len(behind)])
         if body:
-            said = "\n" * self._begins_line + self._blanks() + body
+            blanks = "".join(self._pending)  # as far as they are content
+            if self._is_behind_call:
+                blanks = "" if self._is_empty else self._before or blanks
+            said = "\n" * self._begins_line + blanks + body
             self._since_fence.append(said)
             self._collector.text("content", said, len(behind) - len(body))
             self._pending = [behind[len(body) :]]
@@ -217,13 +305,6 @@ class ContentWriter:
         is_open = len(texts) % 2 == 0
         self._since_fence = ["```" * is_open, texts[-1][-2:]]
         return is_open
-
-    def _blanks(self) -> str:
-        """Return the blanks in front of the text that comes now, as far as they are content."""
-        behind = "".join(self._pending)
-        if not self._is_behind_call:
-            return behind
-        return "" if self._is_empty else self._before or behind
 
     def begin_call(self) -> None:
         """Take it that a call stands here."""

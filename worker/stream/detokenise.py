@@ -108,20 +108,17 @@ def _byte_table(tokenizer: Any) -> tuple[list[bytes] | None, bool]:
     words = [word or "" for word in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     if kinds == ["ByteLevel"]:
         to_byte = {character: byte for byte, character in bytes_to_unicode().items()}
-        return [_byte_level_bytes(word, to_byte) for word in words], False
+        spelt = to_byte.keys()
+        return [
+            bytes(to_byte[each] for each in word) if spelt >= {*word} else word.encode()
+            for word in words
+        ], False
     if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        return [_byte_fallback_bytes(word) for word in words], "Strip" in kinds
+        one_byte = re.compile(r"<0x[0-9A-F]{2}>")
+        return [
+            bytes.fromhex(word[3:5])
+            if one_byte.fullmatch(word)
+            else word.replace("\u2581", " ").encode()
+            for word in words
+        ], "Strip" in kinds
     return None, False
-
-
-def _byte_level_bytes(word: str, to_byte: dict[str, int]) -> bytes:
-    if all(character in to_byte for character in word):
-        return bytes(to_byte[character] for character in word)
-    return word.encode()
-
-
-def _byte_fallback_bytes(word: str) -> bytes:
-    hexadecimal = re.fullmatch(r"<0x([0-9A-F]{2})>", word)
-    if hexadecimal:
-        return bytes([int(hexadecimal[1], 16)])
-    return word.replace("\u2581", " ").encode()

@@ -5,7 +5,7 @@ same however the text was cut. Offsets count from `LookaheadBuffer.at`, which st
 while a method waits.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, TypeVar
 
 import regex
@@ -122,6 +122,19 @@ class LookaheadBuffer:
                 return False
             yield
 
+    def starts_one(self, marks: Iterable[str], offset: int = 0) -> ParserSteps[bool]:
+        """Return whether one of some marks stands at `offset`."""
+        for mark in marks:
+            if (yield from self.starts(mark, offset)):
+                return True
+        return False
+
+    def take(self, mark: str, offset: int = 0) -> ParserSteps[bool]:
+        """Read up to behind `mark` where it stands at `offset`, and return whether it does."""
+        is_there = yield from self.starts(mark, offset)
+        self.at += offset + len(mark) if is_there else 0
+        return is_there
+
     def run(self, pattern: Any, offset: int = 0) -> ParserSteps[int]:
         """Return the offset behind what `pattern` matches: characters of a class, or escapes."""
         while True:
@@ -153,6 +166,18 @@ class LookaheadBuffer:
             if not is_open or self.is_over:
                 return found
             yield
+
+    def take_match(self, pattern: Any, offset: int = 0) -> ParserSteps[Any]:
+        """Return what `match` does; where that is a match, read up to behind it."""
+        found = yield from self.match(pattern, offset)
+        self.at += offset + len(found[0]) if found else 0
+        return found
+
+    def text_up_to(self, marks: Marks) -> ParserSteps[tuple[str, str]]:
+        """Read and return the text up to the first mark, and the mark, as `scan` does."""
+        texts: list[str] = []
+        mark = yield from self.scan(marks, texts.append)
+        return "".join(texts), mark
 
     def scan(self, marks: Marks, write: WriteText) -> ParserSteps[str]:
         """Write the text up to the first mark, and return the mark; "" where the text is over.

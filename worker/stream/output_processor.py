@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hearth.shared.wire_messages import TokenLogprob
-from hearth.worker.stream.answer_parts import AnswerParts
-from hearth.worker.stream.answer_splitter import (
+from hearth.worker.stream.answer_parts import (
     AnswerPart,
+    AnswerParts,
     AnswerSplitter,
     Channel,
+    StopMatcher,
     plain_splitter,
 )
 from hearth.worker.stream.detokenise import Detokeniser
-from hearth.worker.stream.stop_strings import StopMatcher
 
 
 @dataclass(slots=True)
@@ -36,10 +36,6 @@ class _WaitingText:
     text: str
     start: int
     said: str = ""  # of the text, what is content; and what the parser put in front of it
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
 
     def told(self) -> list[TokenLogprob]:
         """Return the entries; all bytes are the last one's where alone they are not what was said.
@@ -95,12 +91,12 @@ class OutputProcessor:
     @property
     def text(self) -> str:
         """The text up to a stop string, markup included."""
-        return "".join(self._texts)[: self._collector.end if self._collector.stop else None]
+        return "".join(self._texts)[: self._collector.end if self._collector.matcher.stop else None]
 
     @property
     def parts(self) -> AnswerParts:
         """All parts so far."""
-        parts = self._splitter.parts
+        parts = self._collector.parts
         return replace(parts, calls=parts.calls[:1]) if self.is_cut else parts
 
     def add(self, token_id: int, logprob: TokenLogprob | None) -> OutputPiece:
@@ -125,21 +121,16 @@ class OutputProcessor:
         return self._piece(self._splitter.finish(is_complete), is_last=True)
 
     def _piece(self, parts: list[AnswerPart], is_last: bool = False) -> OutputPiece:
-        parts = self._allowed(parts)
-        stop = None if self.is_cut else self._collector.stop  # which stands behind the cut
+        for at, part in enumerate(parts):
+            self._calls += bool(part.name)
+            if self._calls > 1 and not self._is_parallel:  # one too many
+                self.is_cut, parts = True, parts[:at]
+                break
+        stop = None if self.is_cut else self._collector.matcher.stop  # which stands behind the cut
         if parts:
             self.channel = parts[-1].channel
         is_over = is_last or stop is not None or self.is_cut
         return OutputPiece(parts, self._released(parts, is_over), stop)
-
-    def _allowed(self, parts: list[AnswerPart]) -> list[AnswerPart]:
-        """Return the parts up to a call that is one too many."""
-        for at, part in enumerate(parts):
-            self._calls += bool(part.name)
-            if self._calls > 1 and not self._is_parallel:
-                self.is_cut = True
-                return parts[:at]
-        return parts
 
     def _released(self, parts: list[AnswerPart], is_over: bool) -> list[TokenLogprob]:
         """Return the entries of the texts that end in the content of `parts`."""
@@ -166,12 +157,12 @@ class OutputProcessor:
         loose = ""
         while self._waiting and self._waiting[0].start < end:
             first = self._waiting[0]
-            stop = min(first.end, end)
+            stop = min(first.start + len(first.text), end)
             if stop > at:
                 loose, at = loose + said[at - begin : stop - begin], stop
                 if stop == end or loose[-1] == first.text[stop - first.start - 1]:
                     first.said, loose = first.said + loose, ""
-            if first.end > end:
+            if first.start + len(first.text) > end:
                 return
             self._waiting.popleft()
             if first.said:

@@ -17,9 +17,8 @@ from hearth.worker.stream.lookahead_buffer import (
     ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section, read_section
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
+from hearth.worker.stream.tool_calls.call_parser import read_section
+from hearth.worker.stream.tool_calls.json_calls import CallContext, Section, Trust, json_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
@@ -32,17 +31,18 @@ _BARE: Final = regex.compile(r"\{|\[\s*+(?:(?P<list>\{)|(?P<name>[\w.-]++)\s*+\(
 
 @dataclass(frozen=True, slots=True)
 class OutputMarks:
-    """The marks that one model writes. Immutable."""
+    """The marks that a model writes. Immutable."""
 
-    think_start: str = ""
-    think_end: str = ""
-    sections: tuple[Section, ...] = ()  # in which calls stand
-    forms: tuple[TagForm, ...] = ()  # of calls that are elements, the model's own first
-    dropped: tuple[str, ...] = ()  # marks that only frame the content
+    thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
+    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
+    framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's
     edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
-    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs around a think block
-    header: Any = None  # of a message, in an answer that is a row of them
-    tokens: frozenset[str] = frozenset()  # of which calls and thinking are made
+    header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
+    sections: tuple[Section, ...] = ()  # in which calls stand
+    # Known of a model, not of a format: forms of calls that are elements, its own first, and the
+    # added tokens of which its calls and thinking are made.
+    forms: tuple[TagForm, ...] = ()
+    tokens: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ class ReasoningAndToolParser:
             for each in sections
             for name in (options.tools.names if each.is_behind_name else [""])
         }
-        pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
+        pairs = [output_marks.thinking, *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
         # A message of thinking may stand anywhere, and ends at the latest where another begins.
         names = ("user", *options.tools.names)
         self._dropped = {
-            each.replace("{name}", name) for each in output_marks.dropped for name in names
+            each.replace("{name}", name) for each in output_marks.framing for name in names
         }
         ends = (mark for each in sections for mark in (each.start, each.end))
         tokens = output_marks.tokens if sections and options.tools else frozenset()
@@ -188,16 +188,15 @@ class ReasoningAndToolParser:
             return
         blanks = yield from self._buffer.run(_BLANKS)
         for start in self._think_starts:
-            if (yield from self._buffer.starts(start, blanks)):
-                self._buffer.at += blanks + len(start)
+            if (yield from self._buffer.take(start, blanks)):
                 yield from self._think_block()
                 return
         if self._options.is_thinking:
             yield from self._think_block()
-        elif self._options.may_think:
-            starts = Marks(*self._sections).pattern
-            if not (yield from self._buffer.match(starts, blanks)):
-                yield from self._think_block(is_certain=False)
+        elif self._options.may_think and not (
+            yield from self._buffer.match(Marks(*self._sections).pattern, blanks)
+        ):
+            yield from self._think_block(is_certain=False)
 
     def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
         """Read a think block behind its mark; one that never closes is all there is.
@@ -301,17 +300,8 @@ class ReasoningAndToolParser:
     # ------------------------------------------------------------ calls
 
     def _call_context(self, section: Section) -> CallContext:
-        return CallContext(
-            self._buffer,
-            self._collector,
-            self._options.tools,
-            self._begin_call,
-            section.start,
-            section.end,
-            section.is_own,
-            self._marks.forms,
-            section.quote,
-        )
+        tools, forms = self._options.tools, self._marks.forms
+        return CallContext(self._buffer, self._collector, tools, self._begin_call, section, forms)
 
     def _begin_call(self) -> None:
         self._call_count += 1
@@ -325,10 +315,10 @@ class ReasoningAndToolParser:
         self._buffer.hold(back=len(section.start))
         self._buffer.at -= len(section.start) if section.is_head else 0
         blanks = yield from self._buffer.run(_BLANKS)
-        if not section.is_head and (yield from self._buffer.starts(section.start, blanks)):
-            self._buffer.at += blanks + len(section.start)  # the mark is doubled
+        if not section.is_head:
+            yield from self._buffer.take(section.start, blanks)  # the mark is doubled
         try:
-            yield from section.read(self._call_context(section))
+            yield from (section.read or read_section)(self._call_context(section))
         except UnreadableOutput:
             is_cut_off = self._buffer.is_over and not self._buffer.is_complete
             self._rewind()
@@ -380,7 +370,5 @@ class ReasoningAndToolParser:
         self._buffer.release()
         is_call = self._call_count > count
         if is_call and fence:
-            blanks = yield from self._buffer.run(_BLANKS)
-            if (yield from self._buffer.starts("```", blanks)):
-                self._buffer.at += blanks + 3
+            yield from self._buffer.take("```", (yield from self._buffer.run(_BLANKS)))
         return is_call

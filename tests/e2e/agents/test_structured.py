@@ -10,6 +10,7 @@ from hearth.shared.wire_messages import Constraints, Sampling
 from hearth.worker.constraint.grammar_trial import GrammarError
 from scripts.harness.constrained_answers import Asked, GuidedMachine, tool
 from scripts.harness.model_families import Family, family
+from tests.helpers.worker.output_formats import read_whole
 
 TOOLS = [
     tool(
@@ -33,7 +34,9 @@ def hot(seed: int) -> Sampling:
 
 
 def content_of(asked: Asked, family: Family) -> str:
-    return family.reader.read(asked.text, family.reader.is_thinking_open(asked.opening), []).content
+    return read_whole(
+        family.reader, asked.text, family.reader.is_thinking_open(asked.opening), []
+    ).content
 
 
 def faults(value: Any, schema: dict[str, Any]) -> list[str]:
@@ -59,7 +62,7 @@ def test_each_answer_of_a_batch_is_held_to_its_own(fixture: str) -> None:
     assert max(sizes) >= 2, "they decode together"
     assert (answer.reason, free.reason) == ("stop", "length")
     assert faults(json.loads(content_of(answer, model)), wanted) == []
-    calls = model.reader.read(call.text, False, TOOLS).calls
+    calls = read_whole(model.reader, call.text, False, TOOLS).calls
     assert calls and {each.name for each in calls} == {"get_weather"}
     assert faults(calls[0].arguments, WEATHER) == []
 

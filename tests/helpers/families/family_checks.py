@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat
+from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.constrained_answers import constrainer_for, walk
 from tests.helpers.families.family_cases import TOOLS, WEATHER, Case, WrittenFamily
 from tests.helpers.worker.prompt_builders import builder_of
@@ -99,7 +100,7 @@ class FamilyChecks:
         for piece in pieces:
             splitter.feed(piece)
         splitter.finish(is_complete=True)
-        return splitter.parts
+        return splitter.collector.parts
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

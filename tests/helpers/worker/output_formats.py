@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
-from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
+from hearth.worker.formats.shared.format_parts import ModelFormat
+from hearth.worker.formats.shared.output_format import OutputFormat
+from hearth.worker.stream.answer_parts import AnswerPart, AnswerParts, AnswerSplitter, ToolCall
 from scripts.harness.model_families import FAMILIES, family
 
 OUTPUTS = Path(__file__).parents[2] / "data" / "outputs"
@@ -64,6 +64,14 @@ FORMATS = (*FAMILIES, *STAND_INS)
 def reader(name: str) -> OutputFormat:
     """Return what takes apart the outputs of a format."""
     return family(name).reader if name in FAMILIES else OutputFormat(STAND_INS[name])
+
+
+def read_whole(form: OutputFormat, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
+    """Return the parts of a complete generated text, without its end-of-turn token."""
+    splitter = form.splitter(is_thinking, tools)
+    splitter.feed(text)
+    splitter.finish(is_complete=True)
+    return splitter.collector.parts
 
 
 @cache

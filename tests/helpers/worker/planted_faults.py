@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.doctor import kept_conversation
+from hearth.worker.doctor import check_answers
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KVTransfer
@@ -111,7 +111,7 @@ def bytes_lost_in_files(patch: pytest.MonkeyPatch) -> None:
             for rows in layers
         )
 
-    patch.setattr(kept_conversation, "arrays_of_rows", rounded)
+    patch.setattr(check_answers, "arrays_of_rows", rounded)
 
 
 def nothing_is_reused(patch: pytest.MonkeyPatch) -> None:

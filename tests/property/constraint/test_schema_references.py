@@ -6,8 +6,7 @@ from urllib.parse import quote
 import jsonschema
 from hypothesis import given, strategies as st
 
-from hearth.worker.constraint.json_schemas import escaped, whole
-from hearth.worker.constraint.schema_references import self_contained
+from hearth.worker.constraint.json_schemas import escaped, self_contained, whole
 
 NAMES = ("a", "b", "x/y", "~t", "50%", "", "$ref", "const", "properties", "ü n")
 VALUES = st.recursive(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.constraint.call_text.call_shape import CallShape
-from hearth.worker.constraint.call_text.text_shape import (
+from hearth.worker.constraint.call_drafts import CallShape
+from hearth.worker.constraint.text_shape import (
     JsonString,
     JsonValue,
     Literal,

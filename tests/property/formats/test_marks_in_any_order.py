@@ -20,7 +20,7 @@ from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.shared.wire_messages import Delta
 from hearth.worker.formats.shared.output_format import OutputFormat
-from hearth.worker.stream.answer_splitter import AnswerPart
+from hearth.worker.stream.answer_parts import AnswerPart
 from tests.helpers.clients.api_events import called, done, frames_of
 from tests.helpers.families.family_cases import TOOLS, family_names, written_family
 from tests.helpers.worker.output_formats import joined, marks_of, pieces, streamed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from hearth.worker.stream.answer_splitter import AnswerPart
+from hearth.worker.stream.answer_parts import AnswerPart
 from scripts.harness.model_families import FAMILIES
 from tests.helpers.worker.output_formats import (
     FORMATS,
@@ -18,6 +18,7 @@ from tests.helpers.worker.output_formats import (
     joined,
     outputs,
     pieces,
+    read_whole,
     reader,
     streamed,
     tool,
@@ -50,7 +51,7 @@ def test_an_output_says_the_same_however_it_is_split(name: str) -> None:
                 parts = joined([*parts, *splitter.feed(piece)])
                 assert is_beginning(parts, whole), (output.text, piece)
             assert joined([*parts, *splitter.finish(output.is_complete)]) == whole
-            assert splitter.parts == output.parts
+            assert splitter.collector.parts == output.parts
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -61,7 +62,7 @@ def test_a_call_that_was_cut_off_does_not_look_whole(name: str) -> None:
             splitter = output.splitter()
             splitter.feed(output.text[:end])
             splitter.finish(is_complete=False)
-            calls = splitter.parts.calls
+            calls = splitter.collector.parts.calls
             assert len(calls) <= len(output.parts.calls)
             for call, meant in zip(calls, output.parts.calls, strict=False):
                 assert call.name == meant.name
@@ -137,9 +138,9 @@ def test_any_text_says_the_same_however_it_is_split(name: str, data: st.DataObje
     second = reader(name).splitter(**options)
     cut = pieces(text, random.Random(data.draw(st.integers(0, 999))))
     assert joined(streamed(second, cut, is_complete)) == whole
-    assert first.parts == second.parts
+    assert first.collector.parts == second.collector.parts
     if not options["takes_calls"]:
-        assert not first.parts.calls
+        assert not first.collector.parts.calls
     for part in whole:
         if part.channel == "tool_call" and is_complete and part.text.startswith("{"):
             assert isinstance(json.loads(part.text), dict)
@@ -150,7 +151,7 @@ def test_any_text_says_the_same_however_it_is_split(name: str, data: st.DataObje
 @settings(max_examples=60)
 def test_text_without_a_call_or_a_think_mark_is_content_as_written(name: str, text: str) -> None:
     text = text.replace("think>", "thing>").replace("THINK]", "THING]")
-    parts = reader(name).read(text, False, [])
+    parts = read_whole(reader(name), text, False, [])
     assume(not parts.calls)
     assert parts.content == text
 
@@ -207,7 +208,7 @@ def test_a_long_argument_flows_and_costs_little(name: str) -> None:
     splitter.finish(is_complete=True)
     assert time.process_time() - begun < 5
     assert max(after - at for at, after in pairwise([0, *shown_at, len(text)])) < 200
-    (call,) = splitter.parts.calls
+    (call,) = splitter.collector.parts.calls
     assert isinstance(call.arguments, dict)
     assert call.arguments["a"].count("line") == 6_000
 

@@ -58,7 +58,7 @@ def hold(name: str, of: Callable[[str], list[str]]) -> None:
             for cut in ([text], of(text)):
                 splitter = reader.splitter(not opened, TOOLS)
                 told.append(joined(streamed(splitter, cut, is_complete=True)))
-            parts: Any = splitter.parts
+            parts: Any = splitter.collector.parts
             assert told[0] == told[1], (case, "it says the same however it is cut")
             assert [call.arguments["city"] for call in parts.calls] == cities, case
             assert parts.content.strip() == content, case

@@ -2,7 +2,7 @@
 
 from hypothesis import example, given, strategies as st
 
-from hearth.worker.stream.stop_strings import StopMatcher
+from hearth.worker.stream.answer_parts import StopMatcher
 
 TEXT = st.text(alphabet="ab\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
@@ -31,25 +31,22 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
 def test_any_chunking_shows_the_text_up_to_the_first_stop_that_completes(
     text: str, stops: list[str], sizes: list[int]
 ) -> None:
-    matcher, shown, met = StopMatcher(stops), "", None
+    matcher, shown = StopMatcher(stops), ""
     for piece in chunked(text, sizes):
-        hit = matcher.feed(piece)
-        shown += hit.text
-        if hit.stop is not None:
-            met = hit.stop
+        shown += matcher.feed(piece)
+        if matcher.stop is not None:
             break
     else:
         shown += matcher.finish()
-    assert (shown, met) == reference(text, stops)
+    assert (shown, matcher.stop) == reference(text, stops)
 
 
 @given(TEXT, STOPS)
 def test_what_is_held_back_could_still_become_a_stop(text: str, stops: list[str]) -> None:
     matcher, shown = StopMatcher(stops), ""
     for end, character in enumerate(text, start=1):
-        hit = matcher.feed(character)
-        if hit.stop is not None:
+        shown += matcher.feed(character)
+        if matcher.stop is not None:
             return
-        shown += hit.text
         held = text[len(shown) : end]
         assert not held or any(stop.startswith(held) for stop in stops)

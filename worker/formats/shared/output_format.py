@@ -1,32 +1,33 @@
 """Finds the marks that one model writes, and makes the splitter for its answers."""
 
 import itertools
-from collections.abc import Set
+from dataclasses import replace
 from typing import Any, Final
 
-from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import NOTHING, Lark
 from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
-from hearth.worker.formats.shared.model_format import (
+from hearth.worker.formats.shared.format_parts import (
+    NOTHING,
+    AnswerCollector,
+    CallGrammar,
+    Channel,
+    Lark,
+    LookaheadBuffer,
+    MessageGrammar,
     ModelFormat,
     ModelWords,
+    RequestTools,
+    Section,
+    ToolSchema,
     all_formats,
     format_of,
 )
 from hearth.worker.formats.tool_code import SECTION as TOOL_CODE
-from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
-from hearth.worker.stream.answer_splitter import AnswerSplitter, Channel
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
+from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.reasoning_and_tool_parser import (
     AnswerOptions,
     OutputMarks,
     ReasoningAndToolParser,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.request_tools import RequestTools
-
-__all__ = ["AnswerParts", "OutputFormat", "ToolCall", "template_of"]
 
 # What models of any family write that leave their own form.
 _STRAYS: Final = (
@@ -45,41 +46,37 @@ class OutputFormat:
         """Take mlx-lm's TokenizerWrapper, and the form in which prompts show tools."""
         vocabulary = tokenizer.get_vocab().keys()
         words = ModelWords(vocabulary, template_of(tokenizer), tool_form)
-        self.own = format_of(words) or ModelFormat(is_of=lambda words: False)
-        forms = dict.fromkeys(form for each in (self.own, *all_formats()) if (form := each.form))
-        thinking = _thinking(self.own, tokenizer, vocabulary)
-        sections = _sections(self.own, vocabulary)
-        self._marks = OutputMarks(
-            *thinking,
-            sections,
-            tuple(forms),
-            self.own.framing,
-            self.own.edges,
-            self.own.more_thinking,
-            self.own.header,
-            _tokens_of_marks(self.own, thinking, sections, tokenizer),
+        self.own = own = format_of(words) or ModelFormat(is_of=lambda words: False)
+        forms = dict.fromkeys(form for each in (own, *all_formats()) if (form := each.form))
+        # The marks around thinking are the format's own, or those that mlx-lm finds, or another's.
+        pairs = [own.thinking, (tokenizer.think_start or "", tokenizer.think_end or "")]
+        pairs += [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
+        # Calls may stand between the model's own marks, or those that many write.
+        others = [LLAMA_TAG] if LLAMA_TAG.start in vocabulary else []
+        others += [] if own.sections else [TOOL_CODE]
+        sections = {each.start: each for each in (*_STRAYS, *others, *reversed(own.sections))}
+        marks: OutputMarks = replace(
+            own,
+            thinking=next((pair for pair in pairs if pair[0]), ("", "")),
+            sections=tuple(sections.values()),
+            forms=tuple(forms),
         )
+        self._marks = replace(marks, tokens=_tokens_of_marks(own, marks, tokenizer))
 
     @property
-    def call_grammar(self) -> CallGrammar | None:
-        """The grammar in which the model calls; None without one."""
-        return self.own.grammar
-
-    @property
-    def messages(self) -> MessageGrammar | None:
-        """The grammar of answers that are a row of messages; None where they are none."""
-        return self.own.messages
+    def grammar(self) -> CallGrammar | MessageGrammar | None:
+        """The grammar in which the model calls, or of answers that are a row of messages."""
+        return self.own.messages or self.own.grammar
 
     @property
     def think_marks(self) -> tuple[str, ...]:
         """The marks around a think block, and others that end one; ("", "") where none is."""
-        others = (end for _, end in self.own.more_thinking)
-        return self._marks.think_start, self._marks.think_end, *others
+        return *self._marks.thinking, *(end for _, end in self.own.more_thinking)
 
     @property
     def thinks(self) -> bool:
         """Whether answers may hold thinking."""
-        return self.own.read is not None or bool(self._marks.think_start)
+        return self.own.read is not None or bool(self._marks.thinking[0])
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
         """Return whether a generation prompt leaves a think block open.
@@ -90,7 +87,7 @@ class OutputFormat:
             return prompt_tail.endswith(self.own.analysis)
         return any(
             start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
-            for start, end in (self.think_marks[:2], *self.own.more_thinking)
+            for start, end in (self._marks.thinking, *self.own.more_thinking)
         )
 
     def may_think(self, prompt_tail: str) -> bool:
@@ -141,43 +138,18 @@ class OutputFormat:
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         return AnswerSplitter(buffer, collector, parser.read())
 
-    def read(self, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
-        """Return the parts of a complete generated text, without its end-of-turn token."""
-        splitter = self.splitter(is_thinking, tools)
-        splitter.feed(text)
-        splitter.finish(is_complete=True)
-        return splitter.parts
 
-
-def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[str, str]:
-    """Return the marks around thinking: the format's own, or those that mlx-lm finds."""
-    found = tokenizer.think_start or "", tokenizer.think_end or ""
-    told = [pair for pair in (own.thinking, found) if pair[0]]
-    others = [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
-    return next(iter([*told, *others]), ("", ""))
-
-
-def _tokens_of_marks(
-    own: ModelFormat, thinking: tuple[str, str], sections: tuple[Section, ...], tokenizer: Any
-) -> frozenset[str]:
+def _tokens_of_marks(own: ModelFormat, marks: OutputMarks, tokenizer: Any) -> frozenset[str]:
     """Return the added tokens that the marks of a model's calls and thinking are made of."""
     lark, tool = Lark({}), ToolSchema("", {"properties": {"x": {}}})
     call = own.grammar.expression(lark, [tool], True) if own.grammar else NOTHING
-    pairs = (thinking, *own.more_thinking, *((each.start, each.end) for each in sections))
-    quotes = (each.quote for each in sections)
+    pairs = (marks.thinking, *own.more_thinking)
+    around = ((each.start, each.end, each.quote) for each in marks.sections)
     ends = (own.form.value_end, own.form.call_end) if own.form else ()
-    marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes, *ends)
+    written = (lark.source(call), *own.framing, *itertools.chain(*pairs, *around), *ends)
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     found = (each.content for each in added if len(each.content.strip()) > 2)
-    return frozenset(each for each in found if any(each in mark for mark in marks))
-
-
-def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:
-    """Return in what calls may stand: the model's own marks first, then those that many write."""
-    others = [LLAMA_TAG] if LLAMA_TAG.start in vocabulary else []
-    others += [] if own.sections else [TOOL_CODE]
-    found = {each.start: each for each in (*_STRAYS, *others, *reversed(own.sections))}
-    return tuple(found.values())
+    return frozenset(each for each in found if any(each in mark for mark in written))
 
 
 def template_of(tokenizer: Any) -> str:

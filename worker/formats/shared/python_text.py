@@ -10,17 +10,17 @@ from hearth.shared import written_numbers
 
 def python_text(name: str, arguments: dict[str, Any]) -> str:
     """Return a call; arguments whose names are none of Python's stand in `**{}`."""
-    named = {key: value for key, value in arguments.items() if _is_name(key)}
+    named = {
+        key: value
+        for key, value in arguments.items()
+        if key.isidentifier()
+        and unicodedata.normalize("NFKC", key) == key  # Python leaves it as it is
+        and not keyword.iskeyword(key)
+    }
     others = {key: value for key, value in arguments.items() if key not in named}
     written = [f"{key}={_python(value)}" for key, value in named.items()]
     shown = [*written, f"**{_python(others)}"] if others else written
     return f"{name}({', '.join(shown)})"
-
-
-def _is_name(text: str) -> bool:
-    """Whether Python takes `text` as an argument's name, and leaves it as it is."""
-    is_left = unicodedata.normalize("NFKC", text) == text
-    return text.isidentifier() and is_left and not keyword.iskeyword(text)
 
 
 def _python(value: Any) -> str:

@@ -9,7 +9,7 @@ from hearth.shared.our_ids import call_id_for
 from hearth.shared.wire_messages import CallStart, Delta, TokenLogprob
 from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.answer_splitter import AnswerPart
+from hearth.worker.stream.answer_parts import AnswerPart
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.logprobs import describe
 from hearth.worker.stream.output_processor import OutputPiece

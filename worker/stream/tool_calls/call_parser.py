@@ -1,18 +1,34 @@
-"""Parses the calls behind a mark, in whatever form the model writes them there."""
+"""Parses the calls behind a mark, in whatever form the model writes them there.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+In elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain text,
+blanks at its ends and all; the tool's schema has its type. An argument that can only be a text is
+written as it comes.
+"""
+
+import ast
+import json
+import logging
+import re
+import warnings
+from dataclasses import replace
 from typing import Any, Final
 
 import regex
 
 from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls, named_call
-from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser
-from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.json_calls import (
+    CallContext,
+    CallsReader,
+    CallWriter,
+    Trust,
+    json_calls,
+    named_call,
+)
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
-from hearth.worker.stream.tool_calls.xml_calls import element_call
+
+log = logging.getLogger(__name__)
 
 BLOCK_CHARS_MAX: Final = 100_000  # of a call that only a parser can read
 LINES_MAX: Final = 32  # of a block in Python with a malformed line
@@ -25,7 +41,17 @@ _BARE_KEYS: Final = regex.compile(r"call:(?P<name>[\w.:-]++)\s*+(?=\{)")
 _PYTHON: Final = regex.compile(r"\[?+\s*+[\w.-]++\s*+\(")
 _NAME: Final = regex.compile(r"[^\s<>{}\[\]()\"'=,]++")
 
-CallsReader = Callable[[CallContext], ParserSteps[None]]
+_GAP: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
+_CDATA: Final = "<![CDATA["
+_CDATA_SECTION: Final = regex.compile(r"\s*+<!\[CDATA\[(.*?)\]\]>\s*+", regex.DOTALL)
+PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
+
+_IN_A_NAME: Final = re.compile(r"[\w-]")
+_OPENED: Final = re.compile(r"\s*\(")
+_STRING: Final = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_ESCAPE_OR_BREAK: Final = re.compile(r"\\.|[\r\n]", re.DOTALL)
+# A backslash in front of a raw break is text, too.
+_BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\\\n": "\\\\\\n", "\\\r": "\\\\\\r"}
 
 
 def read_section(context: CallContext) -> ParserSteps[None]:
@@ -40,11 +66,10 @@ def read_section(context: CallContext) -> ParserSteps[None]:
         yield from _one(context)
         for between in (BLANKS, JUNK):
             offset = yield from buffer.run(between)
-            if (yield from buffer.starts(context.end, offset)):
-                buffer.at += offset + len(context.end)
+            if (yield from buffer.take(context.section.end, offset)):
                 return
         char = yield from buffer.peek(offset)
-        if not char or (yield from buffer.starts(context.start, offset)):
+        if not char or (yield from buffer.starts(context.section.start, offset)):
             buffer.at += offset
             return
         if char != "<":
@@ -62,24 +87,20 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
-        context = replace(context, end=end)
+        context = replace(context, section=replace(context.section, end=end))
         buffer = context.buffer
         while True:
             yield from buffer.skip(BLANKS)
-            if (yield from buffer.starts(call)):
-                buffer.at += len(call)
+            if (yield from buffer.take(call)):
                 yield from buffer.skip(BLANKS)
-            found = yield from buffer.match(head)
+            found = yield from buffer.take_match(head)
             if not found:
                 raise UnreadableOutput
-            buffer.at += len(found[0])
             groups = found.groupdict()
             is_id, call_id = groups.get("number", "") is None, groups.get("id", "").strip()
             yield from named_call(context, found["name"], is_id=is_id, call_id=call_id)
             for mark in (end, section_end):
-                offset = yield from buffer.run(JUNK)
-                if (yield from buffer.starts(mark, offset)):
-                    buffer.at += offset + len(mark)
+                yield from buffer.take(mark, (yield from buffer.run(JUNK)))
             offset = yield from buffer.run(BLANKS)
             if not (yield from buffer.starts(call, offset)):
                 return
@@ -89,29 +110,15 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """The marks around a model's calls, and what reads what stands between. Immutable."""
-
-    start: str
-    end: str = ""
-    read: CallsReader = read_section
-    is_own: bool = True  # else only calls of tools of the request count
-    is_head: bool = False  # the mark is the beginning of the call itself
-    is_behind_name: bool = False  # the name of a tool stands in front of it
-    quote: str = ""  # around strings in which nothing is escaped
-
-
 def _one(context: CallContext) -> ParserSteps[None]:
     """Read what is one call in most forms, without the mark behind it."""
     buffer = context.buffer
-    fence = yield from buffer.match(_FENCE)
-    if fence:
-        buffer.at += len(fence[0])
+    if (yield from buffer.take_match(_FENCE)):
         yield from buffer.skip(BLANKS)
     char = yield from buffer.peek()
-    if char == "{" or (char == "[" and (yield from _is_list(context))):
-        yield from json_calls(context, Trust(any_name=context.is_own))
+    inner = (yield from buffer.run(BLANKS, 1)) if char == "[" else 0
+    if char == "{" or (inner and (yield from buffer.starts("{", inner))):
+        yield from json_calls(context, Trust(any_name=context.section.is_own))
         return
     bare = [form for form in context.forms if form.is_bare]
     for form in context.forms:
@@ -119,10 +126,9 @@ def _one(context: CallContext) -> ParserSteps[None]:
         if head:
             yield from _element(context, form, head)
             return
-    head = yield from buffer.match(_BARE_KEYS)
+    head = yield from buffer.take_match(_BARE_KEYS)
     if head:
-        buffer.at += len(head[0])
-        reader = LenientJsonParser(buffer, context.marks, context.quote)
+        reader = LenientJsonParser(buffer, context.marks, context.section.quote)
         yield from named_call(context, head["name"], reader)
         return
     for form in bare:
@@ -133,29 +139,15 @@ def _one(context: CallContext) -> ParserSteps[None]:
     yield from _block(context)
 
 
-def _is_list(context: CallContext) -> ParserSteps[bool]:
-    offset = yield from context.buffer.run(BLANKS, 1)
-    return (yield from context.buffer.starts("{", offset))
-
-
-def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
-    if not context.is_own and not context.tools.known(head["name"].strip("\"'")):
-        raise UnreadableOutput
-    context.buffer.at += len(head[0])
-    yield from element_call(context, form, head)
-
-
 def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps[bool]:
     """Return whether a name that stands alone begins a call: nearly any text begins with one."""
     offset = yield from context.buffer.run(BLANKS, len(head[0]))
-    if (yield from context.buffer.starts(form.begins, offset)):
+    is_known = bool(context.tools.known(head["name"]))
+    marks = (form.begins, "{", *context.marks) if is_known else (form.begins,)
+    if (yield from context.buffer.starts_one(marks, offset)):
         return True
-    if not context.tools.known(head["name"]):
-        return False
-    for mark in ("{", *context.marks):
-        if (yield from context.buffer.starts(mark, offset)):
-            return True
-    return not (yield from context.buffer.peek(offset)) and context.buffer.is_complete
+    is_over = is_known and not (yield from context.buffer.peek(offset))
+    return is_over and context.buffer.is_complete
 
 
 def _block(context: CallContext) -> ParserSteps[None]:
@@ -167,10 +159,9 @@ def _block(context: CallContext) -> ParserSteps[None]:
     is_python = bool((yield from buffer.match(_PYTHON))) and (is_named or is_list)
     if not is_named and not is_python:
         raise UnreadableOutput
-    texts: list[str] = []
-    mark = yield from buffer.scan(Marks(*context.marks), texts.append)
+    text, mark = yield from buffer.text_up_to(Marks(*context.marks))
     buffer.at -= len(mark)
-    text = "".join(texts).strip()
+    text = text.strip()
     # A name in front of prose that never ends is none of a call.
     is_whole = bool(mark) or (buffer.is_complete and is_python)
     if len(text) > BLOCK_CHARS_MAX or not is_whole:
@@ -181,7 +172,271 @@ def _block(context: CallContext) -> ParserSteps[None]:
             calls += python_calls(line, context.tools)
     if not calls and not (is_named and mark):
         raise UnreadableOutput
-    buffer.release()
-    context.write_all(calls)
+    for call in calls:
+        context.write(*call)
     if not calls:
         context.write(name[0], text[len(name[0]) :].strip() or "{}")
+
+
+# ---------------------------------------------------------------- calls in elements
+
+
+def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
+    """Read the call that begins with `head`. Raises UnreadableOutput where it is none."""
+    name = head["name"].strip("\"'").strip()
+    writer = CallWriter(context)
+    # Qwen may write <parameter=NAME> where <function=NAME> belongs.
+    is_certain = context.section.is_own and head.groupdict().get("tag") != "parameter"
+    if not name or not (is_certain or context.tools.known(name)):
+        raise UnreadableOutput
+    context.buffer.at += len(head[0])
+    blanks = yield from context.buffer.run(_GAP)
+    if (yield from context.buffer.take_match(form.json_opens, blanks)):
+        yield from named_call(context, name)
+        for mark in (form.json_closes, form.call_end):
+            yield from context.buffer.take(mark, (yield from context.buffer.run(_GAP)))
+        return
+    tool, _, key = name.rpartition(".")  # Muse may glue the first parameter to the name
+    is_glued = not context.tools.known(name) and key in context.tools.arguments(tool)
+    name = tool if is_glued else name
+    if context.tools.known(name):
+        writer.open(name)
+    writer.write("{")
+    first = form.opens.match(key.join((form.key[0], "".join(form.key[1:])))) if is_glued else None
+    yield from _Arguments(context, form, writer, context.tools.known(name) or name).read(first)
+
+
+class _Arguments:
+    """Parses the arguments of one call."""
+
+    def __init__(self, context: CallContext, form: TagForm, writer: CallWriter, name: str) -> None:
+        self._context = context
+        self._form = form
+        self._writer = writer
+        self._name = name
+        self._keys: set[str] = set()
+        # What an argument may end at beside its own mark, and what may stand between two.
+        self._ends = (form.call_end, context.section.end, *(() if form.unfold else (form.begins,)))
+        self._between = Marks(form.begins, form.call_end, *context.marks)
+
+    def read(self, first: Any = None) -> ParserSteps[None]:
+        """Read all arguments and what ends the call, except for the mark behind calls.
+
+        `first` is what the first one begins with, where that was read. Raises UnreadableOutput
+        where it is no call.
+        """
+        buffer, form, opened = self._context.buffer, self._form, first
+        while True:
+            if opened and not (yield from self._argument(opened)):
+                mark = ""  # the text was cut off
+                break
+            skipped, mark = yield from buffer.text_up_to(self._between)
+            if skipped.replace("\\n", "").strip() and not self._writer.is_open:
+                raise UnreadableOutput
+            if mark != form.call_end:
+                buffer.at -= len(mark)
+            if mark != form.begins:
+                break
+            opened = yield from buffer.take_match(form.opens)
+            buffer.at += 0 if opened else 1
+        if not self._writer.is_open:
+            if not mark:
+                raise UnreadableOutput
+            self._writer.open(self._name)
+        if mark or buffer.is_complete:
+            self._writer.write("}")
+
+    def _argument(self, opened: Any) -> ParserSteps[bool]:
+        """Write one argument; False where the text was cut off in it."""
+        key = opened["key"].strip().strip("\"'")
+        # Of two arguments with one key the first counts: nobody sees what the other writes.
+        writer = CallWriter(self._context) if key in self._keys else self._writer
+        prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
+        told = opened.groupdict().get("text") if self._form.typed else None
+        value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
+        if told is not None:
+            value.is_text = told in ("true", "string")
+            value.is_json = not value.is_text
+        self._keys.add(key)
+        value_end, depth = self._form.value_end.format(key), 0
+        inner = f"{self._form.key[0]}{key}>" if self._form.unfold else ""  # of the same name
+        ends = Marks(value_end, inner, *self._ends)
+        while True:
+            mark = yield from self._context.buffer.scan(ends, value.write)
+            depth += (mark == inner) - (mark == value_end)
+            is_inner = inner and mark in (inner, value_end) and depth >= 0
+            if not mark or (not is_inner and (yield from self._is_end(mark, value_end))):
+                break
+            value.write(mark)
+        if not mark and not self._context.buffer.is_complete:
+            return False
+        if mark != value_end:
+            self._context.buffer.at -= len(mark)
+        value.end()
+        return True
+
+    def _is_end(self, mark: str, value_end: str) -> ParserSteps[bool]:
+        """Return, by what follows, whether a mark that was read ends the argument or is quoted.
+
+        The argument's own mark may be missing.
+        """
+        buffer, form, context = self._context.buffer, self._form, self._context
+        if mark == form.begins and mark != value_end:
+            opened = yield from buffer.match(form.opens, -len(mark))
+            key = opened["key"].strip().strip("\"'") if opened else ""
+            return key not in self._keys and key in context.tools.arguments(self._name)
+        followers = {
+            value_end: (form.begins, form.call_end, *context.marks),
+            form.call_end: (context.section.end,),
+        }.get(mark, (context.section.start,))
+        offset = yield from buffer.run(_GAP)
+        if not (yield from buffer.peek(offset)):
+            return True
+        return (yield from buffer.starts_one(followers, offset))
+
+
+class _Value:
+    """Writes one argument: as it comes where it can only be a text, or else at its end."""
+
+    def __init__(
+        self,
+        tools: RequestTools,
+        writer: CallWriter,
+        form: TagForm,
+        argument: tuple[str, str],
+        prefix: str,
+    ) -> None:
+        """`argument` is the tool's name and the key; `prefix` stands in front of the value."""
+        self._writer = writer
+        self._tools = tools
+        self._form = form
+        self._edge = "\n" if form.trims_newline else ""  # the form's at each end of a value
+        self._argument = argument
+        self.is_text = tools.is_text(*argument)
+        self.is_json = False  # whatever the schema says
+        self._texts: list[str] = []  # of what is read at its end
+        self._text = ""  # of what is written as it comes, and was not yet
+        self._prefix: str | None = prefix  # None = it was written
+
+    def write(self, text: str) -> None:
+        """Take the next piece of the value."""
+        if not self.is_text:
+            self._texts.append(text)
+            return
+        self._text += text
+        if self._prefix is not None:
+            begun = self._text.removeprefix(self._edge)
+            if not begun or _CDATA.startswith(begun.lstrip()[: len(_CDATA)]):
+                return  # it is not known where the value begins
+            self._writer.write(self._prefix + '"')
+            self._prefix, self._text = None, begun
+        body = self._text.removesuffix(self._edge)
+        self._writer.write(json_text(body))
+        self._text = self._text[len(body) :]
+
+    def end(self) -> None:
+        """End the value."""
+        if self._prefix is None:
+            self._writer.write('"')
+            return
+        text = (self._text or "".join(self._texts)).removeprefix(self._edge)
+        text = text.removesuffix(self._edge)
+        if found := _CDATA_SECTION.fullmatch(text):
+            text = found[1]
+        unfold, guesses = self._form.unfold, self._form.guesses_types
+        fitting = (
+            unfold(self._tools, *self._argument, text)
+            if unfold
+            else self._tools.fitting(*self._argument, text, guesses=guesses)
+        )
+        self._writer.write(self._prefix + ((self.is_json and as_json(text)) or fitting))
+
+
+# ---------------------------------------------------------------- calls in Python
+
+
+def python_calls(text: str, tools: RequestTools) -> list[tuple[str, str]]:
+    """Return the calls of tools that Python source consists of, none if it has anything else.
+
+    A call is a name and its arguments' JSON.
+
+    `print(...)` around a call, a module in front of it and a variable for its result are left out.
+    Strings may have raw newlines.
+    """
+    if len(text) > PYTHON_CHARS_MAX:
+        return []
+    # All tools have names that Python takes.
+    spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
+    source = text.strip()
+    for written, name in spelled.items():
+        source = _with_calls_of(written, name, source)
+    calls = _calls_of(source, tools, spelled)
+    unbroken = _STRING.sub(
+        lambda string: _ESCAPE_OR_BREAK.sub(lambda e: _BREAKS.get(e[0], e[0]), string[0]), source
+    )
+    return calls if calls or unbroken == source else _calls_of(unbroken, tools, spelled)
+
+
+def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[tuple[str, str]]:
+    try:
+        with warnings.catch_warnings():  # of escapes that Python does not know
+            warnings.simplefilter("ignore")
+            return [
+                _python_call(node, tools, spelled)
+                for value in (getattr(line, "value", None) for line in ast.parse(source).body)
+                for node in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])
+            ]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        log.debug("code does not parse: %s", type(error).__name__)
+        return []
+
+
+def _with_calls_of(written: str, name: str, text: str) -> str:
+    """Return `text` in which calls of `name` are calls of `written`.
+
+    No pattern is made of the name: Python keeps patterns, for whoever names a tool so next.
+    """
+    parts, done = [], 0
+    at = text.find(name) if name else -1
+    while at >= 0:
+        end = at + len(name)
+        if _IN_A_NAME.match(text[at - 1 : at]) is None and _OPENED.match(text, end):
+            parts += [text[done:at], written]
+            done = end
+        at = text.find(name, max(done, at + 1))
+    return "".join([*parts, text[done:]])
+
+
+def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> tuple[str, str]:
+    """Return the call that an expression is. Raises ValueError where it is none."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+        (node,) = node.args
+    if not isinstance(node, ast.Call):
+        raise ValueError("no call")
+    called = ast.unparse(node.func)
+    names = (called, called.removesuffix(".call"), called.rpartition(".")[2])
+    name = next(filter(None, (tools.known(spelled.get(each, each)) for each in names)), "")
+    if not name:
+        raise ValueError("no tool")
+    arguments = dict(zip(tools.arguments(name), map(_literal, node.args), strict=False))
+    if len(arguments) < len(node.args):
+        raise ValueError("more arguments than the tool has")
+    for each in node.keywords:
+        value = _literal(each.value)
+        arguments |= value if each.arg is None else {each.arg: value}
+    text = json.dumps(arguments, default=str, allow_nan=False)
+    for written, meant in spelled.items():
+        text = text.replace(written, meant)
+    return name, json.dumps(json.loads(text), ensure_ascii=False)
+
+
+def _literal(node: ast.expr) -> Any:
+    return ast.literal_eval(_JsonWords().visit(node))
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Takes JSON's words for Python's: templates show nested values as JSON."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node

@@ -1,20 +1,111 @@
-"""Parses calls in JSON: `{"name": ..., "arguments": {...}}`, its kin, arguments behind a name."""
+"""Parses calls in JSON, `{"name": ..., "arguments": {...}}` and its kin, and writes calls.
 
+A call is held back until it is certain that it is one.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import regex
 
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
-from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json
+from hearth.worker.stream.answer_parts import AnswerCollector
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 NAME_CHARS_MAX: Final = 128
 _NAMES: Final = frozenset({"name", "tool_name", "function", "tool"})
 _ARGUMENTS: Final = frozenset({"arguments", "parameters", "args", "input"})
 _BESIDE: Final = frozenset({"id", "type", "index", "tool_call_id", "call_id"})
 _SEPARATORS: Final = regex.compile(r"[\s,;]*+")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The marks around a model's calls, and what reads what stands between. Immutable."""
+
+    start: str  # "" = there is none
+    end: str = ""
+    read: "CallsReader | None" = None  # None: calls in whatever form
+    is_own: bool = True  # else only calls of tools of the request count
+    is_head: bool = False  # the mark is the beginning of the call itself
+    is_behind_name: bool = False  # the name of a tool stands in front of it
+    quote: str = ""  # around strings in which nothing is escaped
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What all functions share that parse calls. Owner: the inference thread."""
+
+    buffer: LookaheadBuffer
+    collector: AnswerCollector
+    tools: RequestTools
+    on_call: Callable[[], None]  # runs before each call is written
+    section: Section  # in which they stand
+    forms: tuple[TagForm, ...]  # of elements, the model's own first
+
+    def write(self, name: str, arguments: str, call_id: str = "") -> None:
+        """Write a call that is whole: with a JSON object, or a text that is none.
+
+        A text is the argument of a tool that takes one only, and that a text.
+        """
+        writer = CallWriter(self, call_id)
+        sole = self.tools.sole_text(name)
+        if sole and isinstance(object_or_text(arguments), str):
+            arguments = f'{{"{json_text(sole)}": "{json_text(arguments)}"}}'
+        writer.write(arguments)
+        writer.open(name)
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """The marks that end a call outside of its strings."""
+        return self.section.end, self.section.start
+
+
+CallsReader = Callable[[CallContext], ParserSteps[None]]
+
+
+class CallWriter:
+    """Writes one call. Owner: the inference thread.
+
+    Invariant: nothing reaches the collector before the call is open, and it opens once.
+    """
+
+    def __init__(self, context: CallContext, call_id: str = "") -> None:
+        self.call_id = call_id  # as the model wrote it
+        self.is_open = False
+        self._texts: list[str] = []
+        self._context = context
+
+    @property
+    def text(self) -> str:
+        """The text that was written before the call was open."""
+        return "".join(self._texts)
+
+    def open(self, name: str, *, is_id: bool = False) -> None:
+        """Take it for a call of the tool `name`, or of the one that is meant where that `is_id`.
+
+        Raises UnreadableOutput for an empty name.
+        """
+        assert not self.is_open
+        name = self._context.tools.meant(name, self.text, is_id=is_id)
+        if not name:
+            raise UnreadableOutput
+        self.is_open = True
+        self._context.buffer.release()
+        self._context.on_call()
+        self._context.collector.call(name, self.call_id)
+        self._context.collector.arguments(self.text)
+
+    def write(self, text: str) -> None:
+        """Write a piece of the arguments' JSON."""
+        if self.is_open:
+            self._context.collector.arguments(text)
+        else:
+            self._texts.append(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +124,11 @@ def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
     Raises UnreadableOutput where the next one is none; those before it are written.
     """
     buffer = context.buffer
-    is_list = yield from buffer.starts("[")
-    buffer.at += is_list
+    is_list = yield from buffer.take("[")
     while True:
         yield from _CallObjectParser(context, trust, "[{" if is_list else "{").read()
         offset = yield from buffer.run(_SEPARATORS)
-        if is_list and (yield from buffer.starts("]", offset)):
-            buffer.at += offset + 1
+        if is_list and (yield from buffer.take("]", offset)):
             return
         if not (yield from buffer.starts("{", offset)):
             return

@@ -126,10 +126,9 @@ class LenientJsonParser:
 
         A number, a word of JSON or Python, or else a string.
         """
-        texts: list[str] = []
-        mark = yield from self._buffer.scan(self._behind_bare, texts.append)
+        text, mark = yield from self._buffer.text_up_to(self._behind_bare)
         self._buffer.at -= len(mark)
-        text = "".join(texts).strip()
+        text = text.strip()
         return text and (_LITERALS.get(text) or _number(text) or f'"{json_text(text)}"')
 
     # ------------------------------------------------------------ one value
@@ -206,12 +205,11 @@ class LenientJsonParser:
             yield from self._string(mark, texts.append, is_key=True)
             key = "".join(texts)
         else:
-            found = yield from self._buffer.match(_BARE_KEY)
+            found = yield from self._buffer.take_match(_BARE_KEY)
             if not found:
                 self._buffer.at += 1
                 return None
             key = found[0]
-            self._buffer.at += len(key)
             if self._frames:
                 self._frames[-1].has_bare_keys = True
         char = yield from self.blanks()
@@ -229,8 +227,7 @@ class LenientJsonParser:
     def _opening_quote(self) -> ParserSteps[str]:
         """Read the quote that stands here, and return it; "" if there is none."""
         for quote in self._quotes.get((yield from self._buffer.peek()), ()):
-            if (yield from self._buffer.starts(quote)):
-                self._buffer.at += len(quote)
+            if (yield from self._buffer.take(quote)):
                 return quote
         return ""
 
@@ -257,9 +254,8 @@ class LenientJsonParser:
         """Write what stands behind a backslash; the backslash itself where that is no escape."""
         char = yield from self._buffer.peek()
         if char == "u":
-            found = yield from self._buffer.match(_HEX, 1)
+            found = yield from self._buffer.take_match(_HEX, 1)
             if found:
-                self._buffer.at += 5
                 write((yield from self._character(int(found[0], 16))))
                 return
         end = (yield from self._buffer.run(_HEXES, 1)) if char == "u" else 0
@@ -341,10 +337,7 @@ class LenientJsonParser:
         return "" if is_end else (yield from self._buffer.peek())
 
     def _is_end(self, offset: int) -> ParserSteps[bool]:
-        for mark in self._ends:
-            if (yield from self._buffer.starts(mark, offset)):
-                return True
-        return False
+        return (yield from self._buffer.starts_one(self._ends, offset))
 
     def _is_cut(self) -> ParserSteps[bool]:
         """Return whether the text was cut off here, and not ended."""

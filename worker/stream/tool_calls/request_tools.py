@@ -67,14 +67,14 @@ class RequestTools:
         found, given = self.known(name), object_or_text(arguments)
         is_id = is_id or bool(_ID.fullmatch(name.strip()))
         if not found and isinstance(given, dict) and is_id:
-            fits = [each for each in self._functions if self._takes(each, given)]
+            fits = []
+            for each in self._functions:
+                required = self._parameters(each).get("required")
+                is_whole = not isinstance(required, list) or all(key in given for key in required)
+                if is_whole and given.keys() <= self.arguments(each).keys():
+                    fits.append(each)
             found = fits[0] if len(fits) == 1 else ""
         return found or name.strip()
-
-    def _takes(self, name: str, given: dict[str, Any]) -> bool:
-        required = self._parameters(name).get("required")
-        is_whole = not isinstance(required, list) or all(each in given for each in required)
-        return is_whole and given.keys() <= self.arguments(name).keys()
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Return the schemas of a tool's arguments by their names."""
@@ -99,7 +99,9 @@ class RequestTools:
         """
         types = self._types(name, argument)
         found = as_json(text)
-        kinds = _kinds_of(found)
+        kinds = {_BY_FIRST[found[0]]} if found[:1] in _BY_FIRST else set[str]()
+        if found and found[0] in "-0123456789":
+            kinds = {"number", "integer"} if float(found).is_integer() else {"number"}
         may_be = kinds & (types - {"string"} if types else _KINDS.keys() if guesses else _NESTED)
         if "string" in types:
             may_be &= _NOT_TEXT
@@ -170,10 +172,3 @@ def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
         else:
             found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, dict) else None
-
-
-def _kinds_of(found: str) -> set[str]:
-    """Return the types that a value in JSON has in a schema; none of a string and of nothing."""
-    if found[:1] in "-0123456789" and found:
-        return {"number", "integer"} if float(found).is_integer() else {"number"}
-    return {_BY_FIRST[found[0]]} if found[:1] in _BY_FIRST else set()

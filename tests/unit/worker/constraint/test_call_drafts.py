@@ -11,13 +11,13 @@ from hearth.worker.constraint.call_drafts import (
     CallDrafts,
     ForcedTexts,
 )
-from hearth.worker.constraint.call_text.text_shape import (
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.text_shape import (
     JsonString,
     Literal,
     Order,
     Row,
 )
-from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.formats.shared.output_format import OutputFormat
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
@@ -106,7 +106,7 @@ def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     drafts, call, text = drafts_of(compiler), tokens_of(QWEN), tokens_of("And so on. ")
     alone = forced_count(drafts_of(compiler), call)
     assert forced_count(drafts, [*call, *text, *call, *text]) == 2 * alone
-    assert not drafts.is_following
+    assert not drafts.places
     assert drafts.forced(9) == []
 
 
@@ -176,7 +176,7 @@ def _forced(followed: Followed) -> list[int]:
 def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
     followed = Followed()
     followed.drafts.take((MARK + b"!") * 9)
-    assert not followed.drafts.is_following
+    assert not followed.drafts.places
     assert bytes(_forced(followed)) == b"{"
 
 
@@ -184,7 +184,7 @@ def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(call_drafts, "CALL_BYTES_MAX", 20)
     followed = Followed()
     followed.drafts.take(MARK + b'{"' + b"x" * 20)
-    assert not followed.drafts.is_following and not followed.counts
+    assert not followed.drafts.places and not followed.counts
 
 
 def test_a_bug_of_ours_leaves_the_answer_without_forced_tokens() -> None:
@@ -201,7 +201,7 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
         texts = ForcedTexts(lambda _: [], pieces.__getitem__, ())
         drafts = CallDrafts("<call>", SHAPE, Order(), texts, Counter())
         drafts.take(tokens)
-        assert drafts.is_following
+        assert drafts.places
 
 
 def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:

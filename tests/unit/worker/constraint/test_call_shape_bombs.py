@@ -12,7 +12,8 @@ import pytest
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import CALL_BYTES_MAX, CallDrafts
-from hearth.worker.constraint.call_text.text_shape import (
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.text_shape import (
     PLACES_MAX,
     REST_BYTES_MAX,
     STEPS_MAX,
@@ -21,7 +22,6 @@ from hearth.worker.constraint.call_text.text_shape import (
     behind,
     forced,
 )
-from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
 
@@ -122,7 +122,7 @@ def test_names_that_are_spelt_alike_are_not_tried_in_all_orders() -> None:
     schema = an_object({chr(0xD800 + n): {"type": "integer"} for n in range(11)})
     text = BEGIN + ", ".join(['"?": 1'] * 9) + "!!"
     drafts, compiler = followed("qwen3", schema, text)
-    assert not drafts.is_following and not compiler.counts
+    assert not drafts.places and not compiler.counts
 
 
 @pytest.mark.parametrize("value", ['"' + "\\n" * 30_000 + '"', "[" + "[1]," * 15_000 + "1]"])
@@ -137,7 +137,7 @@ def test_a_long_call_is_read_again_in_few_steps(value: str) -> None:
     tokens = encode(', "b": "', add_special_tokens=False)
     with within(STEP_CALLS_MAX):
         drafts.take(tokens)
-    assert drafts.is_following
+    assert drafts.places
 
 
 def test_text_that_must_come_is_told_up_to_a_bound() -> None:

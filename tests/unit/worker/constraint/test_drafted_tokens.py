@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_answer, grammar_trial
+from hearth.worker.constraint import compiled_grammar, grammar_trial
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
@@ -151,7 +151,7 @@ def test_an_answer_whose_token_takes_long_ends_with_a_400(
     mask, said = mask_of(compiler, PLACE), tokens_of('{"place": "')
     mask.fitting(said)
     clock = itertools.count()
-    monkeypatch.setattr(grammar_answer.time, "thread_time", lambda: float(next(clock)))
+    monkeypatch.setattr(compiled_grammar.time, "thread_time", lambda: float(next(clock)))
     given = zeros(2)
     if act != "process":
         mask.take(said)

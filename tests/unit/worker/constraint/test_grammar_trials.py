@@ -16,10 +16,10 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_build, grammar_compiler, grammar_trial
-from hearth.worker.constraint.grammar_build import TRIALS_MAX
+from hearth.worker.constraint import compiled_grammar, grammar_compiler, grammar_trial
+from hearth.worker.constraint.compiled_grammar import TRIALS_MAX
 from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
-from hearth.worker.constraint.grammar_trial import MODULE
+from hearth.worker.constraint.grammar_trial import MODULE, GrammarError, explained, meaning_of
 from scripts.harness.constrained_answers import Schemas, constrainer_for, tool, walk
 from scripts.harness.model_families import family
 
@@ -169,7 +169,7 @@ def test_a_schema_of_many_parts_that_are_not_plain_starts_few_processes(
         tried.append(source)
         return 0.0, 0
 
-    monkeypatch.setattr(grammar_build, "compile_apart", tell)
+    monkeypatch.setattr(compiled_grammar, "compile_apart", tell)
     parts: dict[str, Any] = {f"p{n}": {"type": "integer", "minimum": 2**60} for n in range(200)}
     schema = {"type": "object", "properties": parts | {"z": {"pattern": "(?=x)y"}}}
     asked = Constraints("required") if is_tool else Constraints(is_json=True, schema=schema)
@@ -356,3 +356,37 @@ def test_what_is_tried_apart_has_no_mlx_and_starts_soon() -> None:
     loaded = set(subprocess.check_output([sys.executable, "-c", script], text=True).split())
     assert "llguidance" in loaded
     assert not loaded & {"mlx", "mlx.core", "mlx_lm", "numpy", "transformers", "zmq"}
+
+
+# ---------------------------------------------------------------- what errors mean
+
+SAID = {
+    "Parser Error: Current row has 3599 items; max is 2000; consider making your grammar "
+    "left-recursive if it's right-recursive": "fewer optional properties",
+    "Too many items (limit 50000; try avoiding single-byte/short lexemes)": "optional properties",
+    "lexer error: too many expressions constructed": "patterns repeat less",
+    "too many states: 50001": "patterns repeat less",
+    "fuel exhausted when checking relevance of lexemes (1000000)": "smaller multipleOf",
+    "initial lexer configuration (grammar) too big (limit for this grammar: 1)": "fewer properties",
+    "a token of it takes more than 0.5 s of CPU time": "patterns that repeat less",
+    "schema too large": "fewer properties",
+    "NoExtensionBias": "$ref to itself",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_limit_is_explained_with_its_remedy_and_its_own_words(said: str) -> None:
+    text = explained(GrammarError(said))
+    assert SAID[said] in text
+    assert said.partition(";")[0].removesuffix(")") in text
+    assert "left-recursive" not in text
+    assert not text.endswith((".", " "))
+
+
+def test_only_a_schema_that_is_too_large_passes_a_limit() -> None:
+    assert {said for said in SAID if not meaning_of(said).is_limit} == {"NoExtensionBias"}
+    assert not meaning_of("token 5 does not satisfy the grammar").is_limit
+
+
+def test_words_that_say_what_is_wrong_stay_as_they_are() -> None:
+    assert explained(GrammarError("Unknown format: colour")) == "Unknown format: colour"

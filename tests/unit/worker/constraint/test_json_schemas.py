@@ -9,11 +9,11 @@ from hearth.worker.constraint.json_schemas import (
     fault,
     is_text,
     resolved,
+    self_contained,
     tool_of,
     whole,
     words,
 )
-from hearth.worker.constraint.schema_references import self_contained
 
 DEFS = {"$defs": {"Word": {"type": "string"}, "Count": {"type": "integer"}}}
 

@@ -10,8 +10,8 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.call_grammars import GRAMMAR_CHARS_MAX, Lark
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.lark_builder import GRAMMAR_CHARS_MAX, Lark
 from scripts.harness.constrained_answers import constrainer_for, tool, walk
 from scripts.harness.model_families import family
 from tests.helpers.cases import cases

@@ -7,7 +7,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.schema_patterns import REPEATS_MAX, patterns_of, repeats
+from hearth.worker.constraint.json_schemas import REPEATS_MAX, patterns_of, repeats
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
@@ -32,7 +32,7 @@ def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str,
     base = family("qwen3")
 
     class Reader:
-        think_marks, messages, call_grammar = marks, None, None
+        think_marks, grammar = marks, None
 
         def is_thinking_open(self, opening: str) -> bool:
             return opening.endswith(marks[0])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.constraint.thinking_budget import ThinkingBudget, ThinkMarks, think_marks
+from hearth.worker.constraint.token_mask import ThinkingBudget, ThinkMarks, think_marks
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.model_families import family
 from tests.helpers.cases import cases
@@ -65,7 +65,7 @@ def test_a_block_ends_once_its_budget_is_spent_and_not_before(case: dict[str, An
 )
 def test_a_block_is_closed_as_the_template_closes_it(name: str, text: str) -> None:
     tokenizer, reader = family(name).tokenizer, family(name).reader
-    marks = think_marks(tokenizer, reader.messages, reader.think_marks)
+    marks = think_marks(tokenizer, reader.own.messages, reader.think_marks)
     assert marks is not None and (marks.again is not None) == (name == "harmony")
     budget = ThinkingBudget(marks, 0, True, Vocabulary(tokenizer).token_bytes)
     assert tokenizer.decode(list(forced_from(budget))) == text

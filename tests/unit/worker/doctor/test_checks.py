@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.doctor import measure_ssd
-from hearth.worker.doctor.check_context import CheckContext
-from hearth.worker.doctor.check_drafts import median_costs, timed_forward
+from hearth.worker.doctor import measure_speed
+from hearth.worker.doctor.check_answers import median_costs
+from hearth.worker.doctor.check_context import CheckContext, timed
 from hearth.worker.doctor.findings import CheckResult, Findings
 from tests.helpers.by_day import by_day
 from tests.helpers.worker import planted_faults
@@ -127,7 +127,7 @@ def test_one_check_that_breaks_is_a_fault_and_the_others_run(
         raise OSError(5, "it is broken", str(Path.home() / "secret"))
 
     context = context_of("qwen3", depth_max=120)
-    monkeypatch.setattr("hearth.worker.doctor.check_drafts.median_costs", broken)
+    monkeypatch.setattr("hearth.worker.doctor.check_answers.median_costs", broken)
     results = checked(context, "speed", "logits", "drafts", "batches")
     assert results["drafts"].verdict == "fault"
     assert results["drafts"].reason == "the check broke: OSError it is broken"
@@ -181,7 +181,9 @@ def test_bytes_that_the_disk_gives_back_changed_are_found_and_the_day_is_charged
 ) -> None:
     how: dict[str, Any] = {"directory": tmp_path, "ssd_bytes_per_day": 40 << 20}
     if is_changed:
-        monkeypatch.setattr(measure_ssd, "_piece", lambda *_: os.urandom(measure_ssd.PIECE_BYTES))
+        monkeypatch.setattr(
+            measure_speed, "_piece", lambda *_: os.urandom(measure_speed.PIECE_BYTES)
+        )
     results = checked(context_of("qwen3", **how), "SSD")
     assert results["SSD"].verdict == ("fault" if is_changed else "ok"), results
     assert [path.name for path in (tmp_path / "doctor").iterdir()] == []
@@ -263,15 +265,14 @@ def test_one_slow_forward_of_several_does_not_count() -> None:
 def test_what_passes_between_two_steps_is_no_part_of_a_forwards_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Instant:
-        def answer(self, ids: Sequence[int], count: int) -> Iterator[None]:
-            yield
+    def instant() -> Iterator[None]:
+        yield
 
     now_s = 1.0
     monkeypatch.setattr(time, "perf_counter", lambda: now_s)
-    forward = timed_forward(Instant(), [1, 2])  # type: ignore[arg-type]
+    forward = timed(instant())  # type: ignore[arg-type]
     next(forward)
     now_s = 100.0
     with pytest.raises(StopIteration) as end:
         next(forward)
-    assert end.value.value == 0
+    assert end.value.value == [0]

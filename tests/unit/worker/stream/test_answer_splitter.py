@@ -8,10 +8,18 @@ import pytest
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
 from hearth.worker.stream.reasoning_and_tool_parser import REREAD_CHARS_MAX
-from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.call_parser import python_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.model_families import family
-from tests.helpers.worker.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
+from tests.helpers.worker.output_formats import (
+    OUTPUTS,
+    joined,
+    outputs,
+    read_whole,
+    reader,
+    streamed,
+    tool,
+)
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
 NOW = '{"name": "now", "arguments": {}}'
@@ -23,15 +31,15 @@ def test_an_output_says_what_it_is_known_to_say(name: str) -> None:
     for output in outputs(name):
         splitter = output.splitter()
         joined(streamed(splitter, [output.text], output.is_complete))
-        assert splitter.parts == output.parts, output.text
-        assert repr(splitter.parts) == repr(output.parts), "true is not 1"
+        assert splitter.collector.parts == output.parts, output.text
+        assert repr(splitter.collector.parts) == repr(output.parts), "true is not 1"
 
 
 def test_what_was_read_long_ago_is_let_go_but_not_what_stands_beside_a_mark() -> None:
     text = "x" * TRIM_CHARS + "`</think>` `<think>`"
     splitter = reader("qwen3").splitter(False, TOOLS)
     streamed(splitter, text, is_complete=True)
-    assert splitter.parts == AnswerParts("", text)
+    assert splitter.collector.parts == AnswerParts("", text)
 
 
 @pytest.mark.parametrize("piece_chars", [1, 3, 7, 40])
@@ -42,7 +50,7 @@ def test_a_long_call_of_many_values_loses_none_where_read_text_is_let_go(piece_c
     splitter = reader("qwen3").splitter(False, tools)
     cuts = range(0, len(text), piece_chars)
     streamed(splitter, [text[at : at + piece_chars] for at in cuts], is_complete=True)
-    assert splitter.parts == AnswerParts("", "", (ToolCall("edit", arguments),))
+    assert splitter.collector.parts == AnswerParts("", "", (ToolCall("edit", arguments),))
 
 
 def test_of_several_calls_those_before_a_broken_one_count() -> None:
@@ -51,7 +59,7 @@ def test_of_several_calls_those_before_a_broken_one_count() -> None:
         ("mistral", f'[TOOL_CALLS][{NOW}, {{"bad": 1}}]'),
         ("minimax_m2", f"<minimax:tool_call>{NOW}<b></minimax:tool_call>"),
     ):
-        parts = reader(format).read(text, False, TOOLS)
+        parts = read_whole(reader(format), text, False, TOOLS)
         assert parts.calls == (ToolCall("now", {}),)
         assert parts.content and parts.content in text
 
@@ -62,8 +70,10 @@ def test_a_model_that_never_ends_a_call_is_not_read_for_ever() -> None:
     text = f"{broken}{'x' * (REREAD_CHARS_MAX // 4)}" * 5
     splitter = reader("qwen3").splitter(False, TOOLS)
     streamed(splitter, [text + call], is_complete=True)
-    assert splitter.parts == AnswerParts("", text.replace("<tool_call>", "") + NOW)
-    assert reader("qwen3").read(f"{broken}x{call}", False, TOOLS).calls == (ToolCall("now", {}),)
+    assert splitter.collector.parts == AnswerParts("", text.replace("<tool_call>", "") + NOW)
+    assert read_whole(reader("qwen3"), f"{broken}x{call}", False, TOOLS).calls == (
+        ToolCall("now", {}),
+    )
 
 
 # ---------------------------------------------------------------- odd outputs
@@ -88,7 +98,7 @@ def test_half_a_character_never_leaves_a_call(written: str, meant: str, size: in
         part for at in range(0, len(text), size) for part in splitter.feed(text[at : at + size])
     ]
     parts += splitter.finish(is_complete=True)
-    assert splitter.parts.calls == (ToolCall("run", {"cmd": f"a{meant}b"}),)
+    assert splitter.collector.parts.calls == (ToolCall("run", {"cmd": f"a{meant}b"}),)
     "".join(part.text + part.name for part in parts).encode()
 
 
@@ -98,13 +108,13 @@ def test_an_answer_of_glm_without_an_end_of_thinking_is_content_but_not_one_cut_
         splitter = reader.splitter(False, [], may_think=True)
         splitter.feed("The answer.")
         splitter.finish(is_complete=is_complete)
-        assert splitter.parts.content == content
+        assert splitter.collector.parts.content == content
 
 
 def test_no_pattern_is_made_of_a_tools_name_for_python_remembers_patterns() -> None:
     name = "cAnArY.77-31"
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
     calls = python_calls(f"[{name}(), {name} ()]", RequestTools(tools))
-    assert [call.name for call in calls] == [name, name]
+    assert [called for called, _ in calls] == [name, name]
     remembered = [str(key) for key in re._cache]  # type: ignore[attr-defined]
     assert not [key for key in remembered if "cAnArY" in key]

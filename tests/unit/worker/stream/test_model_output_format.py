@@ -6,6 +6,7 @@ import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import family, tools_for
+from tests.helpers.worker.output_formats import read_whole
 
 READ = ToolCall("read_file", {"path": "a.py", "limit": 3, "range": {"lines": [1, 20], "raw": True}})
 LIST = ToolCall("list_dir", {"path": "src/ü"})
@@ -14,7 +15,7 @@ CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n
 
 
 def read(name: str, text: str, is_thinking: bool = False) -> AnswerParts:
-    return family(name).reader.read(text, is_thinking, TOOLS)
+    return read_whole(family(name).reader, text, is_thinking, TOOLS)
 
 
 # ---------------------------------------------------------------- what the families are
@@ -52,7 +53,7 @@ def test_arguments_in_json_may_quote_any_mark(name: str) -> None:
     marks = [mark for mark in (*each.marks, *each.controls) if mark not in HARMONY_BOUNDARIES]
     call = ToolCall("write_file", {"text": "".join(marks), "name": CALL_TEXT})
     parts = AnswerParts(calls=(call,))
-    assert each.reader.read(each.written(parts), False, tools_for([call])) == parts
+    assert read_whole(each.reader, each.written(parts), False, tools_for([call])) == parts
 
 
 HARMONY_BOUNDARIES = ("<|start|>", "<|end|>", "<|call|>", "<|return|>")

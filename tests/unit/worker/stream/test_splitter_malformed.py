@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from hearth.worker.stream.answer_splitter import AnswerPart
+from hearth.worker.stream.answer_parts import AnswerPart, AnswerParts, ToolCall
 from tests.helpers.worker.output_formats import reader, streamed, tool
 
 TOOLS = [
@@ -34,7 +33,7 @@ def read(format: str, text: str, is_complete: bool = True, **options: Any) -> An
     options = {"is_thinking": False, "tools": TOOLS, **options}
     splitter = reader(format).splitter(**options)
     streamed(splitter, text, is_complete)
-    return splitter.parts
+    return splitter.collector.parts
 
 
 # ---------------------------------------------------------------- JSON between marks

@@ -304,7 +304,10 @@ def forced(places: Places, bytes_max: int) -> tuple[bytes, Places]:
     """
     text = b""
     while places and len(text) < bytes_max:
-        rests = [_rest(place) for place in places]
+        rests = [
+            place.shape.rest(place.state) if place and isinstance(place.shape, Reader) else b""
+            for place in places
+        ]
         must = rests[0] if len(rests) == 1 else common(rests)
         if not must:
             break
@@ -318,10 +321,6 @@ def common(texts: Sequence[bytes]) -> bytes:
     least, greatest = min(texts), max(texts)
     pairs = enumerate(zip(least, greatest, strict=False))
     return least[: next((at for at, (one, other) in pairs if one != other), len(least))]
-
-
-def _rest(place: Place | None) -> bytes:
-    return place.shape.rest(place.state) if place and isinstance(place.shape, Reader) else b""
 
 
 def _readers(places: Iterable[Place | None]) -> Iterator[Place | None]:

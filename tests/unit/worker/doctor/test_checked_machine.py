@@ -8,7 +8,7 @@ import pytest
 
 from hearth.shared.linux_environment import openblas_environment
 
-PROGRAM = "from hearth.worker.doctor.loaded_blas import loaded_blas; print(loaded_blas())"
+PROGRAM = "from hearth.worker.doctor.checked_machine import loaded_blas; print(loaded_blas())"
 
 
 def name(**more: str) -> str:

@@ -1,1 +1,0 @@
-"""Follows the text of calls in the shape that their tools and their format give it."""
