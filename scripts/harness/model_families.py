@@ -16,8 +16,8 @@ from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
-from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.render_messages import adapted
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text
 from scripts.fixtures import checkpoint_files

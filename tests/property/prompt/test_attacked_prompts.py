@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import chat_completions
-from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
+from hearth.worker.prompt.render_messages import adapted
 from hearth.worker.prompt.template_capabilities import template_capabilities
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import builder

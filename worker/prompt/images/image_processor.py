@@ -137,7 +137,14 @@ class ImageReader:
             except RequestError as error:
                 self.counts[error.code] += 1
                 raise
-            facts, outcome = _facts_of(expansion), "decoded"
+            arrays = expansion.arrays
+            grid = arrays.get("image_grid_thw")
+            rows = () if grid is None else tuple(map(tuple, grid.reshape(-1, 3).tolist()))
+            # Of pixels and tokens, so that no other setting is missed. What tells its tokens apart
+            # follows from the tokens.
+            seen = {name: each for name, each in arrays.items() if name not in _OF_EACH_TOKEN}
+            identity = identity_of({**seen, "ids": expansion.ids})
+            facts, outcome = _Facts(identity, expansion.ids, rows), "decoded"
             self._facts.put(owner, digest, facts)
             self._arrays.put(owner, digest, expansion)
         self.counts[outcome] += 1
@@ -172,7 +179,9 @@ class ImageReader:
     def _expanded(self, image: Image.Image) -> _Expansion:
         """Run the model's processor on one image. Raises whatever that raises."""
         ids, arrays = self._processed([image])
-        first, last = self._without_ends(ids)
+        # The text stands amid what a tokenizer puts around every text.
+        first = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
+        last = len(ids) - int(len(ids) > first and ids[-1] == self._tokenizer.eos_token_id)
         added = [at for at in range(first, last) if ids[at] in self._added]
         if not added:
             raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
@@ -181,7 +190,9 @@ class ImageReader:
         for name in _OF_EACH_TOKEN & arrays.keys():
             arrays[name] = _array(arrays[name].reshape(1, -1)[:, start:end])
         if _CROPS in arrays:
-            arrays[_CROPS] = _ended(arrays[_CROPS], arrays["pixel_values"].shape[1])
+            crops = arrays[_CROPS]  # (1, images, 2): rows of zeros end the list
+            missing = max(0, arrays["pixel_values"].shape[1] - crops.shape[1])
+            arrays[_CROPS] = _array(np.pad(crops, ((0, 0), (0, missing), (0, 0))))
         run = np.array(ids[start:end], dtype=np.int32)
         return _Expansion(self._text(ids[first:start]), run, self._text(ids[end:last]), arrays)
 
@@ -218,15 +229,9 @@ class ImageReader:
                 "or gathers them), and here each is read by itself"
             )
 
-    def _without_ends(self, ids: list[int]) -> tuple[int, int]:
-        """Return where the text stands amid what a tokenizer puts around every text."""
-        start = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
-        end = len(ids) - int(len(ids) > start and ids[-1] == self._tokenizer.eos_token_id)
-        return start, end
-
     def _text(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
-        return text
+        decode = self._tokenizer.decode
+        return str(decode(ids, clean_up_tokenization_spaces=False)) if ids else ""
 
     # ------------------------------------------------------------ memory
 
@@ -259,28 +264,11 @@ def _bytes_of(_digest: str, expansion: _Expansion) -> int:
     return min(max(1, nbytes), ARRAYS_BYTES_MAX)
 
 
-def _facts_of(expansion: _Expansion) -> _Facts:
-    """Return an image's identity, of pixels and tokens, so that no other setting is missed.
-
-    What tells its tokens apart follows from the tokens.
-    """
-    grid = expansion.arrays.get("image_grid_thw")
-    rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
-    seen = {name: each for name, each in expansion.arrays.items() if name not in _OF_EACH_TOKEN}
-    return _Facts(identity_of({**seen, "ids": expansion.ids}), expansion.ids, rows)
-
-
 def _array(value: Any) -> NDArray[Any]:
     """Return a copy in memory that is not MLX's."""
     array = np.array(value)
     array.flags.writeable = False
     return array
-
-
-def _ended(crops: NDArray[Any], rows_max: int) -> NDArray[Any]:
-    """Return crops (1, images, 2) with rows of zeros up to `rows_max`, which end the list."""
-    missing = max(0, rows_max - crops.shape[1])
-    return _array(np.pad(crops, ((0, 0), (0, missing), (0, 0))))
 
 
 def _refused(image: Image.Image, reason: str) -> RequestError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.prompt.deferred_tools import with_loaded_tools
+from hearth.worker.prompt.render_messages import with_loaded_tools
 from tests.helpers.cases import cases
 
 BEGIN = "These tools are available from now on:\n<tools>\n"

@@ -8,13 +8,9 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage, is_inside
-from hearth.worker.prompt.images.image_placeholders import (
-    ImageForm,
-    marked,
-    pieces_of,
-    without_images,
-)
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
+from hearth.worker.prompt.render_messages import without_images
+from hearth.worker.prompt.tokenise import ImageForm, marked, pieces_of
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import (
     ASKED,
