@@ -77,8 +77,7 @@ def session_report(
     body: dict[str, Any] | None
     if message.what in ("session", "tree"):
         is_brief = message.what == "tree"
-        report = sessions.reports.brief if is_brief else sessions.reports.session
-        body = report(message.about, message.key)
+        body = sessions.reports.session(message.about, message.key, is_brief)
         text = f"No session {message.about!r:.80} is remembered by this worker."
     else:
         ids = recent.ids_of(message.about, message.key)

@@ -3,7 +3,7 @@
 import re
 
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
-from hearth.worker.sessions.divergence_cause import REMEDIES
+from hearth.worker.sessions.session_visit import REMEDIES
 
 GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()
 QUOTED = re.findall(r"`([^`\n]+)`", GUIDE)

@@ -72,7 +72,11 @@ def test_a_key_is_told_its_own_titles_only(session: str) -> None:
         desk.ask(QUESTION, SAID, speaker=speaker)
     reports, label = desk.sessions.reports, session or "pi-1"
     for key, other in (("mine", "theirs"), ("theirs", "mine")):
-        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
+        told = [
+            reports.sessions(key),
+            reports.session(label, key),
+            reports.session(label, key, True),
+        ]
         for report in told:
             assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
     assert reports.session(label, "no") is None

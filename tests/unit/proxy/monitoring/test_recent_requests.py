@@ -87,7 +87,10 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
     for number in range(TREE_LINES_MAX + 2):
         for _ in range(TREE_LINE_ROWS_MAX + 1):
             desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
-    whole, brief = desk.sessions.reports.session("s1"), desk.sessions.reports.brief("s1")
+    whole, brief = (
+        desk.sessions.reports.session("s1"),
+        desk.sessions.reports.session("s1", is_brief=True),
+    )
     assert whole is not None and brief is not None
     rows = {line["line"]: line["requests"] for line in whole["lines"]}
     told = {line["line"]: line["requests"] for line in brief["lines"]}

@@ -150,7 +150,7 @@ def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks
         assert visit.loaded == ["grep"] and visit.place.before is None
         assert desk.arrive([*QUESTION, ECHO, QUESTION[1]]).states != {}
         everything = list(desk.sessions.all_entries())
-        desk.sessions.archive.records.lost()
+        desk.sessions.archive.lost()
         for entry in everything:
             desk.sessions.archive.add(entry)
         desk.flush()
@@ -164,7 +164,7 @@ def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> 
     second = desks()
     session = second.arrive([*QUESTION, ECHO]).place.session
     (line,) = session.lines.values()
-    assert line.shape is not None and line.shape.names == later.place.shape.names
+    assert line.shape.names == later.place.shape.names
     assert second.arrive([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
 
 

@@ -10,14 +10,16 @@ import pytest
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.divergence_cause import cause_of, not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.find_divergence import cause_of
 from hearth.worker.sessions.session_manager import REJECTED, UNEXPLAINED
 from hearth.worker.sessions.session_visit import (
     CHANGED,
     DROPPED,
     KEPT,
     RENDERED,
+    Cause,
+    Divergence,
     SessionVisit,
 )
 from tests.helpers.worker.session_prompts import (
@@ -52,7 +54,6 @@ def test_a_turn_is_its_generation_prompt_with_all_that_was_sampled() -> None:
     assert visit.turn.ids.tolist() == [*HEADER, 4, 5, 6]
     assert visit.turn.place == visit.place.links[-1]
     (line,) = visit.place.session.lines.values()
-    assert line.tokens is not None
     assert line.tokens.tolist() == [*visit.tokens.tolist(), 4, 5, 6]
     assert line.prompt_tokens == len(visit.tokens)
 
@@ -409,7 +410,7 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     assert [desk.log.rows[-1][1][name] for name in names] == [0, 0, 0]
     visit = desk.arrive(QUESTION)
     again = pack([*range(2, len(visit.tokens))])
-    visit.divergence = replace(not_kept(UNEXPLAINED, 2, len(again), 2), again=again)
+    visit.divergence = Divergence(Cause(UNEXPLAINED, 1), 2, len(again), "", again=again)
     desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.sessions.echoed_turn_match import TurnContent, turn_content
-from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
+from hearth.worker.sessions.turn_store import ThinkingStore, thinking_key
 
 PLACE = b"behind the question"
 CALL = ("read", {"path": "/a", "limit": 5000.0, "rows": [1.0, {"deep": 2.0}]})
