@@ -151,9 +151,7 @@ class Renderer:
         kept = {"preserve_thinking": self._preserve_thinking}
         given = kept | self.thinking.variables(wish) | options
         known = self.capabilities.variables
-        if known is None:
-            return given
-        return {name: value for name, value in given.items() if name in known}
+        return {name: given[name] for name in given if known is None or name in known}
 
 
 # ---------------------------------------------------------------- a conversation

@@ -7,6 +7,7 @@ in silence: such a word counts where it changes the prompt. Touches no MLX.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -180,12 +181,8 @@ class _Prober:
             asked = [{**messages[0], "role": "user"}, *messages[1:]]
             if self._template.probed(asked, tools) == text:
                 return False
-        place = 0
-        for word in words:
-            place = text.find(word, place)
-            if place < 0:
-                return False
-        return True
+        in_order = ".*?".join(map(re.escape, words))
+        return re.search(in_order, text, re.DOTALL) is not None
 
     def _message(self, kind: str, at: int) -> dict[str, Any]:
         if kind == "tool":
@@ -243,17 +240,17 @@ class _Prober:
             return  # then nothing can be learned from what it refuses
         if not self.takes("system"):
             yield "start", "end"
-        known = {"user", "assistant"}
-        known |= {"calls"} if shows_calls else set()
-        known |= {"tool"} if shows_results else set()
-        stands_for = {"calls": "assistant", "tool": "user"}
-
-        def shown(*kinds: str) -> tuple[str, ...]:
-            return tuple(kind if kind in known else stands_for[kind] for kind in kinds)
-
-        for before in ("start", *sorted(known)):
-            for kind in sorted(known):
-                probe = (*shown(*_LEADS[before]), kind, *shown(*_TAILS[kind]))
+        stands_for = {
+            "user": "user",
+            "assistant": "assistant",
+            "calls": "calls" if shows_calls else "assistant",
+            "tool": "tool" if shows_results else "user",
+        }
+        known = sorted({*stands_for.values()})
+        for before in ("start", *known):
+            for kind in known:
+                kinds = (*_LEADS[before], kind, *_TAILS[kind])
+                probe = [stands_for[each] for each in kinds]
                 is_taken = self.takes(*probe)
                 if before == "start":  # nothing may follow, and no question may be needed
                     is_taken = is_taken and self.takes(kind)
@@ -410,10 +407,10 @@ def thinking_switches(
 
 def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
     """Whether the template renders the two states differently; of a line, beyond showing it."""
-    texts = [_text(template, {name: state}) for state in (on, off)]
+    is_on, is_off = (_text(template, {name: state}) for state in (on, off))
     if name == SYSTEM_LINE:
-        texts[0] = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
-    return all(texts) and texts[0] != texts[1]
+        is_on = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
+    return bool(is_on) and bool(is_off) and is_on != is_off
 
 
 def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Variables | None]:

@@ -230,8 +230,8 @@ class ImageReader:
             )
 
     def _text(self, ids: Sequence[int]) -> str:
-        decode = self._tokenizer.decode
-        return str(decode(ids, clean_up_tokenization_spaces=False)) if ids else ""
+        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
+        return text
 
     # ------------------------------------------------------------ memory
 
