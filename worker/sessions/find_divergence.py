@@ -1,5 +1,6 @@
 """Finds the message at which a prompt leaves its own conversation line, and names the cause."""
 
+import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -223,13 +224,7 @@ def message_of(at: int, now: PromptShape, before: EarlierLine, boundary: Boundar
             return first
         else:
             high = first - 1
-    while low < high:
-        middle = (low + high) // 2
-        if covers(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(range(high), True, low, key=covers)
 
 
 # ---------------------------------------------------------------- causes

@@ -1,16 +1,21 @@
 """Remembers a worker's sessions: turns, thinking, conversation lines, and what each request lost.
 
+It reports them too: what they are, by whom, since when.
+
 The prompt thread asks when a request arrives; the inference thread reports when it ended.
 """
 
 import logging
+import statistics
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +24,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.conversation_lines import (
+    REQUESTS_MAX,
     ConversationLines,
     Line,
     LineFacts,
@@ -39,7 +45,6 @@ from hearth.worker.sessions.echoed_turn_match import (
     working_directory,
 )
 from hearth.worker.sessions.session_archive import ArchiveEntry, SessionArchive
-from hearth.worker.sessions.session_report import SessionReports
 from hearth.worker.sessions.session_visit import (
     CHANGED,
     DROPPED,
@@ -65,6 +70,12 @@ log = logging.getLogger(__name__)
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
 SPEED_TOKENS_MIN = 16  # as in /metrics: the speed of fewer says nothing
 PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
+TREE_LINES_MAX: Final = 40  # of a session that is reported in brief, the most recently used
+TREE_ROWS_MAX: Final = 160  # of all of them together
+TREE_LINE_ROWS_MAX: Final = 40  # of each, the last
+
+# One session as it is reported: when it was last used, its label, and its lines of one moment.
+_Told = tuple[float, str, Session, list[Line]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,6 @@ class SessionManager:
         self.new_id: Callable[[], str] = new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, **{REJECTED: 0})
         self.archive = SessionArchive(directory, self.all_entries)
-        self.reports = SessionReports(self.lines, self._lock, self.archive, rules.model)
         self._restore(self.archive.load())
 
     # ------------------------------------------------------------ arrival
@@ -357,6 +367,79 @@ class SessionManager:
         """Write what the archive and the trace log still hold."""
         self.archive.close()
         self._log.close()
+
+    # ------------------------------------------------------------ reports
+
+    def session_rows(self, key: str = "") -> list[dict[str, Any]]:
+        """Return a row for each session of `key`, "" = all, the most recently used first."""
+        now = time.monotonic()
+        found = sorted(self._reported(key), key=itemgetter(0), reverse=True)
+        return [self._session_row(told, now) for told in found]
+
+    def lines_report(
+        self, label: str, key: str = "", is_brief: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the lines of the sessions called `label` of `key`, "" = all; None of none.
+
+        `is_brief`: the newest of them, for a page that asks each second.
+        """
+        found = [told for told in self._reported(key) if label in ("", told[1])]
+        if not found:
+            return None
+        pairs = [(session, line) for *_, session, lines in found for line in lines]
+        left, rows_max = sys.maxsize, REQUESTS_MAX
+        if is_brief:
+            left, rows_max = TREE_ROWS_MAX, TREE_LINE_ROWS_MAX
+            pairs.sort(key=lambda pair: pair[1].used_at, reverse=True)
+            del pairs[TREE_LINES_MAX:]
+        reports = []
+        for session, line in pairs:
+            with self._lock:
+                report = session.line_report(line, min(left, rows_max))
+            left -= len(report["requests"])
+            reports.append(report)
+        return {"session": label, "lines": reports}
+
+    def _reported(self, key: str) -> list[_Told]:
+        """Return the sessions of `key`, "" = all.
+
+        A conversation whose client names no session is one of its own, told by its lines' labels.
+        """
+        owner = self.archive.owner(key) if key else ""
+        found: list[_Told] = []
+        with self._lock:
+            for session in self.lines.sessions:
+                if owner not in ("", session.speaker.key):
+                    continue
+                groups: dict[str, list[Line]] = {session.label: []} if session.is_named else {}
+                for line in session.lines.values():
+                    groups.setdefault(session.label_of(line), []).append(line)
+                for label, lines in groups.items():
+                    ends = (line.used_at for line in lines)
+                    used_at = session.used_at if session.is_named else max(ends)
+                    found.append((used_at, label, session, lines))
+        return found
+
+    def _session_row(self, told: _Told, now: float) -> dict[str, Any]:
+        used_at, label, session, lines = told
+        first = min(lines, key=lambda line: line.number, default=None)
+        last = max(lines, key=lambda line: line.used_at, default=None)
+        facts = [line.about for line in lines]
+        speeds = [each.decode_speed for each in facts if each.decode_speed is not None]
+        is_named = session.is_named
+        return {
+            "session": label,
+            "agent": session.speaker.agent,
+            "title": (session.title if is_named else "") or (first.title if first else ""),
+            "client": (session.client if is_named else "") or (last.about.client if last else ""),
+            "model": self._rules.model,
+            "begun_at": min((each.begun_at for each in facts if each.begun_at), default=None),
+            "lines": len(lines),
+            "turns": sum(line.turns for line in lines),
+            "lost": sum(each.lost for each in facts),
+            "decode_speed": statistics.median(speeds) if speeds else None,
+            "idle_s": round(now - used_at, 1),
+        }
 
     # ------------------------------------------------------------ across restarts
 
