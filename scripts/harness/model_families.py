@@ -17,9 +17,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.render_messages import adapted
-from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
-from hearth.worker.prompt.tools_as_text import ToolForm, call_text
+from hearth.worker.prompt.render_messages import adapted, call_text
+from hearth.worker.prompt.template_capabilities import (
+    TemplateCapabilities,
+    ToolForm,
+    template_capabilities,
+)
 from scripts.fixtures import checkpoint_files
 from scripts.fixtures.fixture_cache import cache_dir
 

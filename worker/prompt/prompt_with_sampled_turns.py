@@ -491,8 +491,7 @@ class PromptBuilder:
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
         """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
-        begins_own = stands_at(pieces, at, self._history.assistant_texts)
-        return begins_own and self._is_header(pieces, at)
+        return stands_at(pieces, at, self._history.assistant_texts) and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""

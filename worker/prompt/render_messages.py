@@ -3,6 +3,11 @@
 A conversation is first adapted to the template, so that no message of an agent's is refused. Each
 change looks only at a message and those before it, so a conversation that grows is changed alike at
 each request, and its prompt only appends. Messages are not modified.
+
+Tools, calls and results are text for models whose template has no place for them, in one of two
+forms beside the model's own where that is known. "manual" is JSON in <tool_call> tags, as Hermes
+and Qwen write it; "tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were trained.
+What is written here is what hearth.worker.stream reads of such models' answers.
 """
 
 import hashlib
@@ -11,7 +16,7 @@ import itertools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,20 +29,15 @@ from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.thinking import ThinkingWish
 from hearth.shared.wire_messages import Prompt
 from hearth.shared.written_numbers import object_or_text
+from hearth.worker.formats.shared.python_text import python_text
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template, parts_of, text_of, text_part
 from hearth.worker.prompt.template_capabilities import (
+    OwnForm,
     TemplateCapabilities,
+    ToolForm,
     template_capabilities,
     thinking_switches,
-)
-from hearth.worker.prompt.tools_as_text import (
-    OwnForm,
-    ToolForm,
-    call_text,
-    markup,
-    result_text,
-    tool_prompt,
 )
 
 log = logging.getLogger(__name__)
@@ -513,3 +513,79 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
             }
         shown_messages.append(message)
     return shown_messages
+
+
+# ---------------------------------------------------------------- tools as text
+
+
+_EXAMPLE: Final = {"name": "function_name", "arguments": {"argument_name": "value"}}
+_PROMPTS: Final[dict[ToolForm, str]] = {
+    "manual": """\
+# Tools
+
+You may call functions to help with the user's request. Each line in <tools></tools> is one:
+<tools>
+{tools}
+</tools>
+
+To call a function, write its name and its arguments as a JSON object{place}:
+{call}
+To call several, write several such blocks. Write nothing behind the last one and wait: each \
+result comes back in {result}.""",
+    "tool_code": """\
+You have access to functions. Each line here is one, with its parameters as a JSON schema:
+{tools}
+
+If you decide to call a function, write the call in Python, wrapped in ```tool_code```. Give every \
+argument its name, and use literal values only:
+```tool_code
+function_name(argument_name="value", other_name=3)
+```
+To call several, write several such blocks. Write nothing behind the last one and wait: each \
+result comes back in ```tool_output```.""",
+}
+_RESULTS: Final[dict[ToolForm, tuple[str, str]]] = {
+    "manual": ("<tool_response>\n", "\n</tool_response>"),
+    "tool_code": ("```tool_output\n", "\n```"),
+}
+
+
+def markup(form: ToolForm, own: OwnForm | None) -> str:
+    """Return all that is written in these forms around names, arguments and results."""
+    texts = [] if form == "native" else [tool_prompt((), form, own), *_RESULTS[form]]
+    return "\n".join(texts if own is None else [*texts, own.calls([_EXAMPLE]), *(own.result or ())])
+
+
+def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None) -> str:
+    """Return the text that shows the model its tools; `form` is not "native"."""
+    assert form != "native"
+    functions = [tool["function"] for tool in tools]
+    if own and own.tools:
+        return own.tools(functions)
+    shown = tools if form == "manual" else functions
+    call = own.calls([_EXAMPLE]) if own else call_text(_EXAMPLE, form)
+    return _PROMPTS[form].format(
+        tools="\n".join(map(written_numbers.dumps, shown)),
+        place=" in <tool_call></tool_call>" if call.startswith("<tool_call>") else "",
+        call=call,
+        result=result_text("", form, own).replace("\n", ""),
+    )
+
+
+def call_text(function: dict[str, Any], form: ToolForm) -> str:
+    """Return a call as the model is asked to write it; `function` has its name and arguments.
+
+    In JSON also where the template shows tools, but no calls.
+    """
+    name, arguments = function["name"], function["arguments"]
+    if form == "tool_code":
+        return f"```tool_code\n{python_text(name, arguments)}\n```"
+    call = written_numbers.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str:
+    """Return the result of a call in the form that the tool prompt announces."""
+    usual = _RESULTS["tool_code" if form == "tool_code" else "manual"]
+    start, end = own.result if own and own.result else usual
+    return f"{start}{content}{end}"

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hearth.shared.thinking import (
     TEMPLATE_SWITCHES,
@@ -19,9 +19,10 @@ from hearth.shared.thinking import (
     ThinkingWish,
 )
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template, text_part
-from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 Variables = dict[str, Any]
+# How prompts show tools, calls and results; native: as the template itself does.
+ToolForm = Literal["native", "manual", "tool_code"]
 
 # A template's switch is the first of them that it knows.
 SWITCHES: Final = (
@@ -75,6 +76,15 @@ _TAILS: Final[dict[str, tuple[str, ...]]] = {
     "calls": ("tool", "assistant", "user"),
     "tool": ("assistant", "user"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForm:
+    """A model's own form of calls, and of results where that is known. Immutable."""
+
+    calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
+    result: tuple[str, str] | None = None  # what stands around one
+    tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # shows the model functions
 
 
 @dataclass(frozen=True, slots=True)

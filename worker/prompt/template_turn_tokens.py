@@ -44,7 +44,11 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
     text = _called(tokenizer, [], said=_THIRD)
     return HistoryMarks(
-        *(marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())),
+        header_ids=marks.header_ids,
+        header_start=start,
+        assistant_texts=texts,
+        ends=ends,
+        closing=frozenset(headers_too if is_ended else ()),
         moves_words=text.find(_SECOND) < text.find(_THIRD),
     )
 
@@ -108,9 +112,8 @@ def _assistant_headers(
     """
     known = [header for header in (*prompts, *written) if header]
     shared = known[0][: _shared(known)] if known else ()
-    if shared and not any(other[: len(shared)] == shared for other in others):
-        return (shared,)
-    return tuple(prompts)
+    is_ours = shared and not any(other[: len(shared)] == shared for other in others)
+    return (shared,) if is_ours else tuple(prompts)
 
 
 def _shared(rows: Sequence[Sequence[Any]]) -> int:

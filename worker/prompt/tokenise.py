@@ -158,8 +158,7 @@ class PieceTokeniser:
 
     def ids(self, text: str, mark: str = "", owner: str = "") -> list[int]:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
-        pieces = self.pieces(text, mark, owner=owner)
-        return list(chain.from_iterable(piece.ids for piece in pieces))
+        return [token for piece in self.pieces(text, mark, owner=owner) for token in piece.ids]
 
     def unremembered_ids(self, text: str) -> list[int]:
         """Return the token ids of a text as `ids` would, and remember nothing of it."""
@@ -248,7 +247,8 @@ class _AddedTokens:
         self._ids = {token.content: token_id for token_id, token in added.items()}
         self._left = frozenset(token.content for token in added.values() if token.lstrip)
         self._right = frozenset(token.content for token in added.values() if token.rstrip)
-        self._literal = _any_of(self._ids)
+        any_of_them = _longest({literal for literal in self._ids if literal})
+        self._literal = re.compile(any_of_them) if any_of_them else _NEVER  # the longest of several
 
     def split(self, text: str) -> tuple[list[str], list[TextPiece]]:
         """Return what stands between the added tokens, one more than they are, and those."""
@@ -425,12 +425,6 @@ def _first_character_of(literals: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(found)) if found else _NEVER
 
 
-def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern that finds the leftmost literal, and the longest of those there."""
-    longest = _longest({literal for literal in literals if literal})
-    return re.compile(longest) if longest else _NEVER
-
-
 def _longest(literals: set[str]) -> str:
     """Return a regular expression that is a tree: what literals share is looked at once."""
     if not literals:
@@ -551,9 +545,9 @@ def longest_token_bytes(tokenizer: Any) -> int | None:
 
 def _drops_text(split: dict[str, Any]) -> bool:
     """Whether a pre-tokeniser may leave out what it splits at."""
-    if split["type"] == "Split":
-        return bool(split["behavior"] == "Removed")
-    return split["type"] not in ("ByteLevel", "Digits", "Metaspace")
+    kind = split["type"]
+    is_removed = kind == "Split" and split["behavior"] == "Removed"
+    return is_removed or kind not in ("Split", "ByteLevel", "Digits", "Metaspace")
 
 
 def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:

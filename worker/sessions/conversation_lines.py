@@ -140,10 +140,6 @@ class Session:
         """The session's name in reports; "anonymous" of one that has many conversations."""
         return self.speaker.session or "anonymous"
 
-    def label_of(self, line: Line) -> str:
-        """Return what `line` is reported under."""
-        return self.label if self.is_named else line.about.label or self.label
-
     def note_speaker(self, speaker: Speaker, *, is_side: bool) -> None:
         """Note who sends a request, which has the size of a side call or not."""
         self.client = speaker.client_name or self.client
@@ -293,8 +289,18 @@ class ConversationLines:
         for line in session.lines.values():
             # Who goes on from an end that was rewritten meanwhile is another conversation.
             number = line.conversation if newest[line.conversation] is line else 0
-            facts = (line.prompt_tokens, line.is_restored, line.used_at, line.adapter, number)
-            lines.append(EarlierLine(line, line.shape, line.tokens, *facts))
+            lines.append(
+                EarlierLine(
+                    line=line,
+                    shape=line.shape,
+                    tokens=line.tokens,
+                    prompt_tokens=line.prompt_tokens,
+                    is_restored=line.is_restored,
+                    used_at=line.used_at,
+                    adapter=line.adapter,
+                    conversation=number,
+                )
+            )
         return lines
 
     def session_of(self, line: Line) -> Session:
@@ -436,8 +442,9 @@ def position_in(session: Session, known: list[EarlierLine], shape: PromptShape) 
             return LinePosition(session, shape, found.line, None, links, before)
     relative, is_alike = _relative(known, shape, session.is_named)
     if relative is None:
-        has_main = any(not each.shape.is_side for each in known)
-        is_side = session.is_named and shape.is_side and has_main
+        is_side = (
+            session.is_named and shape.is_side and not all(each.shape.is_side for each in known)
+        )
         return LinePosition(session, shape, None, None, links, None, is_side)
     before = _compared(relative, shape, is_alike and session.is_named)
     return LinePosition(session, shape, None, relative.line, links, before)

@@ -74,12 +74,9 @@ def explain(
         cause = image_cause(before.tokens, visit.tokens, at, message) or cause
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
     start = max(0, at - SNIPPET_BEFORE)
-    was, new = (
-        decode(tokens[start : start + SNIPPET_TOKENS].tolist())
-        for tokens in (before.tokens, visit.tokens)
-    )
     # The text of another conversation is not shown, though it looks alike.
-    shown = (was, new) if before.is_own else ("", "")
+    both = (before.tokens, visit.tokens) if before.is_own else ()
+    shown = (decode(tokens[start : start + SNIPPET_TOKENS].tolist()) for tokens in both)
     return Divergence(cause, at, len(again), role, *shown, again=again)
 
 

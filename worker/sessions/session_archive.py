@@ -2,7 +2,8 @@
 
 A record is what one request left: its turn, its line, its session. Of a line that the file holds
 already only what came to it is written. Prompts and answers stand here (shared/durable_journal.py
-says how they are kept private), an API key only as `SessionArchive.owner` has it.
+says how they are kept private), an API key only as the journal names it: it can't be found by
+trying keys.
 """
 
 import secrets
@@ -79,10 +80,6 @@ class SessionArchive:
         # Kept for one key: journals of turns, thinking and sessions
         self.journal = open_journal_writer(directory, self, SCHEMA)
 
-    def owner(self, key: str) -> str:
-        """Return what a digest of an API key is known by: it can't be found by trying keys."""
-        return self.journal.named(key)
-
     def load(self) -> list[ArchiveEntry]:
         """Return what was remembered, in the order of its last use, each thing once.
 
@@ -102,10 +99,6 @@ class SessionArchive:
         """Have `entry` written. Never blocks."""
         self._may_load = False
         self.journal.put(entry, entry.nbytes)
-
-    def close(self) -> None:
-        """Write what waits, within hearth.shared.durable_journal_writer.CLOSE_WAIT_S_MAX. Once."""
-        self.journal.close()
 
     def report(self) -> dict[str, int]:
         """Return the counters of what was written, and of what could not be read."""
@@ -229,17 +222,17 @@ class RecordReader:
         """Return all of it, each thing once, what was used last behind all else."""
         lines = self._merged()
         rows = [ArchiveEntry(line.used_at, speaker, {}, line) for line, _, speaker in lines]
-        for speaker, (at, loaded) in self._sessions.items():
-            rows.append(ArchiveEntry(at, speaker, loaded))
+        rows += [ArchiveEntry(at, who, loaded) for who, (at, loaded) in self._sessions.items()]
         # A turn is used by each request of its line.
         used: dict[tuple[str, bytes], float] = {}
         for line, _, speaker in lines:
             for link in line.shape.links:
                 place = (speaker.key, link)
                 used[place] = max(used.get(place, 0.0), line.used_at)
-        for turn in self._turns:
-            at = max(turn.made_at, used.get((turn.key, turn.place), 0.0))
-            rows.append(ArchiveEntry(at, turn=turn))
+        rows += [
+            ArchiveEntry(max(turn.made_at, used.get((turn.key, turn.place), 0.0)), turn=turn)
+            for turn in self._turns
+        ]
         rows.sort(key=lambda row: row.at)
         return [*rows, *(ArchiveEntry(0.0, thinking=each) for each in self._thinking.items())]
 

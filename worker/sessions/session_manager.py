@@ -129,7 +129,7 @@ class SessionManager:
         """
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
-        speaker = replace(prompt.speaker, key=self.archive.owner(prompt.speaker.key))
+        speaker = replace(prompt.speaker, key=self.archive.journal.named(prompt.speaker.key))
         shape = shape_of(prompt)
         with self._lock:
             session = self.lines.session(speaker, time.monotonic())
@@ -365,7 +365,7 @@ class SessionManager:
 
     def close(self) -> None:
         """Write what the archive and the trace log still hold."""
-        self.archive.close()
+        self.archive.journal.close()
         self._log.close()
 
     # ------------------------------------------------------------ reports
@@ -405,7 +405,7 @@ class SessionManager:
 
         A conversation whose client names no session is one of its own, told by its lines' labels.
         """
-        owner = self.archive.owner(key) if key else ""
+        owner = self.archive.journal.named(key) if key else ""
         found: list[_Told] = []
         with self._lock:
             for session in self.lines.sessions:
@@ -413,7 +413,8 @@ class SessionManager:
                     continue
                 groups: dict[str, list[Line]] = {session.label: []} if session.is_named else {}
                 for line in session.lines.values():
-                    groups.setdefault(session.label_of(line), []).append(line)
+                    label = session.label if session.is_named else line.about.label
+                    groups.setdefault(label or session.label, []).append(line)
                 for label, lines in groups.items():
                     ends = (line.used_at for line in lines)
                     used_at = session.used_at if session.is_named else max(ends)
@@ -522,18 +523,17 @@ def _loads(prompt: Prompt) -> list[str]:
     back to before the tool was loaded.
     """
     listed = {tool["function"]["name"] for tool in prompt.deferred}
-    named = (name for row in prompt.messages for name in row.get("tool_references") or ())
-    return [name for name in named if name in listed]
+    rows = (row.get("tool_references") or () for row in prompt.messages)
+    return [name for names in rows for name in names if name in listed]
 
 
 def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
     """Return the turn that the request's answer is."""
     assert visit.header <= len(visit.tokens), (visit.header, len(visit.tokens))
-    opening = visit.tokens[visit.header :]
     return Turn(
         key=visit.key,
         place=visit.place.links[-2 if visit.prompt.continues else -1],
-        ids=np.concatenate([opening, pack(list(ending.sampled))]),
+        ids=np.concatenate([visit.tokens[visit.header :], pack(list(ending.sampled))]),
         said=ending.said,
         text=ending.text,
         call_ids=ending.call_ids,
@@ -553,6 +553,5 @@ def _known(prompt: Prompt) -> Known:
 
 def is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
     """Whether an echo says what the turn said: as it was written, or as it was parsed."""
-    if not (said.calls or said.reasoning) and is_trimmed(turn.text, said.content):
-        return True
-    return says_the_same(turn.said, said, known)
+    is_written = not (said.calls or said.reasoning) and is_trimmed(turn.text, said.content)
+    return is_written or says_the_same(turn.said, said, known)

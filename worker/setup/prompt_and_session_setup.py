@@ -14,12 +14,12 @@ from hearth.worker.formats.shared.output_format import OutputFormat, template_of
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
+from hearth.worker.prompt.template_capabilities import OwnForm, ToolForm
 from hearth.worker.prompt.template_turn_tokens import (
     end_of_turn_ids,
     history_marks,
 )
 from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser
-from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 from hearth.worker.requests.session_prompt_builder import PromptFacts
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules

@@ -71,7 +71,7 @@ def saved(directory: Path, entries: Iterable[ArchiveEntry]) -> None:
     archive.load()
     for entry in entries:
         archive.add(entry)
-    archive.close()
+    archive.journal.close()
 
 
 def turns_of(memory: Iterable[ArchiveEntry]) -> list[Turn]:
@@ -86,7 +86,7 @@ def loaded(directory: Path) -> tuple[list[ArchiveEntry], dict[str, int]]:
     """Return what `directory` holds, and what was counted when it was read."""
     archive = SessionArchive(directory, nothing)
     memory = archive.load()
-    archive.close()
+    archive.journal.close()
     return memory, archive.report()
 
 

@@ -260,8 +260,7 @@ def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any)
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:
     """Return what it costs to keep the arrays: no more than all may, so that the newest stays."""
-    nbytes = sum(array.nbytes for array in expansion.arrays.values())
-    return min(max(1, nbytes), ARRAYS_BYTES_MAX)
+    return min(max(1, sum(each.nbytes for each in expansion.arrays.values())), ARRAYS_BYTES_MAX)
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -9,8 +9,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.thinking import ThinkingWish
-from hearth.worker.prompt.render_messages import NONE, Renderer
-from hearth.worker.prompt.tools_as_text import call_text
+from hearth.worker.prompt.render_messages import NONE, Renderer, call_text
 from scripts.harness.model_families import bare_tokenizer, family
 from tests.helpers.worker.chat_templates import CHATML, LLAMA, tokenizer_with
 

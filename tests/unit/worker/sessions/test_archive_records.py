@@ -110,7 +110,7 @@ def test_of_a_line_with_a_hole_what_was_before_it_stays_until_it_is_written_whol
         archive.add(entry)
         archive.journal.flush(WAIT_S)
         ends.append(the_file(home).stat().st_size)
-    archive.close()
+    archive.journal.close()
     octets = bytearray(the_file(home).read_bytes())
     octets[ends[2] + 50] ^= 4  # in the fourth
     the_file(home).write_bytes(octets)
@@ -168,7 +168,7 @@ def test_what_several_workers_remember_of_one_line_is_told_apart_by_where_it_sta
     two.add(replace(first, at=50.0))  # as it was
     three.add(grown(fork, ["m0", "other"], range(5), at=130.0))
     for archive in (one, two, three):
-        archive.close()
+        archive.journal.close()
     memory, _ = loaded(home)
     lines = [row.line for row in memory if row.line is not None]
     assert [(each.turns, len(each.shape.names)) for each in lines] == [(2, 2), (2, 2)]
