@@ -280,14 +280,14 @@ class PromptBuilder:
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser, mark = self.tokeniser, self.tokeniser.mark
-        messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
-        messages = [tokeniser.kept_apart(message, mark) for message in messages]
-        self._open_thinking(messages, content, mark)
+        messages, digests = marked(tokeniser.shielded(content.messages), mark)
+        messages = list(map(tokeniser.kept_apart, messages))
+        self._open_thinking(messages, content)
         try:
             rendered = self._renderer.rendered(
                 messages,
-                tokeniser.shielded(content.tools, mark),
-                tokeniser.shielded(content.options, mark),
+                tokeniser.shielded(content.tools),
+                tokeniser.shielded(content.options),
                 adds_header and not content.continues,
                 adds_header and content.continues,
                 content.thinking,
@@ -303,12 +303,10 @@ class PromptBuilder:
         if lost := [digest for digest in digests if digest not in content.pictures]:
             raise RequestError(f"The image {lost[0]:.80} is in the messages and was not sent.")
         pictures = [content.pictures[digest] for digest in digests]
-        pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
+        pieces = pieces_of(tokeniser, rendered.text, pictures, self._form, content.owner)
         return pieces, rendered.runs
 
-    def _open_thinking(
-        self, messages: list[dict[str, Any]], content: PromptContent, mark: str
-    ) -> None:
+    def _open_thinking(self, messages: list[dict[str, Any]], content: PromptContent) -> None:
         """Unshield the tags around the thinking that an answer's content begins with, in place.
 
         Only where the template looks for them there, and in answers that stand as rendered.
@@ -316,7 +314,7 @@ class PromptBuilder:
         if self._renderer.lifted_tags is None:
             return
         start, end = self._renderer.lifted_tags
-        opened, closed = self.tokeniser.shielded([start, end], mark)
+        opened, closed = self.tokeniser.shielded([start, end])
         for at, message in enumerate(messages[: len(messages) - content.continues]):
             is_known = content.turns and content.turns[at]
             if message["role"] != "assistant" or message.get("reasoning_content") or is_known:

@@ -117,7 +117,7 @@ class PieceTokeniser:
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
 
-    def shielded(self, value: Any, mark: str) -> Any:
+    def shielded(self, value: Any) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
 
         A control token that JSON in a string spells has it too: a template may be given what that
@@ -127,38 +127,40 @@ class PieceTokeniser:
         """
         # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
         if isinstance(value, str):
-            return self._shielded_text(value, mark)
+            shown, count = self._control.subn(lambda hit: hit[0] + self.mark, value)
+            return shown if count else value
         if isinstance(value, dict):
             items = {}
             for key, item in value.items():
-                items[self.shielded(key, mark)] = self.shielded(item, mark)
+                items[self.shielded(key)] = self.shielded(item)
             is_same = all(map(is_, chain(items, items.values()), chain(value, value.values())))
             return value if is_same else items
         if isinstance(value, list):
             elements = []
             for item in value:
-                elements.append(self.shielded(item, mark))
+                elements.append(self.shielded(item))
             return value if all(map(is_, elements, value)) else elements
         return value
 
-    def kept_apart(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+    def kept_apart(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message, its text parts with marks at their ends if they join to a control.
 
         A template may join them, and strip each.
         """
         parts = message.get("content")
         texts = [part["text"] for part in parts] if isinstance(parts, list) else []
-        if self.shielded(joined := "".join(map(str.strip, texts)), mark) is joined:
+        if self.shielded(joined := "".join(map(str.strip, texts))) is joined:
             return message
         # Blanks stay: a template may leave out a text of nothing else.
         ended = [
-            text.rstrip() + mark * bool(text.strip()) + text[len(text.rstrip()) :] for text in texts
+            text.rstrip() + self.mark * bool(text.strip()) + text[len(text.rstrip()) :]
+            for text in texts
         ]
         return {**message, "content": [{"type": "text", "text": text} for text in ended]}
 
-    def ids(self, text: str, mark: str = "", owner: str = "") -> list[int]:
+    def ids(self, text: str, owner: str = "") -> list[int]:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
-        return [token for piece in self.pieces(text, mark, owner=owner) for token in piece.ids]
+        return [token for piece in self.pieces(text, owner=owner) for token in piece.ids]
 
     def unremembered_ids(self, text: str) -> list[int]:
         """Return the token ids of a text as `ids` would, and remember nothing of it."""
@@ -166,22 +168,18 @@ class PieceTokeniser:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         return self._plain.ids(text, False)
 
-    def pieces(
-        self, text: str, mark: str = "", is_first: bool = True, owner: str = ""
-    ) -> list[TextPiece]:
-        """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
+    def pieces(self, text: str, is_first: bool = True, owner: str = "") -> list[TextPiece]:
+        """Return the rendered text cut at its added tokens, without what shielded its content.
 
         `is_first`: nothing of the prompt stands before it. The white space that an added token
         swallows belongs to it. Where is_incremental is False and the cuts of the text do not show
         in the ids, what should be several pieces is one.
         """
         if not self.is_incremental:
-            segments = text.split(mark) if mark else [text]
-            return [
-                piece for segment in segments if segment for piece in self._whole(segment, owner)
-            ]
+            segments = filter(None, text.split(self.mark))
+            return [piece for segment in segments for piece in self._whole(segment, owner)]
         between, added = self._added.split(text)
-        contents = [content.replace(mark, "") for content in between] if mark else between
+        contents = [content.replace(self.mark, "") for content in between]
         runs = [
             self._plain_ids(content, is_first and number == 0, owner) if content else ()
             for number, content in enumerate(contents)
@@ -211,11 +209,6 @@ class PieceTokeniser:
         starts, stops = [0, *(place + 1 for place in places)], [*places, len(ids)]
         runs = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
         return _interleaved(between, runs, added)
-
-    def _shielded_text(self, text: str, mark: str) -> str:
-        shown, count = self._control.subn(lambda hit: hit[0] + mark, text)
-        assert mark or not count, "only a mark shields"
-        return shown if count else text
 
     def _agrees(self) -> bool:
         """Return whether pieces give what the whole gives, for texts that might differ."""
@@ -479,7 +472,6 @@ def _text_of_part(part: dict[str, Any], mark: str, digests: list[str]) -> str:
 def pieces_of(
     tokeniser: PieceTokeniser,
     text: str,
-    mark: str,
     pictures: Sequence[PromptImage],
     form: ImageForm,
     owner: str = "",
@@ -490,8 +482,8 @@ def pieces_of(
         RequestError: the template has left out a message with an image.
     """
     if not pictures:
-        return tokeniser.pieces(text, mark, owner=owner)
-    twice = re.escape(mark + mark)
+        return tokeniser.pieces(text, owner=owner)
+    twice = re.escape(tokeniser.mark * 2)
     parts = re.split(f"{twice}([0-9]{{1,9}}?){twice}", text)
     if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
         raise RequestError(
@@ -508,7 +500,7 @@ def pieces_of(
         before = form.after if at else ""
         after = form.before if at < len(parts) - 1 else ""
         text = f"{before}{part}{after}"
-        pieces += tokeniser.pieces(text, mark, is_first=at == 0, owner=owner)
+        pieces += tokeniser.pieces(text, is_first=at == 0, owner=owner)
     return pieces
 
 

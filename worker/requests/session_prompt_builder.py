@@ -90,11 +90,10 @@ class SessionPromptBuilder:
         if prompt.text is None:
             self.builder.check_ids(prompt.ids)
             return prompt.ids
-        text, mark, tokeniser = prompt.text, "", self.builder.tokeniser
+        text, tokeniser = prompt.text, self.builder.tokeniser
         if not query.reads_controls:
-            mark = tokeniser.mark
-            text = tokeniser.shielded(text, mark)
-        ids = tokeniser.ids(text, mark, prompt.speaker.key)
+            text = tokeniser.shielded(text)
+        ids = tokeniser.ids(text, prompt.speaker.key)
         return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
     def content(

@@ -75,9 +75,9 @@ def explain(
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
     start = max(0, at - SNIPPET_BEFORE)
     # The text of another conversation is not shown, though it looks alike.
-    both = (before.tokens, visit.tokens) if before.is_own else ()
-    shown = (decode(tokens[start : start + SNIPPET_TOKENS].tolist()) for tokens in both)
-    return Divergence(cause, at, len(again), role, *shown, again=again)
+    shown = slice(start, start + SNIPPET_TOKENS if before.is_own else start)
+    was, new = (decode(tokens[shown].tolist()) for tokens in (before.tokens, visit.tokens))
+    return Divergence(cause, at, len(again), role, was, new, again)
 
 
 def template_cause(

@@ -121,7 +121,7 @@ class SessionArchive:
             row["line"] = self._line(entry.line, entry.before)
         if (turn := entry.turn) is not None:
             said, calls = turn.said, [[name, arguments] for name, arguments in turn.said.calls]
-            words = [said.reasoning, said.content, calls, turn.text]
+            words: list[Any] = [said.reasoning, said.content, calls, turn.text]
             given = [turn.call_ids, turn.signature, turn.made_at, turn.begins]
             row["turn"] = [turn.key, turn.place, _octets(turn.ids), *words, *given]
         if entry.thinking is not None:

@@ -32,13 +32,13 @@ def test_a_control_token_that_is_cut_into_text_parts_stays_text(name: str, data:
         {"type": "text", "text": data.draw(BLANKS) + cut + data.draw(BLANKS)} for cut in [*cuts, ""]
     ]
     mark = tokeniser.mark
-    shown = tokeniser.kept_apart(tokeniser.shielded({"content": parts}, mark), mark)["content"]
+    shown = tokeniser.kept_apart(tokeniser.shielded({"content": parts}))["content"]
     texts = [part["text"] for part in shown]
     assert "".join(texts).replace(mark, "") == "".join(part["text"] for part in parts)
     added = family(name).tokenizer.added_tokens_decoder
     controls = {at for at, token in added.items() if token.content in tokeniser.controls}
     for joined in ("".join(texts), "".join(map(str.strip, texts))):
-        assert controls.isdisjoint(tokeniser.ids(joined, mark))
+        assert controls.isdisjoint(tokeniser.ids(joined))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

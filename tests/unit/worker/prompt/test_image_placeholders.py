@@ -86,7 +86,7 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
     mark = tokeniser.mark
     (message,), digests = marked([{"content": [text("word\n"), image("one"), text("x")]}], mark)
     form = ImageForm(before="\n\n", after="\n\n")
-    pieces = pieces_of(tokeniser, message["content"], mark, [FIRST], form)
+    pieces = pieces_of(tokeniser, message["content"], [FIRST], form)
     assert digests == ["one"]
     assert [piece.text for piece in pieces if piece.picture is None] == ["word\n\n\n", "\n\nx"]
     first, shown, last = pieces
@@ -97,8 +97,9 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
 
 def test_an_image_that_the_template_leaves_out_is_told() -> None:
     tokeniser = builder("qwen3").tokeniser
+    mark = 2 * tokeniser.mark
     with pytest.raises(RequestError, match="leaves out 1 of the 2 images"):
-        pieces_of(tokeniser, "\ufdd0\ufdd01\ufdd0\ufdd0", "\ufdd0", [FIRST, SECOND], ImageForm())
+        pieces_of(tokeniser, f"{mark}1{mark}", [FIRST, SECOND], ImageForm())
 
 
 def test_an_image_that_was_not_sent_is_told() -> None:
