@@ -114,13 +114,12 @@ def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:
 
     Runs are compared by 64-bit polynomial hashes: a false match shows one loss too large.
     """
-    width = RUN
-    if min(len(was), len(now)) < width:
+    if min(len(was), len(now)) < RUN:
         return pack([])
     starts = np.flatnonzero(np.isin(_run_hashes(now), _run_hashes(was)))
     edges = np.zeros(len(now) + 1, np.int32)
     np.add.at(edges, starts, 1)
-    np.add.at(edges, starts + width, -1)
+    np.add.at(edges, starts + RUN, -1)
     return pack(np.flatnonzero(np.cumsum(edges[:-1])).tolist())
 
 

@@ -196,9 +196,6 @@ class ThinkingStore:
         self._thinking: OrderedDict[bytes, str] = OrderedDict()
         self._chars = 0
 
-    def __len__(self) -> int:
-        return len(self._thinking)
-
     def items(self) -> list[tuple[bytes, str]]:
         """Return what is remembered, the least recently used first."""
         return list(self._thinking.items())

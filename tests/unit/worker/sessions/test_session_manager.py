@@ -77,7 +77,7 @@ def test_a_cancelled_request_records_nothing() -> None:
     assert visit.place.session.lines == {}
     assert desk.sessions.counters()["turns"] == 0
     assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
-    assert len(desk.sessions.thinking) == 0
+    assert not desk.sessions.thinking.items()
     assert len(desk.log.rows) == 1, "but the log has it"
 
 
