@@ -113,10 +113,9 @@ class SessionArchive:
     def record(self, entry: ArchiveEntry) -> ArchiveRow:
         """Return what is written of `entry`."""
         row: ArchiveRow = {"at": entry.at}
-        if entry.speaker is not None:
-            who = entry.speaker
-            words = [who.key, who.session, who.agent, who.parent]
-            row["session"] = [*words, dict(entry.loaded or {})]
+        if (who := entry.speaker) is not None:
+            loaded = dict(entry.loaded or {})
+            row["session"] = [who.key, who.session, who.agent, who.parent, loaded]
         if entry.line is not None:
             row["line"] = self._line(entry.line, entry.before)
         if (turn := entry.turn) is not None:
