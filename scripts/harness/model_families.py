@@ -105,8 +105,7 @@ class Family:
         options = {"add_generation_prompt": True, "thinking": True, **options}
         if self.tool_form != "native":
             capabilities = replace(self.capabilities, refused=frozenset(), places_system=True)
-            shown = adapted(messages, tools or [], capabilities, adds_header=False)
-            messages, tools = shown.messages, shown.tools
+            messages, tools, _ = adapted(messages, tools or [], capabilities, adds_header=False)
         return str(
             self.tokenizer.apply_chat_template(
                 messages, tools=tools or None, tokenize=False, **options

@@ -43,9 +43,8 @@ from hearth.worker.prompt.template_capabilities import (
 log = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
-MessageRow = tuple[
-    dict[str, Any], int
-]  # a message, and its place among those that were sent, or NONE
+# A message, and its place among those that were sent, or NONE.
+MessageRow = tuple[dict[str, Any], int]
 
 NONE: Final = -1  # a message that was not sent, or not as one
 _NO_SYSTEM: Final = {"role": "system", "content": ""}
@@ -65,7 +64,7 @@ class Rendered:
     """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # those of AdaptedMessages
+    runs: list[list[int]]  # those of `adapted`
 
 
 class Renderer:
@@ -127,13 +126,13 @@ class Renderer:
                 "given. Remove it.",
                 param="chat_template_kwargs",
             )
-        shown = adapted(messages, tools, self.capabilities, adds_header)
+        messages, tools, runs = adapted(messages, tools, self.capabilities, adds_header)
         variables = self._variables(options, thinking)
         try:
             if continues:
-                text = self._template.text_to_continue(shown.messages, shown.tools, variables)
+                text = self._template.text_to_continue(messages, tools, variables)
             else:
-                text = self._template.text(shown.messages, shown.tools, variables, adds_header)
+                text = self._template.text(messages, tools, variables, adds_header)
         except NobodyWaits:
             raise
         except Exception as error:  # a template is a program; it raises whatever it likes
@@ -142,7 +141,7 @@ class Renderer:
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return Rendered(text, shown.runs)
+        return Rendered(text, runs)
 
     def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
         """Return the template's variables for a request's options and its wish about thinking."""
@@ -157,19 +156,13 @@ class Renderer:
 # ---------------------------------------------------------------- a conversation
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptedMessages:
-    """A conversation as a template takes it. Immutable."""
-
-    messages: Messages
-    tools: list[Any]
-    runs: list[list[int]]  # of the model's own messages: each one's place among those sent, or NONE
-
-
 def adapted(
     messages: Messages, tools: list[Any], template: TemplateCapabilities, adds_header: bool
-) -> AdaptedMessages:
-    """Return the messages and the tools as this template takes them."""
+) -> tuple[Messages, list[Any], list[list[int]]]:
+    """Return the messages and the tools as this template takes them, and the runs.
+
+    A run is of the model's own messages: each one's place among those sent, or NONE.
+    """
     rows = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
         rows, tools = _with_tool_prompt(rows, tools, template), []
@@ -185,7 +178,7 @@ def adapted(
     ordered = _in_order(fitting, template, adds_header)
     groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
     runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
-    return AdaptedMessages([_with_parts(message, template) for message, _ in ordered], tools, runs)
+    return [_with_parts(message, template) for message, _ in ordered], tools, runs
 
 
 def short_call_id(call_id: str) -> str:

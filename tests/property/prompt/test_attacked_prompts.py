@@ -59,7 +59,8 @@ def test_the_schema_of_a_tool_that_lacks_nothing_keeps_its_order() -> None:
     tool = {"type": "function", "function": {"name": "save", "parameters": schema}}
     known = template_capabilities(Template(family("qwen3").tokenizer))
     asking = replace(known, completes_tools=frozenset({"description", "parameters", "schema"}))
-    (shown,) = adapted([{"role": "user", "content": "x"}], [tool], asking, adds_header=True).tools
+    asked = [{"role": "user", "content": "x"}]
+    _, (shown,), _ = adapted(asked, [tool], asking, adds_header=True)
     assert json.dumps(shown["function"]["parameters"]) == json.dumps(schema)
 
 
