@@ -16,10 +16,13 @@ from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.formats.shared.output_format import OutputFormat
-from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
-from hearth.worker.prompt.tools_as_text import ToolForm, call_text
+from hearth.worker.prompt.render_messages import adapted, call_text
+from hearth.worker.prompt.template_capabilities import (
+    TemplateCapabilities,
+    ToolForm,
+    template_capabilities,
+)
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.fixtures import checkpoint_files
 from scripts.fixtures.fixture_cache import cache_dir
@@ -103,8 +106,7 @@ class Family:
         options = {"add_generation_prompt": True, "thinking": True, **options}
         if self.tool_form != "native":
             capabilities = replace(self.capabilities, refused=frozenset(), places_system=True)
-            shown = adapted(messages, tools or [], capabilities, adds_header=False)
-            messages, tools = shown.messages, shown.tools
+            messages, tools, _ = adapted(messages, tools or [], capabilities, adds_header=False)
         return str(
             self.tokenizer.apply_chat_template(
                 messages, tools=tools or None, tokenize=False, **options

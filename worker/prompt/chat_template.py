@@ -69,7 +69,9 @@ class Template:
             return "".join(lines) + ("assistant:" if adds_header else "")
         variables = dict(variables)
         if line := variables.pop(SYSTEM_LINE, None):
-            flat = _with_system_line(flat, line)
+            system = flat.pop(0) if flat and flat[0]["role"] == "system" else None
+            said = f"{text_of(system)}\n{line}" if system is not None else line
+            flat = [{**(system or {"role": "system"}), "content": said}, *flat]
         if self._takes_parts:
             flat = [{**each, "content": parts_of(each)} for each in flat]
         if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
@@ -126,14 +128,6 @@ class Template:
         except Exception as error:  # e.g. "roles must alternate": that is what a probe tells
             log.debug("template probe refused: %s", error)
             return ""
-
-
-def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
-    """Return the messages with `line` at the end of the system message, which may be new."""
-    if not messages or messages[0]["role"] != "system":
-        return [{"role": "system", "content": line}, *messages]
-    first, *others = messages
-    return [{**first, "content": f"{text_of(first)}\n{line}"}, *others]
 
 
 def text_part(text: str) -> dict[str, str]:

@@ -2,39 +2,40 @@
 
 The template renders every message. The span of an assistant turn whose tokens are known, from its
 header to its end-of-turn token, is then replaced by them. Where no header is seen, a turn begins
-where the prompt is what it was sampled behind. Any doubt about a span leaves what was rendered.
-Touches no MLX.
+where the prompt is, token for token, what it was sampled behind. Any doubt about a span leaves what
+was rendered. Touches no MLX.
 """
 
+import hashlib
 import itertools
+import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.wire_messages import ThinkingWish
-from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.worker.cache.block_hash import HASH_BYTES, Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImages, keys_of
-from hearth.worker.prompt.chat_template import parts_of, text_part
-from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
+from hearth.worker.prompt.chat_template import parts_of, text_of, text_part
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
-from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
-from hearth.worker.prompt.turn_beginnings import (
-    Beginning,
-    PromptIds,
-    end_of_own,
-    ends_in,
-    paired,
-    shows_all,
-    shows_other,
-    stands_at,
-    words_of,
-)
+from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser, TextPiece, marked, pieces_of
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
+
+
+class Beginning(NamedTuple):
+    """Names the first `tokens` of a prompt, images included, by their digest. Immutable.
+
+    `chars` counts the characters of the text that they end with, 0 behind an added token or a turn.
+    """
+
+    tokens: int
+    chars: int
+    digest: bytes
 
 
 class SampledTurn(Protocol):
@@ -90,11 +91,47 @@ class BuiltPrompt:
     begins: Beginning | None = None  # what its answer is sampled behind
 
 
-class ContextLimit(NamedTuple):
-    """The longest context, and what makes it no longer, as ModelFacts has it."""
+class PromptIds:
+    """A prompt's ids while they are put one behind the other, and the images among them.
 
-    tokens: int
-    by: str = "setting"
+    Owner: the prompt thread that builds the prompt.
+    """
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids: list[int] = []
+        self.images: list[ImageRun] = []
+        self._chars = 0
+        self._digest = hashlib.blake2b(digest_size=HASH_BYTES)
+        self.extend(ids)
+
+    @property
+    def beginning(self) -> Beginning:
+        """What a turn is sampled behind that begins at this place."""
+        return Beginning(len(self.ids), self._chars, self._digest.digest())
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Add ids that are of no text of the template's: a turn, or what begins the prompt."""
+        self.ids.extend(ids)
+        self._chars = 0
+        self._digest.update(pack(ids).tobytes())
+
+    def add(self, piece: TextPiece) -> None:
+        """Add a piece of what was rendered, or an image."""
+        start = len(self.ids)
+        self.extend(piece.ids)
+        if piece.picture is not None:
+            self.images.append(ImageRun(start, len(self.ids), piece.picture))
+            self._digest.update(piece.picture.identity)
+        elif not piece.is_added:
+            self._chars = len(piece.text)
+
+    def are(self, begins: Beginning, more: Sequence[int]) -> bool:
+        """Whether the ids with `more` behind them are what `begins` names."""
+        if len(self.ids) + len(more) != begins.tokens:
+            return False
+        digest = self._digest.copy()
+        digest.update(pack(more).tobytes())
+        return digest.digest() == begins.digest
 
 
 class PromptBuilder:
@@ -109,21 +146,25 @@ class PromptBuilder:
         renderer: Renderer,
         tokeniser: PieceTokeniser,
         history: HistoryMarks,
-        context: ContextLimit,
+        context_tokens: int,
         preserves_thinking: bool = True,
         form: ImageForm | None = None,
+        context_by: str = "setting",
     ) -> None:
-        """`form` has the text around the model's images; None where it takes none."""
+        """`form` has the text around the model's images; None where it takes none.
+
+        `context_by` is what makes the context no longer, as ModelFacts has it.
+        """
         self._form = form or ImageForm()
         self._renderer = renderer
         self.thinking = renderer.thinking
         self.tool_form = renderer.capabilities.tool_form  # in which prompts show tools
         self.tokeniser = tokeniser
         self._history = history
-        self._context_tokens, self._context_by = context
+        self._context_tokens, self._context_by = context_tokens, context_by
         token_bytes = tokeniser.token_bytes_max
         # Text longer than this cannot fit, and is refused unread.
-        self._bytes_max = token_bytes * self._context_tokens if token_bytes else None
+        self._bytes_max = token_bytes * context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
 
     def build(
@@ -161,23 +202,27 @@ class PromptBuilder:
         self,
         prompt_ids: PromptIds,
         pieces: list[TextPiece],
-        spans: list[tuple[int, int, int]],
+        spans: dict[int, tuple[int, int]],
         content: PromptContent,
         runs: list[list[int]],
     ) -> frozenset[int]:
         """Add the pieces, with known turns in their places; return the messages of these turns."""
-        found = {start: (end, message) for start, end, message in spans}
-        # Of several answers in a row none is looked for by its beginning.
-        waiting = _waiting(content, {r[0] for r in runs if len(r) == 1} - {s[2] for s in spans})
+        # Of several answers in a row none is looked for by its beginning. The fewest tokens first.
+        alone = {run[0] for run in runs if len(run) == 1} - {
+            message for _, message in spans.values()
+        }
+        turns = [(content.turns[at], at) for at in alone if 0 <= at < len(content.turns)]
+        known = [(turn.begins, at) for turn, at in turns if turn is not None and len(turn.ids)]
+        waiting = deque(sorted((begins, at) for begins, at in known if begins is not None))
         kept, at = set(), 0
         while at < len(pieces):
-            span = found.get(at)
+            span = spans.get(at)
             lead: Sequence[int] = ()
             while waiting and waiting[0][0].tokens < len(prompt_ids.ids):
                 waiting.popleft()
             reach = len(prompt_ids.ids) + UTF8_BYTES_MAX * len(pieces[at].text) + 1
             if span is None and waiting and waiting[0][0].tokens <= reach:
-                limit = min((start for start in found if start > at), default=len(pieces))
+                limit = min((start for start in spans if start > at), default=len(pieces))
                 lead, span = self._begun(prompt_ids, pieces[:limit], at, *waiting[0], content)
             if span is None:
                 prompt_ids.add(pieces[at])
@@ -235,14 +280,14 @@ class PromptBuilder:
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser, mark = self.tokeniser, self.tokeniser.mark
-        messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
-        messages = [tokeniser.kept_apart(message, mark) for message in messages]
-        self._open_thinking(messages, content, mark)
+        messages, digests = marked(tokeniser.shielded(content.messages), mark)
+        messages = list(map(tokeniser.kept_apart, messages))
+        self._open_thinking(messages, content)
         try:
             rendered = self._renderer.rendered(
                 messages,
-                tokeniser.shielded(content.tools, mark),
-                tokeniser.shielded(content.options, mark),
+                tokeniser.shielded(content.tools),
+                tokeniser.shielded(content.options),
                 adds_header and not content.continues,
                 adds_header and content.continues,
                 content.thinking,
@@ -258,12 +303,10 @@ class PromptBuilder:
         if lost := [digest for digest in digests if digest not in content.pictures]:
             raise RequestError(f"The image {lost[0]:.80} is in the messages and was not sent.")
         pictures = [content.pictures[digest] for digest in digests]
-        pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
+        pieces = pieces_of(tokeniser, rendered.text, pictures, self._form, content.owner)
         return pieces, rendered.runs
 
-    def _open_thinking(
-        self, messages: list[dict[str, Any]], content: PromptContent, mark: str
-    ) -> None:
+    def _open_thinking(self, messages: list[dict[str, Any]], content: PromptContent) -> None:
         """Unshield the tags around the thinking that an answer's content begins with, in place.
 
         Only where the template looks for them there, and in answers that stand as rendered.
@@ -271,7 +314,7 @@ class PromptBuilder:
         if self._renderer.lifted_tags is None:
             return
         start, end = self._renderer.lifted_tags
-        opened, closed = self.tokeniser.shielded([start, end], mark)
+        opened, closed = self.tokeniser.shielded([start, end])
         for at, message in enumerate(messages[: len(messages) - content.continues]):
             is_known = content.turns and content.turns[at]
             if message["role"] != "assistant" or message.get("reasoning_content") or is_known:
@@ -310,8 +353,8 @@ class PromptBuilder:
 
     def _spans(
         self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
-    ) -> tuple[list[tuple[int, int, int]], set[int]]:
-        """Return (first piece, piece behind the last, message) of each turn to replace, in order.
+    ) -> tuple[dict[int, tuple[int, int]], set[int]]:
+        """Return (piece behind the last, message) of each turn to replace, by its first piece.
 
         And which known turns are in doubt. A run of assistant messages is rendered as a run of
         assistant headers: harmony writes one for each channel. Where the runs do not pair off, no
@@ -319,11 +362,11 @@ class PromptBuilder:
         """
         doubtful = {at for at, turn in enumerate(content.turns) if turn is not None}
         if not doubtful:
-            return [], doubtful
+            return {}, doubtful
         runs = self._header_runs(pieces)
         if len(runs) != len(said):
-            return [], doubtful
-        spans = []
+            return {}, doubtful
+        spans = {}
         for headers, messages in zip(runs, said, strict=True):
             for (start, end), message in paired(headers, messages):
                 if message in doubtful:
@@ -333,7 +376,7 @@ class PromptBuilder:
                     shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
                     last = start + shown if shown else self._end_of(pieces, start, end)
                     if self._may_replace(pieces[start:last], turn, own):
-                        spans.append((start, last, message))
+                        spans[start] = (last, message)
         return spans, doubtful
 
     def _may_replace(
@@ -420,16 +463,10 @@ class PromptBuilder:
                 if not was_assistant:
                     runs.append([])
                 runs[-1].append((at, following))
-            was_assistant = is_assistant and self._ends_at(pieces, at, following)
+            # A question stands behind its end where the header is what ends it: Mistral's [/INST].
+            behind = pieces[self._end_of(pieces, at, following) + 1 : following]
+            was_assistant = is_assistant and not any(piece.text.strip() for piece in behind)
         return runs
-
-    def _ends_at(self, pieces: list[TextPiece], start: int, end: int) -> bool:
-        """Whether nothing stands between the end of the turn in [start, end) and the next header.
-
-        A question does where the header is what ends it, as Mistral's [/INST].
-        """
-        behind = pieces[self._end_of(pieces, start, end) + 1 : end]
-        return not any(piece.text.strip() for piece in behind)
 
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
         """Return the piece where the generation prompt begins; behind all where none is seen.
@@ -437,13 +474,12 @@ class PromptBuilder:
         Where no header is, tokens that end the prompt are all of it: DeepSeek V3.2 goes on behind
         results with <think> alone.
         """
-        for at in range(len(pieces) - 1, -1, -1):
-            if self._is_header(pieces, at):
-                # A turn that has ended is none that is to be written.
-                is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
-                if is_open and self._begins_own(pieces, at):
-                    return at
-                break
+        places = reversed(range(len(pieces)))
+        last = next((at for at in places if self._is_header(pieces, at)), len(pieces))
+        # A turn that has ended is none that is to be written.
+        is_open = self._end_of(pieces, last, len(pieces)) == len(pieces)
+        if is_open and self._begins_own(pieces, last):
+            return last
         texts = (at for at, piece in enumerate(pieces) if not piece.is_added and piece.text.strip())
         return max(texts, default=-1) + 1
 
@@ -453,25 +489,14 @@ class PromptBuilder:
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
         """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
-        begins_own = stands_at(pieces, at, self._history.assistant_texts)
-        return begins_own and self._is_header(pieces, at)
+        return stands_at(pieces, at, self._history.assistant_texts) and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""
-        for at in range(end - 1, start, -1):
-            if self._is_end(pieces, at):
-                return at
-        return end
+        return next((at for at in range(end - 1, start, -1) if self._is_end(pieces, at)), end)
 
     def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
         return pieces[at].is_added and pieces[at].ids[0] in self._history.ends
-
-
-def _waiting(content: PromptContent, messages: set[int]) -> deque[tuple[Beginning, int]]:
-    """Return what the known turns of `messages` were sampled behind, the fewest tokens first."""
-    turns = [(content.turns[at], at) for at in messages if 0 <= at < len(content.turns)]
-    known = [(turn.begins, at) for turn, at in turns if turn is not None and len(turn.ids)]
-    return deque(sorted((begins, at) for begins, at in known if begins is not None))
 
 
 def _refuse_uncounted(text: str, context_bytes: int) -> None:
@@ -484,3 +509,73 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
             code="text_too_long",
             param="messages",
         )
+
+
+# ---------------------------------------------------------------- what pieces show
+
+
+def words_of(message: dict[str, Any]) -> list[str]:
+    """Return the words of an assistant message of which a template shows one at least."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    words = (*(part["text"].strip() for part in parts_of(message)), *names)
+    return [word for word in words if word]
+
+
+def shows_all(message: dict[str, Any], text: str) -> bool:
+    """Whether `text` shows all that an assistant's message says, in the order of writing.
+
+    Its thinking comes first and may be missing. The search goes on behind it, since it may name
+    what is called.
+    """
+    thinking = (message.get("reasoning_content") or "").strip()
+    place = text.find(thinking) + len(thinking) if thinking in text else 0
+    for word in words_of(message):
+        place = text.find(word, place)
+        if place < 0:
+            return False
+        place += len(word)
+    return True
+
+
+def shows_other(message: dict[str, Any], other: dict[str, Any], text: str) -> bool:
+    """Whether `text` shows the `other` message, and not because `message` says the same."""
+    said = text_of(other).strip()
+    return bool(said) and said in text and json.dumps(said)[1:-1] not in json.dumps(message)
+
+
+def ends_in(ids: Tokens, ends: Set[int]) -> int:
+    """Return how many of a turn's tokens, behind the first, are `ends`."""
+    return sum(token in ends for token in ids[1:].tolist())
+
+
+def end_of_own(
+    pieces: list[TextPiece], message: dict[str, Any], ends: Set[int], ids: Tokens
+) -> int | None:
+    """Return the piece that ends the turn of `message`, which begins with the first; None of none.
+
+    The first by which all is shown that it says, behind the ends that its own `ids` have: Apertus
+    puts results behind one end, and another behind them.
+    """
+    text, inner = pieces[0].text, ends_in(ids, ends)
+    for at, piece in enumerate(pieces[1:], 1):
+        if piece.is_added and piece.ids[0] in ends:
+            if inner <= 0 and shows_all(message, text):
+                return at
+            inner -= 1
+        text += piece.text
+    return None
+
+
+def stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
+    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
+    length = max(map(len, texts), default=0)
+    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
+
+
+def paired(
+    headers: list[tuple[int, int]], messages: list[int]
+) -> list[tuple[tuple[int, int], int]]:
+    """Return which headers each message has: all where it is alone, else one each, else none."""
+    if len(messages) == 1:
+        return [((headers[0][0], headers[-1][1]), messages[0])]
+    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

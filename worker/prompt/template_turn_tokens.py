@@ -44,7 +44,11 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
     text = _called(tokenizer, [], said=_THIRD)
     return HistoryMarks(
-        *(marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())),
+        header_ids=marks.header_ids,
+        header_start=start,
+        assistant_texts=texts,
+        ends=ends,
+        closing=frozenset(headers_too if is_ended else ()),
         moves_words=text.find(_SECOND) < text.find(_THIRD),
     )
 
@@ -60,11 +64,15 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     for role in ("system", "user", "assistant", "tool"):
         between = [token for token in _between(tokenizer, role) if token in special]
         if not header_ids.intersection(between):
-            header_ids.update(_header_of(tokenizer, between, ends))
+            # A message begins with the first that ends nothing; where all do, as GLM's role tokens,
+            # with the first of them.
+            others = [token for token in between if token not in ends]
+            last = [token for token in between if token in ends]
+            header_ids.update((_marks(tokenizer, others) or last or others)[:1])
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
-    others = _other_headers(tokenizer, header_ids)
+    other_headers = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
-    headers = _assistant_headers(usable, written, others)
+    headers = _assistant_headers(usable, written, other_headers)
     closing = _result_end(tokenizer)
     ends_results = bool(closing) and header_ids.isdisjoint(closing)
     if ends_results:
@@ -83,16 +91,6 @@ def _result_end(tokenizer: Any) -> Sequence[int]:
     closed, opened = (_behind_result(tokenizer, adds_header=adds) for adds in (False, True))
     is_header = closed == opened == _behind_result(tokenizer, "assistant")
     return closed if is_header and {*closed[-1:]} & _control_ids(tokenizer) else ()
-
-
-def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
-    """Return the token that begins a message, of those between it and the one before.
-
-    The first that ends nothing; where all do, as GLM's role tokens, the first.
-    """
-    others = [token for token in between if token not in ends]
-    marks = _marks(tokenizer, others)
-    return (marks or [token for token in between if token in ends] or others)[:1]
 
 
 def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
@@ -114,9 +112,8 @@ def _assistant_headers(
     """
     known = [header for header in (*prompts, *written) if header]
     shared = known[0][: _shared(known)] if known else ()
-    if shared and not any(other[: len(shared)] == shared for other in others):
-        return (shared,)
-    return tuple(prompts)
+    is_ours = shared and not any(other[: len(shared)] == shared for other in others)
+    return (shared,) if is_ours else tuple(prompts)
 
 
 def _shared(rows: Sequence[Sequence[Any]]) -> int:
@@ -242,8 +239,7 @@ def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[i
     """Return the tokens between two words, or behind one; none where the text lacks them."""
     _, found, rest = text.partition(start)
     inner, is_whole, _ = rest.partition(end) if end else (rest, found, "")
-    ids: list[int] = tokenizer.encode(inner, add_special_tokens=False) if is_whole else []
-    return ids
+    return list(tokenizer.encode(inner, add_special_tokens=False)) if is_whole else []
 
 
 def _called(
@@ -271,6 +267,5 @@ def _probed(
 ) -> str:
     """Return the rendered probe; "" where there is no template, or it does not allow this."""
     template = Template(tokenizer)
-    if not template.exists:
-        return ""
-    return template.probed(messages, adds_header=adds_header, **variables)
+    probed = template.probed(messages, adds_header=adds_header, **variables)
+    return probed if template.exists else ""

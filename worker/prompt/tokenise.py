@@ -4,16 +4,18 @@ A fast tokenizer cuts a text at its added tokens before anything else, and what 
 of them it encodes without looking beyond. So the pieces can be encoded, and remembered, one by
 one. That also keeps content apart from template: content is shielded before the template sees it,
 by a mark inside each control token that it spells out, and the marks go when the cuts are made.
-The prompt threads share it.
+Marks stand where images stand, too: a template is given texts only, so that it shows images
+wherever it shows text, in tools' results too.
+The prompt threads share it. Touches no MLX.
 """
 
 import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 from operator import is_
 from typing import Any, Final
 
@@ -23,7 +25,6 @@ from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.awaited_work import stop_unless_awaited
-from hearth.worker.prompt.longest_token import longest_token_bytes
 
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
@@ -40,6 +41,9 @@ _SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".
 _SPACE_RUN = re.compile(f"[{_SPACES}]*")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
 _NEVER = re.compile("(?!)")
+_IMAGE_SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
+NFC_FACTOR: Final = 3  # bytes that normalising to NFC makes one of, at most
+_UNIGRAM_SPACE: Final = "▁"
 
 _PieceKey = tuple[str, bool]  # a text, and whether it is a prompt's first
 
@@ -52,6 +56,14 @@ class TextPiece:
     ids: tuple[int, ...]
     is_added: bool
     picture: PromptImage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageForm:
+    """The text that a model's processor writes around each image. Immutable."""
+
+    before: str = ""
+    after: str = ""
 
 
 class PieceTokeniser:
@@ -96,7 +108,7 @@ class PieceTokeniser:
         controls = _controls(tokenizer, template)
         self.controls = frozenset(controls.values())
         in_json = (json.dumps(each, ensure_ascii=False)[1:-1] for each in self.controls)
-        self._control = _any_of({*self.controls, *in_json})
+        self._control = _first_character_of({*self.controls, *in_json})
         has_digits = any(token.content.isdecimal() for token in added.values())  # cut in any mark
         characters = _NONCHARACTERS if has_digits else string.digits
         self.mark = "".join(secrets.choice(characters) for _ in range(MARK_LENGTH))
@@ -105,7 +117,7 @@ class PieceTokeniser:
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
 
-    def shielded(self, value: Any, mark: str) -> Any:
+    def shielded(self, value: Any) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
 
         A control token that JSON in a string spells has it too: a template may be given what that
@@ -115,39 +127,40 @@ class PieceTokeniser:
         """
         # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
         if isinstance(value, str):
-            return self._shielded_text(value, mark)
+            shown, count = self._control.subn(lambda hit: hit[0] + self.mark, value)
+            return shown if count else value
         if isinstance(value, dict):
             items = {}
             for key, item in value.items():
-                items[self.shielded(key, mark)] = self.shielded(item, mark)
+                items[self.shielded(key)] = self.shielded(item)
             is_same = all(map(is_, chain(items, items.values()), chain(value, value.values())))
             return value if is_same else items
         if isinstance(value, list):
             elements = []
             for item in value:
-                elements.append(self.shielded(item, mark))
+                elements.append(self.shielded(item))
             return value if all(map(is_, elements, value)) else elements
         return value
 
-    def kept_apart(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+    def kept_apart(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message, its text parts with marks at their ends if they join to a control.
 
         A template may join them, and strip each.
         """
         parts = message.get("content")
         texts = [part["text"] for part in parts] if isinstance(parts, list) else []
-        if self.shielded(joined := "".join(map(str.strip, texts)), mark) is joined:
+        if self.shielded(joined := "".join(map(str.strip, texts))) is joined:
             return message
         # Blanks stay: a template may leave out a text of nothing else.
         ended = [
-            text.rstrip() + mark * bool(text.strip()) + text[len(text.rstrip()) :] for text in texts
+            text.rstrip() + self.mark * bool(text.strip()) + text[len(text.rstrip()) :]
+            for text in texts
         ]
         return {**message, "content": [{"type": "text", "text": text} for text in ended]}
 
-    def ids(self, text: str, mark: str = "", owner: str = "") -> list[int]:
+    def ids(self, text: str, owner: str = "") -> list[int]:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
-        pieces = self.pieces(text, mark, owner=owner)
-        return list(chain.from_iterable(piece.ids for piece in pieces))
+        return [token for piece in self.pieces(text, owner=owner) for token in piece.ids]
 
     def unremembered_ids(self, text: str) -> list[int]:
         """Return the token ids of a text as `ids` would, and remember nothing of it."""
@@ -155,22 +168,18 @@ class PieceTokeniser:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         return self._plain.ids(text, False)
 
-    def pieces(
-        self, text: str, mark: str = "", is_first: bool = True, owner: str = ""
-    ) -> list[TextPiece]:
-        """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
+    def pieces(self, text: str, is_first: bool = True, owner: str = "") -> list[TextPiece]:
+        """Return the rendered text cut at its added tokens, without what shielded its content.
 
         `is_first`: nothing of the prompt stands before it. The white space that an added token
         swallows belongs to it. Where is_incremental is False and the cuts of the text do not show
         in the ids, what should be several pieces is one.
         """
         if not self.is_incremental:
-            segments = text.split(mark) if mark else [text]
-            return [
-                piece for segment in segments if segment for piece in self._whole(segment, owner)
-            ]
+            segments = filter(None, text.split(self.mark))
+            return [piece for segment in segments for piece in self._whole(segment, owner)]
         between, added = self._added.split(text)
-        contents = [content.replace(mark, "") for content in between] if mark else between
+        contents = [content.replace(self.mark, "") for content in between]
         runs = [
             self._plain_ids(content, is_first and number == 0, owner) if content else ()
             for number, content in enumerate(contents)
@@ -200,19 +209,6 @@ class PieceTokeniser:
         starts, stops = [0, *(place + 1 for place in places)], [*places, len(ids)]
         runs = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
         return _interleaved(between, runs, added)
-
-    def _shielded_text(self, text: str, mark: str) -> str:
-        hit = self._control.search(text)
-        if hit is None:
-            return text
-        assert mark, "only a mark shields"
-        parts = []
-        done = 0
-        while hit is not None:
-            parts.append(text[done : hit.start() + 1])
-            done = hit.start() + 1  # and not behind the hit, where an overlapping one would be lost
-            hit = self._control.search(text, done)
-        return mark.join([*parts, text[done:]])
 
     def _agrees(self) -> bool:
         """Return whether pieces give what the whole gives, for texts that might differ."""
@@ -244,7 +240,8 @@ class _AddedTokens:
         self._ids = {token.content: token_id for token_id, token in added.items()}
         self._left = frozenset(token.content for token in added.values() if token.lstrip)
         self._right = frozenset(token.content for token in added.values() if token.rstrip)
-        self._literal = _any_of(self._ids)
+        any_of_them = _longest({literal for literal in self._ids if literal})
+        self._literal = re.compile(any_of_them) if any_of_them else _NEVER  # the longest of several
 
     def split(self, text: str) -> tuple[list[str], list[TextPiece]]:
         """Return what stands between the added tokens, one more than they are, and those."""
@@ -409,14 +406,16 @@ def _beginning(tokenizer: Any) -> list[int]:
     """Return what the tokenizer puts in front of any text by itself, most often one token."""
     bare, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
     places = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-    beginning: list[int] = whole[: next(places, 0)]
-    return beginning
+    return list(whole[: next(places, 0)])
 
 
-def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern that finds the leftmost literal, and the longest of those there."""
-    longest = _longest({literal for literal in literals if literal})
-    return re.compile(longest) if longest else _NEVER
+def _first_character_of(literals: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern that finds the first character of each literal, overlapping ones too."""
+    rests: dict[str, set[str]] = {}
+    for literal in literals:
+        rests.setdefault(literal[0], set()).add(literal[1:])
+    found = [f"{re.escape(first)}(?={_longest(rests[first])})" for first in sorted(rests)]
+    return re.compile("|".join(found)) if found else _NEVER
 
 
 def _longest(literals: set[str]) -> str:
@@ -433,3 +432,134 @@ def _longest(literals: set[str]) -> str:
         return re.escape(shared)
     branches = "|".join(_longest(rests[first]) for first in sorted(rests))
     return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
+
+
+# ---------------------------------------------------------------- images
+
+
+def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the messages with texts for content, and the digests of the images in them.
+
+    The mark of an image is one text with the texts beside it; two texts side by side stay two.
+
+    `mark` is in none of them but for what shields their control tokens, which never puts two
+    together.
+    """
+    assert mark, "only a mark shows where an image stands"
+    digests: list[str] = []
+    shown = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            texts = [_text_of_part(part, mark, digests) for part in content[:1]]
+            for before, part in pairwise(content):
+                text = _text_of_part(part, mark, digests)
+                is_apart = before["type"] == part["type"] == "text"
+                texts += [text] if is_apart else [texts.pop() + text]
+            parts = [{"type": "text", "text": text} for text in texts]
+            message = {**message, "content": parts if len(parts) > 1 else "".join(texts)}
+        shown.append(message)
+    return shown, digests
+
+
+def _text_of_part(part: dict[str, Any], mark: str, digests: list[str]) -> str:
+    if part["type"] == "text":
+        return str(part["text"])
+    digests.append(part["image"])
+    return f"{mark}{mark}{len(digests) - 1}{mark}{mark}"
+
+
+def pieces_of(
+    tokeniser: PieceTokeniser,
+    text: str,
+    pictures: Sequence[PromptImage],
+    form: ImageForm,
+    owner: str = "",
+) -> list[TextPiece]:
+    """Return a rendered text as pieces, `pictures` in the places of their marks.
+
+    Raises:
+        RequestError: the template has left out a message with an image.
+    """
+    if not pictures:
+        return tokeniser.pieces(text, owner=owner)
+    twice = re.escape(tokeniser.mark * 2)
+    parts = re.split(f"{twice}([0-9]{{1,9}}?){twice}", text)
+    if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
+        raise RequestError(
+            f"The model's chat template leaves out {len(missing)} of the {len(pictures)} images in "
+            "these messages. Send them in messages of the user.",
+            param="messages",
+        )
+    pieces: list[TextPiece] = []
+    for at, part in enumerate(parts):
+        if at % 2:
+            picture = pictures[int(part)]
+            pieces.append(TextPiece(_IMAGE_SHOWN, picture.ids, is_added=False, picture=picture))
+            continue
+        before = form.after if at else ""
+        after = form.before if at < len(parts) - 1 else ""
+        text = f"{before}{part}{after}"
+        pieces += tokeniser.pieces(text, is_first=at == 0, owner=owner)
+    return pieces
+
+
+# ---------------------------------------------------------------- the longest token
+
+
+def longest_token_bytes(tokenizer: Any) -> int | None:
+    """Return the most bytes of text, in UTF-8, that a token of `tokenizer` can stand for.
+
+    None where there is no such limit: an added token may take all white space beside it, one
+    unknown token any run of characters, what comes before the vocabulary may drop text, and of a
+    slow tokenizer nothing is known.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    splits = _parts(backend.pre_tokenizer, "pretokenizers")
+    is_byte_level = any(part["type"] == "ByteLevel" for part in splits)
+    added = tokenizer.added_tokens_decoder.values()
+    takes_blanks = any(token.lstrip or token.rstrip for token in added)
+    has_bytes = is_byte_level or getattr(backend.model, "byte_fallback", False)
+    if takes_blanks or any(map(_drops_text, splits)) or not has_bytes:
+        return None
+    factor = _shrink_factor(_parts(backend.normalizer, "normalizers"))
+    if factor is None:
+        return None
+    literal = {token.content for token in added}
+    longest = max(
+        len(text) if is_byte_level and text not in literal else len(text.encode())
+        for text in tokenizer.get_vocab()
+    )
+    return factor * longest
+
+
+def _drops_text(split: dict[str, Any]) -> bool:
+    """Whether a pre-tokeniser may leave out what it splits at."""
+    kind = split["type"]
+    is_removed = kind == "Split" and split["behavior"] == "Removed"
+    return is_removed or kind not in ("Split", "ByteLevel", "Digits", "Metaspace")
+
+
+def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
+    """Return how many times shorter normalising makes a text at most; None = any number."""
+    factor = 1
+    for part in normalizers:
+        if part["type"] == "NFC":
+            factor *= NFC_FACTOR
+        elif part["type"] == "Replace":
+            if part["pattern"] != {"String": " "} or part["content"] != _UNIGRAM_SPACE:
+                return None
+        elif part["type"] != "Prepend":
+            return None
+    return factor
+
+
+def _parts(stage: Any, inner: str) -> list[dict[str, Any]]:
+    """Return what a normaliser or a pre-tokeniser is made of, as its JSON has it."""
+    if stage is None:
+        return []
+    shape: dict[str, Any] = json.loads(stage.__getstate__())
+    parts: list[dict[str, Any]] = shape[inner] if shape["type"] == "Sequence" else [shape]
+    return parts

@@ -73,12 +73,11 @@ def session_report(
         RequestError: the session or the prompt is unknown, or another key's.
     """
     if message.what == "sessions":
-        return {"sessions": sessions.reports.sessions(message.key)}
+        return {"sessions": sessions.session_rows(message.key)}
     body: dict[str, Any] | None
     if message.what in ("session", "tree"):
         is_brief = message.what == "tree"
-        report = sessions.reports.brief if is_brief else sessions.reports.session
-        body = report(message.about, message.key)
+        body = sessions.lines_report(message.about, message.key, is_brief)
         text = f"No session {message.about!r:.80} is remembered by this worker."
     else:
         ids = recent.ids_of(message.about, message.key)

@@ -136,7 +136,7 @@ class RequestBuilder:
         conversation = Conversation(
             number,
             family_of(message.prompt),
-            is_side=visit is not None and visit.is_side,
+            is_side=visit is not None and visit.place.is_side,
         )
         query = PrefixQuery(
             built.keys,

@@ -13,11 +13,10 @@ from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.awaited_work import NobodyWaits
-from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
-from hearth.worker.prompt.thinking_switches import ThinkingSwitches
+from hearth.worker.prompt.render_messages import with_loaded_tools, without_images
+from hearth.worker.prompt.template_capabilities import ThinkingSwitches
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager
@@ -91,11 +90,10 @@ class SessionPromptBuilder:
         if prompt.text is None:
             self.builder.check_ids(prompt.ids)
             return prompt.ids
-        text, mark, tokeniser = prompt.text, "", self.builder.tokeniser
+        text, tokeniser = prompt.text, self.builder.tokeniser
         if not query.reads_controls:
-            mark = tokeniser.mark
-            text = tokeniser.shielded(text, mark)
-        ids = tokeniser.ids(text, mark, prompt.speaker.key)
+            text = tokeniser.shielded(text)
+        ids = tokeniser.ids(text, prompt.speaker.key)
         return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
     def content(

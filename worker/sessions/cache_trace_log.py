@@ -45,8 +45,11 @@ class TraceLog:
     def __init__(self, root: Path, is_on: bool, today: Callable[[], date] = date.today) -> None:
         self.lost = 0  # rows that were not written
         self._is_on = is_on
-        self._files = _Files(root)
+        self._root = root
         self._today = today
+        self._day = ""
+        # Kept for nobody: names of the traces' files
+        self._names: set[str] = set()  # of this day's files that are known to be there
         self._has_warned = False
         self._queue: SimpleQueue[tuple[str, TraceRow] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="trace-log", daemon=True)
@@ -57,15 +60,10 @@ class TraceLog:
         """Have `row` written; it must not be changed from now on. Any thread; never blocks."""
         if not self._is_on:
             return
-        if self.rows_waiting >= ROWS_WAITING_MAX:
+        if self._queue.qsize() >= ROWS_WAITING_MAX:
             self._count("its writer is behind")
-            return
-        self._queue.put((session, row))
-
-    @property
-    def rows_waiting(self) -> int:
-        """Rows that the thread has not taken up yet. Any thread."""
-        return self._queue.qsize()
+        else:
+            self._queue.put((session, row))
 
     def close(self) -> None:
         """Write what waits, within CLOSE_WAIT_S_MAX; later rows are ignored. Any thread, once."""
@@ -74,33 +72,25 @@ class TraceLog:
             self._queue.put(None)
             self._writer.join(CLOSE_WAIT_S_MAX)
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            session, row = item
-            # Escapes keep it one line of ASCII whatever a client named itself.
-            line = json.dumps(row, default=str, separators=(",", ":")).encode() + b"\n"
-            try:
-                self._files.append(self._today().isoformat(), session, line)
-            except OSError as error:
-                self._count(str(error))
-
     def _count(self, reason: str) -> None:
         self.lost += 1
         if not self._has_warned:
             self._has_warned = True
             log.warning("cache trace: a row is lost, and later ones may be: %s", reason)
 
+    # ------------------------------------------------------------ the log's thread
 
-class _Files:
-    """The files of the day. Owner: the trace log's thread."""
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            session, row = item
+            # Escapes keep it one line of ASCII whatever a client named itself.
+            line = json.dumps(row, default=str, separators=(",", ":")).encode() + b"\n"
+            try:
+                self._append(self._today().isoformat(), session, line)
+            except OSError as error:
+                self._count(str(error))
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._day = ""
-        # Kept for nobody: names of the traces' files
-        self._names: set[str] = set()  # of this day's files that are known to be there
-
-    def append(self, day: str, session: str, line: bytes) -> None:
+    def _append(self, day: str, session: str, line: bytes) -> None:
         """Write `line` at the end of the session's file of `day`.
 
         Raises:
@@ -111,22 +101,18 @@ class _Files:
         assert line.endswith(b"\n"), line[-20:]
         directory = self._root / day
         if day != self._day or not directory.is_dir():
-            self._begin(day)
-        assert self._day == day
+            make_private(directory)
+            self._day, self._names = day, set()
+            try:
+                _remove_old_days(self._root, day)
+            except OSError as error:  # the next day tries again
+                log.warning("cache trace: old days stay: %s", error)
         path = directory / self._name_in(directory, session)
         with suppress(FileNotFoundError):
             if path.stat().st_size + len(line) > FILE_BYTES_MAX:
                 path.replace(path.with_name(path.name + ".1"))
         append_line(path, line)
         self._names.add(path.name)
-
-    def _begin(self, day: str) -> None:
-        make_private(self._root / day)
-        self._day, self._names = day, set()
-        try:
-            _remove_old_days(self._root, day)
-        except OSError as error:  # the next day tries again
-            log.warning("cache trace: old days stay: %s", error)
 
     def _name_in(self, directory: Path, session: str) -> str:
         name = f"cache-session-{name_of_session(session)}.log"
@@ -166,20 +152,17 @@ def _remove_old_days(root: Path, day: str) -> None:
     Raises:
         OSError: the disk does not let it.
     """
-    with os.scandir(root) as entries:
-        days = [
-            entry.name
-            for entry in entries
-            if _DAY.fullmatch(entry.name)
-            and entry.name <= day
-            and entry.is_dir(follow_symlinks=False)
-        ]
-    for name in sorted(days)[:-DAYS_MAX]:
-        with os.scandir(root / name) as entries:
-            files = list(entries)
-        for entry in files:
-            if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):  # another worker may do the same
-                    os.unlink(entry.path)
+    days = [
+        path
+        for path in root.iterdir()
+        if _DAY.fullmatch(path.name)
+        and path.name <= day
+        and path.is_dir()
+        and not path.is_symlink()
+    ]
+    for directory in sorted(days)[:-DAYS_MAX]:
+        for path in directory.iterdir():
+            if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink(missing_ok=True)  # another worker may do the same
         with suppress(OSError):  # something else is in it: it stays
-            (root / name).rmdir()
+            directory.rmdir()

@@ -1,4 +1,4 @@
-"""Keeps the conversations of each session as lines, and what each held when it last ended.
+"""Keeps the conversations of each session as lines, and finds the line that a request goes on with.
 
 A line is a conversation that only grows. A request that extends the canonical messages of a line
 goes on with it; one that extends none opens a line, so that a sub-agent never writes over its
@@ -7,15 +7,14 @@ orchestrator's record. Nothing here decides what KV is valid.
 
 import hashlib
 import itertools
-import math
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hearth.shared.wire_messages import START, MessageName, Prompt, Speaker
-from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.cache.block_hash import Tokens, pack
 
 SESSIONS_MAX = 4_096
 LINES_MAX = 512  # remembered of all sessions together
@@ -27,17 +26,20 @@ SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
 
 UID_BYTES = 8
+# A line whose messages this share of are here again is what a request was made of.
+OVERLAP_MIN = 0.5
+NOT_NEAR = (0, False, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
     """A prompt without its text: enough to find out later what changed. Immutable."""
 
-    names: tuple[MessageName, ...]
-    roles: tuple[str, ...]
-    tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
-    options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
-    said: frozenset[bytes]  # the exact digest of each message, in no order
+    names: tuple[MessageName, ...] = ()
+    roles: tuple[str, ...] = ()
+    tools: tuple[tuple[str, bytes], ...] = ()  # name and digest of each, in the client's order
+    options: tuple[tuple[str, bytes], ...] = ()  # of the template: name and digest of the value
+    said: frozenset[bytes] = frozenset()  # the exact digest of each message, in no order
 
     @property
     def chain(self) -> bytes:
@@ -75,6 +77,8 @@ class LineFacts:
 class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
+    Both are empty until its first request is written to it.
+
     `number` is for people, and unique in one worker at a time; `uid` is the line's for ever.
     `conversation` is that of its last request's tokens, by which KV is ranked and reported: mostly
     the number of the line that began it.
@@ -87,18 +91,22 @@ class Line:
     parent: "Line | None" = field(default=None, repr=False)
     branch_message: int = 0  # the first message that is not the parent's
     branch_token: int = 0
-    shape: PromptShape | None = None
-    tokens: Tokens | None = None
+    shape: PromptShape = PromptShape()
+    tokens: Tokens = field(default_factory=lambda: pack([]), repr=False)
     prompt_tokens: int = 0  # of `tokens`, how many were the prompt
     turns: int = 0
     past: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
-    uid: bytes = field(default_factory=lambda: new_uid())
+    uid: bytes = field(default_factory=lambda: secrets.token_bytes(UID_BYTES))
     is_restored: bool = False  # from an earlier worker, and not gone on with since
     adapter: str = ""  # that the model had for the last request
     about: LineFacts = LineFacts()
     title: str = field(default="", repr=False)  # its first question's words; in memory only
     conversation: int = 0
+
+    def copy(self) -> "Line":
+        """Return the line as it is now, which stays so."""
+        return replace(self, past=self.past.copy(), rows=self.rows.copy())
 
 
 @dataclass(eq=False, slots=True)
@@ -131,10 +139,6 @@ class Session:
         """The session's name in reports; "anonymous" of one that has many conversations."""
         return self.speaker.session or "anonymous"
 
-    def label_of(self, line: Line) -> str:
-        """Return what `line` is reported under."""
-        return self.label if self.is_named else line.about.label or self.label
-
     def note_speaker(self, speaker: Speaker, *, is_side: bool) -> None:
         """Note who sends a request, which has the size of a side call or not."""
         self.client = speaker.client_name or self.client
@@ -151,7 +155,7 @@ class Session:
         longest = max(roots, key=lambda each: each.prompt_tokens, default=line)
         if not self.is_named or line is longest:
             return "main"
-        return "side" if line.shape is not None and line.shape.is_side else "sub-agent"
+        return "side" if line.shape.is_side else "sub-agent"
 
     def line_report(self, line: Line, count: int) -> dict[str, Any]:
         """Return the report of a line, with its last `count` requests."""
@@ -166,53 +170,24 @@ class Session:
             "branch_message": line.branch_message,
             "branch_token": line.branch_token,
             "turns": line.turns,
-            "tokens": len(line.tokens) if line.tokens is not None else 0,
+            "tokens": len(line.tokens),
             "requests": list(line.rows)[max(0, len(line.rows) - count) :],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class LineSnapshot:
-    """A line that was written, as it was at one moment. Immutable."""
-
-    line: Line
-    shape: PromptShape
-    tokens: Tokens
-    prompt_tokens: int
-    is_restored: bool
-    used_at: float
-    adapter: str
-    conversation: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSnapshot:
-    """A session's lines as they were at one moment, the latest opened last. Immutable.
-
-    Whoever has it needs no lock to search it, however long that takes.
-    """
-
-    session: Session
-    lines: tuple[LineSnapshot, ...]
-
-    @property
-    def has_main(self) -> bool:
-        """Whether it has a conversation that is more than a side call."""
-        return any(not each.shape.is_side for each in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierLine:
     """A line as it was when a request arrived, to compare the request with. Immutable."""
 
+    line: Line
     shape: PromptShape
     tokens: Tokens
     prompt_tokens: int
-    is_own: bool  # it is this conversation, not one that only begins alike
-    is_restored: bool = False  # what was computed of it was computed before a restart
-    used_at: float = math.inf  # monotonic seconds
-    adapter: str = ""
-    conversation: int = 0
+    is_restored: bool  # what was computed of it was computed before a restart
+    used_at: float  # monotonic seconds
+    adapter: str
+    conversation: int
+    is_own: bool = False  # it is this conversation, not one that only begins alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +200,7 @@ class LinePosition:
     relative: Line | None  # not extended, but made of the same messages
     links: Sequence[bytes]  # of its shape
     before: EarlierLine | None
-
-    @property
-    def opening(self) -> bytes:
-        """The digest of the first question, which tells conversations apart."""
-        names = self.shape.names
-        return names[first_user(self.shape)].exact if names else b""
-
-    def loaded_before(self) -> list[str]:
-        """Return the tools that the session loaded in conversations that are not this one."""
-        if not self.session.is_named:
-            return []
-        opening = self.opening
-        return [name for name, where in self.session.loaded.items() if where != opening]
-
-    @property
-    def is_side(self) -> bool:
-        """Whether it is a side call of a named session: it goes on with nothing, and is small."""
-        return self.session.is_named and self.before is None and self.shape.is_side
+    is_side: bool = False  # of a named session: it goes on with nothing, and is small
 
 
 class ConversationLines:
@@ -250,7 +208,7 @@ class ConversationLines:
 
     Invariants (see `check`):
       held      each line is in exactly the session that `session_of` returns
-      counted   `token_count` is the sum over the lines
+      counted   `_tokens` is the sum over the lines
       bounded   LINES_MAX lines, and TOKENS_MAX tokens if more than one line; SESSIONS_MAX sessions
                 whenever one is opened (a request that ends brings its own back until then)
     """
@@ -275,25 +233,22 @@ class ConversationLines:
         """All lines of all sessions, the least recently used first."""
         return list(self._lines)
 
-    @property
-    def token_count(self) -> int:
-        """Tokens of all lines together."""
-        return self._tokens
-
     def check(self) -> None:
         """Assert all invariants. Costs time in proportion to what is held: for tests."""
         held = [line for session in self.sessions for line in session.lines.values()]
         assert set(held) == set(self._lines) and len(held) == len(self._lines)
         for line, session in self._lines.items():
             assert session.lines[line.number] is line, line.number
-        tokens = [line.tokens for line in held if line.tokens is not None]
-        assert self._tokens == sum(map(len, tokens)), self._tokens
+        assert self._tokens == sum(len(line.tokens) for line in held), self._tokens
         assert len(self._lines) <= LINES_MAX, len(self._lines)
         assert self._tokens <= TOKENS_MAX or len(self._lines) <= 1, self._tokens
 
     def session(self, speaker: Speaker, now: float) -> Session:
-        """Return the speaker's session, opened where there is none."""
-        self._forget_idle(now)
+        """Return the speaker's session, opened where there is none. Idle ones are forgotten."""
+        for key, known in list(self._sessions.items()):
+            if not self._idle_s or now - known.used_at <= self._idle_s:
+                break
+            self._forget_session(key)
         session = self._used(Session(speaker), now)
         self._trim_sessions()
         assert len(self._sessions) <= SESSIONS_MAX, len(self._sessions)
@@ -309,7 +264,6 @@ class ConversationLines:
         session = self._used(Session(speaker), used_at)
         session.loaded.update(loaded)
         if line is not None:
-            assert line.tokens is not None, "only a line that was written outlives its worker"
             if any(line.number == other.number for other in self._lines):
                 line.number = self._number_max + 1
             self._number_max = max(self._number_max, line.number)
@@ -320,18 +274,33 @@ class ConversationLines:
         self._trim_sessions()
         self._trim_lines()
 
-    def snapshot(self, session: Session) -> SessionSnapshot:
-        """Return the session's lines as they are now. Costs time by their number alone."""
+    def snapshot(self, session: Session) -> list[EarlierLine]:
+        """Return the session's lines as they are now, the latest opened last.
+
+        Costs time by their number alone. Whoever has it needs no lock to search it, however long
+        that takes.
+        """
         newest = {
             line.conversation: line
             for line in sorted(session.lines.values(), key=lambda line: line.used_at)
         }
-        # Who goes on from an end that was rewritten meanwhile is another conversation from then on.
-        lines = (
-            _snapshot(line, line.conversation if newest[line.conversation] is line else 0)
-            for line in session.lines.values()
-        )
-        return SessionSnapshot(session, tuple(each for each in lines if each is not None))
+        lines = []
+        for line in session.lines.values():
+            # Who goes on from an end that was rewritten meanwhile is another conversation.
+            number = line.conversation if newest[line.conversation] is line else 0
+            lines.append(
+                EarlierLine(
+                    line=line,
+                    shape=line.shape,
+                    tokens=line.tokens,
+                    prompt_tokens=line.prompt_tokens,
+                    is_restored=line.is_restored,
+                    used_at=line.used_at,
+                    adapter=line.adapter,
+                    conversation=number,
+                )
+            )
+        return lines
 
     def session_of(self, line: Line) -> Session:
         """Return the session that a remembered line belongs to."""
@@ -349,32 +318,28 @@ class ConversationLines:
         overlapped, the later to end opens a line.
         """
         session, line = self._used(place.session, now), place.line
-        if line is not None and line in self._lines:
-            assert line.shape is not None, "a line is written before a request is placed on it"
-            if line.shape.chain in place.links:
-                self._lines.move_to_end(line)
-                line.conversation = conversation
-                return line
-        return self._open(place, session, now, conversation)
-
-    def _used(self, session: Session, now: float) -> Session:
-        """Return the session that its speaker has now: it may be forgotten while a request runs."""
-        key = _key(session.speaker)
-        session = self._sessions.setdefault(key, session)
-        self._sessions.move_to_end(key)
-        session.used_at = now
-        return session
-
-    def _open(self, place: LinePosition, session: Session, now: float, conversation: int) -> Line:
+        if line is not None and line in self._lines and line.shape.chain in place.links:
+            self._lines.move_to_end(line)
+            line.conversation = conversation
+            return line
         known = place.line or place.relative
         parent = known if known in self._lines else None
         is_taken = any(line.number == conversation for line in self._lines)
         number = self.new_number() if is_taken else conversation
         line = Line(number, now, parent, conversation=conversation)
-        if parent is not None and parent.shape is not None:
+        if parent is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
         self._add(line, session)
         return line
+
+    def _used(self, session: Session, now: float) -> Session:
+        """Return the session that its speaker has now: it may be forgotten while a request runs."""
+        speaker = session.speaker
+        key = (speaker.key, speaker.session, speaker.agent)
+        session = self._sessions.setdefault(key, session)
+        self._sessions.move_to_end(key)
+        session.used_at = now
+        return session
 
     def _add(self, line: Line, session: Session) -> None:
         session.lines[line.number] = line
@@ -386,7 +351,7 @@ class ConversationLines:
         """Set what `line` holds now."""
         assert line in self._lines, line.number
         assert 0 <= prompt_tokens <= len(tokens), (prompt_tokens, len(tokens))
-        self._tokens += len(tokens) - (len(line.tokens) if line.tokens is not None else 0)
+        self._tokens += len(tokens) - len(line.tokens)
         line.shape, line.tokens, line.prompt_tokens = shape, tokens, prompt_tokens
         line.turns += 1
         line.is_restored = False
@@ -407,21 +372,14 @@ class ConversationLines:
     def _forget(self, *lines: Line) -> None:
         """Forget lines; what branched off from them hangs from what they branched off from."""
         for line in lines:
-            session = self._lines.pop(line)
-            assert session.lines.get(line.number) is line, line.number
-            del session.lines[line.number]
-            self._tokens -= len(line.tokens) if line.tokens is not None else 0
+            known = self._lines.pop(line).lines.pop(line.number)
+            assert known is line, line.number
+            self._tokens -= len(line.tokens)
             assert self._tokens >= 0, self._tokens
         gone = set(lines)
         for other in self._lines:
             while other.parent in gone:
                 other.parent = other.parent.parent
-
-    def _forget_idle(self, now: float) -> None:
-        for key, session in list(self._sessions.items()):
-            if not self._idle_s or now - session.used_at <= self._idle_s:
-                return
-            self._forget_session(key)
 
     def _forget_session(self, key: tuple[str, str, str]) -> None:
         self._forget(*self._sessions.pop(key).lines.values())
@@ -434,24 +392,6 @@ class ConversationLines:
         self._tokens = 0
 
 
-def new_uid() -> bytes:
-    return secrets.token_bytes(UID_BYTES)
-
-
-def _key(speaker: Speaker) -> tuple[str, str, str]:
-    return speaker.key, speaker.session, speaker.agent
-
-
-def _snapshot(line: Line, conversation: int) -> LineSnapshot | None:
-    """Return what `line` is now; None where nothing was written to it."""
-    if line.shape is None or line.tokens is None:
-        return None
-    return LineSnapshot(
-        *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        *(line.adapter, conversation),
-    )
-
-
 def first_user(shape: PromptShape) -> int:
     """Return where the first user message stands; the last message where there is none."""
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
@@ -461,22 +401,99 @@ def shape_of(prompt: Prompt) -> PromptShape:
     """Return the shape of `prompt`, whose messages are all named."""
     assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
     options = prompt.thinking.options | prompt.template_kwargs
+    tools = (
+        (tool.get("function", {}).get("name", ""), tool)
+        for tool in (*prompt.tools, *prompt.deferred)
+    )
     return PromptShape(
         names=tuple(prompt.names),
         roles=tuple(message["role"] for message in prompt.messages),
-        tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
-        options=tuple(sorted(map(_option, options.items()))),
+        tools=tuple(map(_named, tools)),
+        options=tuple(sorted(map(_named, options.items()))),
         said=frozenset(name.exact for name in prompt.names),
     )
 
 
-def _option(row: tuple[str, Any]) -> tuple[str, bytes]:
-    key, value = row
+def _named(row: tuple[str, Any]) -> tuple[str, bytes]:
+    """Return a name as it is kept, and the digest of what it names."""
+    name, value = row
     text = repr(value).encode("utf-8", "surrogatepass")
-    return key[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
+    return name[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _tool_name(tool: Any) -> tuple[str, bytes]:
-    function = tool.get("function", {})
-    text = repr(tool).encode("utf-8", "surrogatepass")
-    return function.get("name", "")[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
+# ---------------------------------------------------------------- finding a line
+# What a session held at one moment is searched: that needs no lock. The costs grow with the
+# messages of the request and with those of each line.
+
+
+def position_in(session: Session, known: list[EarlierLine], shape: PromptShape) -> LinePosition:
+    """Return which of the session's `known` lines a request goes on with. Any thread."""
+    links = shape.links
+    ends = {each.shape.chain: each for each in known}
+    # Two conversations that share a system prompt alone are not one: without an id, the first
+    # user message must be the same too.
+    least = 1 if session.is_named else first_user(shape) + 1
+    for count in range(len(links) - 1, least - 1, -1):
+        if links[count] != links[count - 1] and links[count] in ends:
+            found = ends[links[count]]
+            nearest = _nearest(known, shape, found)
+            before = _compared(nearest, shape, nearest is found or session.is_named)
+            return LinePosition(session, shape, found.line, None, links, before)
+    relative, is_alike = _relative(known, shape, session.is_named)
+    if relative is None:
+        is_side = (
+            session.is_named and shape.is_side and not all(each.shape.is_side for each in known)
+        )
+        return LinePosition(session, shape, None, None, links, None, is_side)
+    before = _compared(relative, shape, is_alike and session.is_named)
+    return LinePosition(session, shape, None, relative.line, links, before)
+
+
+def _relative(
+    known: list[EarlierLine], shape: PromptShape, is_named: bool
+) -> tuple[EarlierLine | None, bool]:
+    """Return the line that shares most messages with this request, and whether most of them.
+
+    Of a named session also the latest with the same system prompt and tools: one that its
+    client compacted has nothing else in common.
+    """
+    best: EarlierLine | None = None
+    nearest, said = NOT_NEAR, shape.said
+    for each in reversed(known):
+        theirs = each.shape
+        if not theirs.names:
+            continue
+        shared = len(theirs.said & said)
+        share = shared / max(1, min(len(theirs.said), len(said)))
+        has_head = bool(shape.names) and theirs.names[0].exact == shape.names[0].exact
+        is_alike = (is_named or has_head) and shared > 1 and share > OVERLAP_MIN
+        if is_alike and _nearness(theirs, shape) > nearest:
+            best, nearest = each, _nearness(theirs, shape)
+        elif best is None and is_named and has_head and theirs.tools == shape.tools:
+            best = each
+    return best, nearest > NOT_NEAR
+
+
+def _compared(known: EarlierLine, shape: PromptShape, is_own: bool) -> EarlierLine:
+    """Return `known`, to be compared with a request; its own if both begin with one question."""
+    ours = shape.names[: first_user(shape) + 1]
+    begins_alike = bool(ours) and ours == known.shape.names[: len(ours)]
+    return replace(known, is_own=is_own or begins_alike)
+
+
+def _nearest(known: list[EarlierLine], shape: PromptShape, found: EarlierLine) -> EarlierLine:
+    """Return the line that is nearest to a request that extends `found`.
+
+    What was edited may stand in another, of which that line is a shorter state. That one has
+    messages of the request that `found` has not, which a request that only appends shows of no
+    other.
+    """
+    new = shape.said - found.shape.said
+    others = [each for each in known if not new.isdisjoint(each.shape.said)]
+    return max([found, *others], key=lambda each: _nearness(each.shape, shape))
+
+
+def _nearness(theirs: PromptShape, shape: PromptShape) -> tuple[int, bool, int]:
+    """Return how near a line is: messages that both have, the same tools, the same beginning."""
+    shared = len(theirs.said & shape.said)
+    return shared, theirs.tools == shape.tools, theirs.shared_names(shape)

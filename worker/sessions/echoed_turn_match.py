@@ -286,7 +286,11 @@ def _is_coerced(ours: Any, theirs: Any, schema: Any, key: str) -> bool:
     """Was a string made the number or boolean that `schema` declares for `key`?"""
     if type(ours) is not str or type(theirs) is str:
         return False
-    kinds = _declared(schema, key)
+    declared = _property(schema, key).get("type")
+    listed = declared if isinstance(declared, list) else [declared]
+    kinds = {each for each in listed if type(each) is str}
+    if "string" in kinds:
+        return False
     if type(theirs) is bool:
         return "boolean" in kinds and _BOOLEANS.get(ours) is theirs
     match = _DECIMAL.fullmatch(ours)
@@ -298,13 +302,6 @@ def _is_coerced(ours: Any, theirs: Any, schema: Any, key: str) -> bool:
     return _is_same_number(number, theirs, set())
 
 
-def _declared(schema: Any, key: str) -> set[str]:
-    """Return the types that `schema` declares for `key`; none where a string is one of them."""
-    kind = _property(schema, key).get("type")
-    kinds = {each for each in (kind if isinstance(kind, list) else [kind]) if type(each) is str}
-    return set() if "string" in kinds else kinds
-
-
 def _property(schema: Any, key: str) -> dict[str, Any]:
     """Return what `schema` declares for `key`; {} where it declares nothing."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -313,9 +310,8 @@ def _property(schema: Any, key: str) -> dict[str, Any]:
 
 
 def _is_cd_stripped(ours: Any, theirs: Any, directory: str) -> bool:
-    if type(ours) is not str or type(theirs) is not str or not theirs.strip() or not directory:
-        return False
-    return any(ours == f"{start}{theirs}" for start in _ways_into(directory))
+    are_texts = type(ours) is str and type(theirs) is str and theirs.strip() and directory
+    return bool(are_texts) and any(ours == f"{start}{theirs}" for start in _ways_into(directory))
 
 
 def _ways_into(directory: str) -> list[str]:
@@ -346,7 +342,8 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
     """Return the directory that Claude Code states in the head of a conversation; "" of none.
 
     It stands in a system message that the client sends, or begins the reminder that the first user
-    message begins with: what stands behind may be words of files. What a user writes names none,
+    message begins with, as the list that this one begins with: what stands behind may be words of
+    files. What a user writes names none,
     and two that differ, wherever such words stand, are none.
     """
     stated: set[str] = set()
@@ -358,26 +355,16 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
             stated |= _named_in(text)
         elif role == "user" and is_first:
             is_first = False
-            reminders = _reminders(text)
-            stated |= _stated_in(reminders[0]) if reminders else set()
+            at, reminders = 0, []
+            while match := _REMINDER.match(text, at):
+                reminders.append(match[1])
+                at = match.end()
+            first = _ENVIRONMENT.search(reminders[0]) if reminders else None
+            if first and _HEADING.fullmatch(reminders[0], 0, first.start()):
+                stated.add(_path(first[1]))
             named = named.union(*map(_named_in, reminders))
     named |= stated
     return stated.pop() if stated and len(named) == 1 else ""
-
-
-def _reminders(text: str) -> list[str]:
-    """Return the reminders that `text` begins with."""
-    at, found = 0, []
-    while match := _REMINDER.match(text, at):
-        found.append(match[1])
-        at = match.end()
-    return found
-
-
-def _stated_in(text: str) -> set[str]:
-    """Return the directory that the list names which `text` begins with."""
-    first = _ENVIRONMENT.search(text)
-    return {_path(first[1])} if first and _HEADING.fullmatch(text, 0, first.start()) else set()
 
 
 def _named_in(text: str) -> set[str]:

@@ -2,12 +2,13 @@
 
 A record is what one request left: its turn, its line, its session. Of a line that the file holds
 already only what came to it is written. Prompts and answers stand here (shared/durable_journal.py
-says how they are kept private), an API key only as `SessionArchive.owner` has it.
+says how they are kept private), an API key only as the journal names it: it can't be found by
+trying keys.
 """
 
-import time
+import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -18,16 +19,15 @@ import numpy as np
 from hearth.shared.durable_journal import open_journal_writer
 from hearth.shared.wire_messages import START, MessageName, Speaker, linked
 from hearth.worker.cache.block_hash import Tokens, common_length
-from hearth.worker.prompt.turn_beginnings import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
 from hearth.worker.sessions.conversation_lines import (
     PAST_MAX,
+    UID_BYTES,
     Line,
     LineFacts,
     PromptShape,
-    new_uid,
 )
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.thinking_store import thinking_key
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
@@ -37,36 +37,14 @@ ArchiveRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class LineState:
-    """A line as it is at one moment, and, where it has just grown, as it was before that.
-
-    Immutable.
-    """
-
-    uid: bytes
-    number: int
-    parent: bytes  # uid; b"" where there is none
-    branch_message: int
-    branch_token: int
-    turns: int
-    shape: PromptShape
-    tokens: Tokens
-    prompt_tokens: int
-    past: tuple[tuple[bytes, tuple[int, int]], ...]
-    rows: tuple[ArchiveRow, ...]
-    about: LineFacts = LineFacts()
-    before: tuple[PromptShape, Tokens] | None = None
-    adapter: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ArchiveEntry:
     """The part of a session that one request leaves behind, or one part of all. Immutable."""
 
     at: float  # wall clock, in seconds: when it was last used
     speaker: Speaker | None = None
     loaded: Mapping[str, bytes] | None = None  # of the session, with `speaker`
-    line: LineState | None = None  # of the session
+    line: Line | None = None  # of the session: a copy that stays as it is
+    before: tuple[PromptShape, Tokens] | None = None  # of a line that has just grown
     turn: Turn | None = None
     thinking: tuple[bytes, str] | None = None  # by healing key, where no turn brings it
     forgets: bool = False  # the lines that were there at this moment
@@ -78,29 +56,12 @@ class ArchiveEntry:
         return line + (self.turn.nbytes if self.turn is not None else 0) + 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSession:
-    """A session, and one of its lines, as they were when they were last used. Immutable."""
-
-    at: float
-    speaker: Speaker
-    loaded: dict[str, bytes]
-    line: Line | None
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """All that was remembered, in the order of its last use. Immutable."""
-
-    turns: list[Turn]
-    thinking: list[tuple[bytes, str]]
-    sessions: list[SavedSession]
-
-
 class SessionArchive:
     """Reads what earlier workers left, once, and writes what is to be left.
 
-    Any thread may call it. Invariant: `load` comes once, and before anything is added.
+    Any thread may call it, but for what makes records: that is the journal writer's thread.
+    Invariants: `load` comes once, and before anything is added; a record has a part of a line only
+    where the rest stands in an earlier record.
     """
 
     def __init__(
@@ -111,22 +72,26 @@ class SessionArchive:
         Without a directory nothing is written.
         """
         self._may_load = True
-        # Kept for one key: journals of turns, thinking and sessions
-        self.records = RecordWriter(everything)
-        self.journal = open_journal_writer(directory, self.records, SCHEMA)
+        self.everything = everything
+        # Kept for nobody: which lines the journal has
+        self._written: OrderedDict[bytes, int] = OrderedDict()  # uid of a line -> its turns
         self._lost: Counter[str] = Counter()
+        # Kept for one key: journals of turns, thinking and sessions
+        self.journal = open_journal_writer(directory, self, SCHEMA)
 
-    def owner(self, key: str) -> str:
-        """Return what a digest of an API key is known by: it can't be found by trying keys."""
-        return self.journal.named(key)
+    def load(self) -> list[ArchiveEntry]:
+        """Return what was remembered, in the order of its last use, each thing once.
 
-    def load(self) -> Remembered:
-        """Return what was remembered. Once, before anything is added."""
+        Once, before anything is added. A record that is not ours is counted.
+        """
         assert self._may_load, "the journal is read once, before it is written"
         self._may_load = False
         reader = RecordReader(self._lost)
         for file, record in self.journal.read():
-            reader.take(file, record)
+            try:
+                reader.take(file, record)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                self._lost["records_odd"] += 1
         return reader.memory()
 
     def add(self, entry: ArchiveEntry) -> None:
@@ -134,70 +99,11 @@ class SessionArchive:
         self._may_load = False
         self.journal.put(entry, entry.nbytes)
 
-    def close(self) -> None:
-        """Write what waits, within hearth.shared.durable_journal.CLOSE_WAIT_S_MAX. Once."""
-        self.journal.close()
-
     def report(self) -> dict[str, int]:
         """Return the counters of what was written, and of what could not be read."""
         return {**self._lost, **self.journal.report()}
 
-
-def state_of(line: Line, before: tuple[PromptShape, Tokens] | None = None) -> LineState:
-    """Return the line as it is now; `before` is what it was before its last request."""
-    assert line.shape is not None and line.tokens is not None, "a line is written when it is opened"
-    return LineState(
-        uid=line.uid,
-        number=line.number,
-        parent=line.parent.uid if line.parent is not None else b"",
-        branch_message=line.branch_message,
-        branch_token=line.branch_token,
-        turns=line.turns,
-        shape=line.shape,
-        tokens=line.tokens,
-        prompt_tokens=line.prompt_tokens,
-        past=tuple(line.past.items()),
-        rows=tuple(line.rows),
-        about=line.about,
-        before=before,
-        adapter=line.adapter,
-    )
-
-
-def entries(
-    turns: Iterable[Turn],
-    thinking: Iterable[tuple[bytes, str]],
-    sessions: Iterable[tuple[Speaker, dict[str, bytes], float, Iterable[tuple[float, LineState]]]],
-) -> Iterator[ArchiveEntry]:
-    """Yield all that is remembered. Of sessions and lines the monotonic clock's times are given."""
-    ahead = time.time() - time.monotonic()
-    for speaker, loaded, used_at, lines in sessions:
-        yield ArchiveEntry(used_at + ahead, speaker, loaded)
-        for line_used_at, line in lines:
-            yield ArchiveEntry(line_used_at + ahead, speaker, loaded, line)
-    brought: dict[bytes, str] = {}
-    for turn in turns:
-        if turn.said.reasoning:
-            brought[thinking_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
-        yield ArchiveEntry(turn.made_at, turn=turn)
-    for name, text in thinking:
-        if brought.get(name) != text:
-            yield ArchiveEntry(0.0, thinking=(name, text))
-
-
-# ---------------------------------------------------------------- writing
-
-
-class RecordWriter:
-    """Makes records of entries. Owner: the journal writer's thread.
-
-    Invariant: a record has a part of a line only where the rest stands in an earlier record.
-    """
-
-    def __init__(self, everything: Callable[[], Iterable[ArchiveEntry]]) -> None:
-        self.everything = everything
-        # Kept for nobody: which lines the journal has
-        self._written: OrderedDict[bytes, int] = OrderedDict()  # uid of a line -> its turns
+    # ------------------------------------------------------------ the journal writer's thread
 
     def lost(self) -> None:
         """Have every line written whole the next time."""
@@ -206,78 +112,57 @@ class RecordWriter:
     def record(self, entry: ArchiveEntry) -> ArchiveRow:
         """Return what is written of `entry`."""
         row: ArchiveRow = {"at": entry.at}
-        if entry.speaker is not None:
-            row["session"] = [*_speaker_row(entry.speaker), dict(entry.loaded or {})]
+        if (who := entry.speaker) is not None:
+            loaded = dict(entry.loaded or {})
+            row["session"] = [who.key, who.session, who.agent, who.parent, loaded]
         if entry.line is not None:
-            row["line"] = self._line(entry.line)
-        if entry.turn is not None:
-            row["turn"] = _turn_row(entry.turn)
+            row["line"] = self._line(entry.line, entry.before)
+        if (turn := entry.turn) is not None:
+            said, calls = turn.said, [[name, arguments] for name, arguments in turn.said.calls]
+            words: list[Any] = [said.reasoning, said.content, calls, turn.text]
+            given = [turn.call_ids, turn.signature, turn.made_at, turn.begins]
+            row["turn"] = [turn.key, turn.place, _octets(turn.ids), *words, *given]
         if entry.thinking is not None:
             row["thinking"] = list(entry.thinking)
         if entry.forgets:
             row["forgets"] = True
         return row
 
-    def _line(self, line: LineState) -> ArchiveRow:
-        """Return the line's row, without the part that an earlier record has."""
-        is_known = self._written.get(line.uid) == line.turns - 1
-        before = line.before if is_known else None
+    def _line(self, line: Line, before: tuple[PromptShape, Tokens] | None) -> ArchiveRow:
+        """Return the line's row, without the part of it as it was `before` that a record has."""
+        if self._written.get(line.uid) != line.turns - 1:
+            before = None
         self._written[line.uid] = line.turns
         self._written.move_to_end(line.uid)
         if len(self._written) > WRITTEN_MAX:
             self._written.popitem(last=False)
-        shape, names, tokens = line.shape, 0, 0
-        if before is not None:
-            names = _shared_names(before[0], shape)
-            tokens = common_length(before[1], line.tokens)
-        same = before[0] if before is not None else None
+        shape, rows = line.shape, list(line.rows)
+        was, had = before or (PromptShape(), line.tokens[:0])
+        pairs = zip(was.names, shape.names, was.roles, shape.roles, strict=False)
+        same = takewhile(lambda row: row[0] == row[1] and row[2] == row[3], pairs)
+        names = sum(1 for _ in same)
+        tokens = common_length(had, line.tokens)
         return {
             "uid": line.uid,
             "number": line.number,
-            "parent": line.parent,
+            "parent": line.parent.uid if line.parent is not None else b"",
             "branch": [line.branch_message, line.branch_token],
             "turns": line.turns,
             "is_more": before is not None,  # than the line's last record
             "names_kept": names,
             "names": [[each.canonical, each.exact, each.rules] for each in shape.names[names:]],
             "roles": shape.roles[names:],
-            "tools": None if same and same.tools == shape.tools else shape.tools,
+            "tools": None if before and was.tools == shape.tools else shape.tools,
             "chain": shape.chain,  # for earlier versions
-            "options": None if same and same.options == shape.options else shape.options,
+            "options": None if before and was.options == shape.options else shape.options,
             "tokens_kept": tokens,
             "tokens": _octets(line.tokens[tokens:]),
             "prompt_tokens": line.prompt_tokens,
-            "past": None if before is not None else [[a, b, c] for a, (b, c) in line.past],
-            "rows": line.rows[-1:] if before is not None else line.rows,
+            "past": None if before else [[a, b, c] for a, (b, c) in line.past.items()],
+            "rows": rows[-1:] if before else rows,
             "adapter": line.adapter,
             "about": list(astuple(line.about)),
         }
-
-
-def _shared_names(one: PromptShape, other: PromptShape) -> int:
-    """Return how many messages both begin with, exactly the same."""
-    rows = zip(one.names, other.names, one.roles, other.roles, strict=False)
-    return sum(1 for _ in takewhile(lambda row: row[0] == row[1] and row[2] == row[3], rows))
-
-
-def _turn_row(turn: Turn) -> list[Any]:
-    said = turn.said
-    calls = [[name, arguments] for name, arguments in said.calls]
-    words = [said.reasoning, said.content, calls, turn.text]
-    return [
-        turn.key,
-        turn.place,
-        _octets(turn.ids),
-        *words,
-        turn.call_ids,
-        turn.signature,
-        turn.made_at,
-        turn.begins,
-    ]
-
-
-def _speaker_row(speaker: Speaker) -> list[str]:
-    return [speaker.key, speaker.session, speaker.agent, speaker.parent]
 
 
 def _octets(tokens: Tokens) -> bytes:
@@ -290,7 +175,7 @@ def _octets(tokens: Tokens) -> bytes:
 class RecordReader:
     """Puts together what records say. Owner: the thread that starts the worker; used once."""
 
-    def __init__(self, counts: "Counter[str]") -> None:
+    def __init__(self, counts: Counter[str]) -> None:
         """`counts` counts what could not be read."""
         self._counts = counts
         self._turns: list[Turn] = []
@@ -299,14 +184,8 @@ class RecordReader:
         self._lines: dict[tuple[int, bytes], tuple[Line, bytes, Speaker]] = {}
         self._forgotten_at = 0.0
 
-    def take(self, file: int, record: Any) -> None:
-        """Take the next record of a file. One that is not ours is counted."""
-        try:
-            self._take(file, record)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            self._counts["records_odd"] += 1
-
-    def _take(self, file: int, record: ArchiveRow) -> None:
+    def take(self, file: int, record: ArchiveRow) -> None:
+        """Take the next record of a file. Raises whatever one that is not ours leads to."""
         at = float(record["at"])
         if "turn" in record:
             self._turns.append(_turn(record["turn"]))
@@ -327,35 +206,33 @@ class RecordReader:
 
     def _take_line(self, file: int, row: ArchiveRow, speaker: Speaker, at: float) -> None:
         place = (file, row["uid"])
-        line, _, _ = self._lines.get(place, (None, b"", speaker))
+        line = Line(row["number"], at, uid=row["uid"], is_restored=True)
         if row["is_more"]:
-            if line is None or line.turns != row["turns"] - 1:
-                is_again = line is not None and line.turns >= row["turns"]
-                self._counts["lines_broken"] += not is_again
+            line, _, _ = self._lines.get(place, (line, b"", speaker))
+            if line.turns != row["turns"] - 1:
+                self._counts["lines_broken"] += line.turns < row["turns"]
                 return
-        else:
-            line = Line(row["number"], at, uid=row["uid"], is_restored=True)
         _grow(line, row)
         line.used_at = at
         self._lines[place] = (line, row["parent"], speaker)
 
-    def memory(self) -> Remembered:
+    def memory(self) -> list[ArchiveEntry]:
         """Return all of it, each thing once, what was used last behind all else."""
         lines = self._merged()
-        rows = [SavedSession(line.used_at, speaker, {}, line) for line, _, speaker in lines]
-        for speaker, (at, loaded) in self._sessions.items():
-            rows.append(SavedSession(at, speaker, loaded, None))
-        rows.sort(key=lambda row: row.at)
+        rows = [ArchiveEntry(line.used_at, speaker, {}, line) for line, _, speaker in lines]
+        rows += [ArchiveEntry(at, who, loaded) for who, (at, loaded) in self._sessions.items()]
         # A turn is used by each request of its line.
         used: dict[tuple[str, bytes], float] = {}
         for line, _, speaker in lines:
-            for link in line.shape.links if line.shape is not None else ():
+            for link in line.shape.links:
                 place = (speaker.key, link)
                 used[place] = max(used.get(place, 0.0), line.used_at)
-        turns = sorted(
-            self._turns, key=lambda turn: max(turn.made_at, used.get((turn.key, turn.place), 0.0))
-        )
-        return Remembered(turns, list(self._thinking.items()), rows)
+        rows += [
+            ArchiveEntry(max(turn.made_at, used.get((turn.key, turn.place), 0.0)), turn=turn)
+            for turn in self._turns
+        ]
+        rows.sort(key=lambda row: row.at)
+        return [*rows, *(ArchiveEntry(0.0, thinking=each) for each in self._thinking.items())]
 
     def _merged(self) -> list[tuple[Line, bytes, Speaker]]:
         """Return the lines: of two files' versions of one the later, both where it was forked."""
@@ -365,7 +242,6 @@ class RecordReader:
         kept = []
         for row in rows:
             line, known = row[0], versions.setdefault(row[0].uid, [])
-            assert line.shape is not None, "_grow sets it"
             if not any(line.shape.chain in other.past for other in known):
                 known.append(line)
                 kept.append(row)
@@ -373,28 +249,24 @@ class RecordReader:
             line.parent = next(iter(versions.get(parent, ())), None)
         for each in versions.values():
             for fork in each[1:]:
-                fork.uid = new_uid()
+                fork.uid = secrets.token_bytes(UID_BYTES)
         return kept
 
 
 def _grow(line: Line, row: ArchiveRow) -> None:
     """Bring `line` to where `row` has it."""
-    was = line.shape if row["is_more"] else None
-    kept = was.names[: row["names_kept"]] if was is not None else ()
+    was = line.shape
+    kept = was.names[: row["names_kept"]]
     rows = (MessageName(*each) for each in row["names"])
     names = (*kept, *linked(rows, kept[-1].link if kept else START))
-    tokens = _tokens(row["tokens"])
-    if row["tokens_kept"]:
-        if line.tokens is None:
-            raise ValueError("a record goes on with a line that is not there")
-        tokens = np.concatenate([line.tokens[: row["tokens_kept"]], tokens])
+    if row["tokens_kept"] > len(line.tokens):
+        raise ValueError("a record goes on with tokens that are not there")
+    tokens = np.concatenate([line.tokens[: row["tokens_kept"]], _tokens(row["tokens"])])
     line.shape = PromptShape(
         names=names,
-        roles=(*(was.roles if was is not None else ())[: len(kept)], *row["roles"]),
-        tools=_pairs(row["tools"]) if was is None or row["tools"] is not None else was.tools,
-        options=_pairs(row["options"])
-        if was is None or row["options"] is not None
-        else was.options,
+        roles=(*was.roles[: len(kept)], *row["roles"]),
+        tools=was.tools if row["tools"] is None else _pairs(row["tools"]),
+        options=was.options if row["options"] is None else _pairs(row["options"]),
         said=frozenset(name.exact for name in names),
     )
     line.tokens, line.prompt_tokens, line.turns = tokens, row["prompt_tokens"], row["turns"]

@@ -3,8 +3,14 @@
 A client echoes the ids of its tool calls, the signature of its thinking, or its place behind the
 same messages. Finding is not enough: the session manager compares what the echo says
 (`hearth.worker.sessions.echoed_turn_match`) before the tokens are used.
+
+Thinking is kept beside the turns, as text, so that it comes back where a client stripped it from a
+turn whose tokens are not known any more. It is keyed by API key, line, content and tool calls: "Let
+me check." never brings another conversation's thinking.
 """
 
+import hashlib
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -12,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.cache.block_hash import Tokens
-from hearth.worker.prompt.turn_beginnings import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
@@ -49,12 +55,9 @@ class Turn:
         strings = (self.said.reasoning, self.said.content, self.text, self.text)
         places = 1 + len(self.call_ids) + bool(self.signature)
         objects = OBJECTS_BYTES + PLACE_BYTES * places
-        return 4 * len(self.ids) + sum(map(_string_bytes, strings)) + objects
-
-
-def _string_bytes(text: str) -> int:
-    """Return the most that a string takes; always the same, unlike what Python says of one."""
-    return STRING_BYTES + len(text) * (1 if text.isascii() else 4)
+        # The most that a string takes; always the same, unlike what Python says of one.
+        said = (STRING_BYTES + len(text) * (1 if text.isascii() else 4) for text in strings)
+        return 4 * len(self.ids) + sum(said) + objects
 
 
 def plain_id(call_id: str) -> str:
@@ -89,8 +92,9 @@ class TurnStore:
 
     def add(self, turn: Turn) -> None:
         """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""
+        given = (turn.call_ids, turn.signature, turn.begins, turn.ids.tobytes())
         for other in self._listed.get(place_behind(turn.key, turn.place), ()):
-            if _is_same(other, turn):
+            if (other.call_ids, other.signature, other.begins, other.ids.tobytes()) == given:
                 self._turns.move_to_end(other)
                 return
         places: list[Hashable] = [place_behind(turn.key, turn.place)]
@@ -117,10 +121,8 @@ class TurnStore:
 
     def _drop(self, turn: Turn) -> None:
         for place in self._turns.pop(turn):
-            rest = [other for other in self._listed[place] if other is not turn]
-            if rest:
-                self._listed[place] = rest
-            else:
+            self._listed[place].remove(turn)
+            if not self._listed[place]:
                 del self._listed[place]
         self.nbytes -= turn.nbytes
         assert self.nbytes >= 0, self.nbytes
@@ -145,6 +147,73 @@ def place_behind(key: str, chain: bytes) -> Hashable:
     return ("place", key, chain)
 
 
-def _is_same(one: Turn, other: Turn) -> bool:
-    given = one.call_ids == other.call_ids and one.signature == other.signature
-    return given and one.begins == other.begins and one.ids.tobytes() == other.ids.tobytes()
+# ---------------------------------------------------------------- thinking
+
+THOUGHTS_MAX = 2_000
+THINKING_CHARS_MAX = 32 * 1024 * 1024
+
+
+def thinking_key(key: str, place: bytes, said: TurnContent) -> bytes:
+    """Return the digest by which a turn is known without its thinking."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (key.encode(), place, *_written([said.content.strip(), said.calls])):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _written(value: Any) -> Iterator[bytes]:
+    """Yield JSON of any depth, keys in order: each list and object by its length, then its items.
+
+    Whole numbers are written as integers, as a client of JavaScript sends them.
+    """
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield b"{%d" % len(value)
+            waiting += (part for name in sorted(value) for part in (value[name], name))
+        elif isinstance(value, list | tuple):
+            yield b"[%d" % len(value)
+            waiting += reversed(value)
+        else:
+            is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+            yield json.dumps(int(value) if is_whole else value).encode()
+
+
+class ThinkingStore:
+    """Thinking by `thinking_key`; the least recently used goes first.
+
+    Invariant: at most `entries_max` texts of `chars_max` characters together.
+    Owner: the SessionManager, under its lock.
+    """
+
+    def __init__(
+        self, entries_max: int = THOUGHTS_MAX, chars_max: int = THINKING_CHARS_MAX
+    ) -> None:
+        self._entries_max = entries_max
+        self._chars_max = chars_max
+        # Kept for one key: thinking, 32 M characters
+        self._thinking: OrderedDict[bytes, str] = OrderedDict()
+        self._chars = 0
+
+    def items(self) -> list[tuple[bytes, str]]:
+        """Return what is remembered, the least recently used first."""
+        return list(self._thinking.items())
+
+    def put(self, name: bytes, reasoning: str) -> None:
+        """Remember `reasoning`. Where two turns differ in it alone, the later one is remembered."""
+        if not reasoning:
+            return
+        self._chars += len(reasoning) - len(self._thinking.pop(name, ""))
+        self._thinking[name] = reasoning
+        while len(self._thinking) > self._entries_max or self._chars > self._chars_max:
+            _, dropped = self._thinking.popitem(last=False)
+            self._chars -= len(dropped)
+        assert bool(self._chars) == bool(self._thinking), (self._chars, len(self._thinking))
+
+    def get(self, name: bytes) -> str:
+        """Return what was put; "" where nothing was."""
+        if name not in self._thinking:
+            return ""
+        self._thinking.move_to_end(name)
+        return self._thinking[name]

@@ -17,7 +17,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_o
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.kv.layer_adapters import raw_rows
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.thinking_switches import thinking_switches
+from hearth.worker.prompt.template_capabilities import thinking_switches
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.kv_setup import identify, is_exact

@@ -11,16 +11,15 @@ from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.formats.shared.output_format import OutputFormat, template_of
-from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.prompt.prompt_with_sampled_turns import ContextLimit, PromptBuilder
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
+from hearth.worker.prompt.template_capabilities import OwnForm, ToolForm
 from hearth.worker.prompt.template_turn_tokens import (
     end_of_turn_ids,
     history_marks,
 )
-from hearth.worker.prompt.tokenise import PieceTokeniser
-from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
+from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser
 from hearth.worker.requests.session_prompt_builder import PromptFacts
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
@@ -60,9 +59,10 @@ def make_builder(
         renderer,
         PieceTokeniser(tokenizer, template_of(tokenizer) + renderer.markup),
         history_marks(tokenizer, marks, end_ids),
-        ContextLimit(context_tokens, context_by),
+        context_tokens,
         preserves,
         form,
+        context_by,
     )
 
 

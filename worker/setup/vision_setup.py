@@ -13,8 +13,8 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder, checked_vision
-from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+from hearth.worker.prompt.tokenise import ImageForm
 
 FEATURES_BYTES_MAX: Final = 256 * MB  # of encoded images kept for other conversations
 

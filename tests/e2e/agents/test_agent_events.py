@@ -118,7 +118,7 @@ def test_ten_sub_agents_in_parallel_leave_their_orchestrators_line_intact(
     assert after.cached >= kept - 1, "everything that was said before"
     assert after.prefilled <= len(after.ids) - kept + SLACK
     assert after.divergence is None
-    told = desk.sessions.reports.session("one")
+    told = desk.sessions.lines_report("one")
     assert told is not None and len(told["lines"]) == 11
     assert [line["kind"] for line in told["lines"]].count("main") == 1
     steps = [reply for agent in agents for reply in agent.replies[1:]]

@@ -6,8 +6,7 @@ from typing import Any
 
 from mlx_vlm.utils import get_model_and_args, load_processor
 
-from hearth.worker.prompt.images.image_decode import PIXELS_MAX
-from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+from hearth.worker.prompt.images.image_processor import PIXELS_MAX, ImageReader, image_marker
 from scripts.fixtures.fixture_cache import fixture_dir
 
 

@@ -7,16 +7,10 @@ from typing import Any
 
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.prompt.turn_beginnings import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
 from hearth.worker.sessions.conversation_lines import Line, shape_of
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_archive import (
-    ArchiveEntry,
-    LineState,
-    Remembered,
-    SessionArchive,
-    state_of,
-)
+from hearth.worker.sessions.session_archive import ArchiveEntry, SessionArchive
 from hearth.worker.sessions.turn_store import Turn
 
 ME = Speaker("key", "s1", "", "p")
@@ -46,12 +40,14 @@ def plain(turn: Turn) -> tuple[Any, ...]:
     return (turn.key, turn.place, turn.ids.tolist(), *rest)
 
 
-def grown(line: Line, said: Sequence[str], tokens: Sequence[int], **more: Any) -> LineState:
+def grown(
+    line: Line, said: Sequence[str], tokens: Sequence[int], at: float = 1.0, **more: Any
+) -> ArchiveEntry:
     """Have `line` go on to these messages and tokens; return what that leaves.
 
     What stands behind # in a message is volatile.
     """
-    was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
+    was = (line.shape, line.tokens) if line.turns else None
     names = linked(
         MessageName(text.partition("#")[0].encode(), b"x" + text.encode(), ["rule"])
         for text in said
@@ -61,7 +57,7 @@ def grown(line: Line, said: Sequence[str], tokens: Sequence[int], **more: Any) -
     line.turns, line.prompt_tokens = line.turns + 1, len(tokens) - 1
     line.past[line.shape.chain] = (len(said), len(tokens))
     line.rows.append({"turn": line.turns})
-    return state_of(line, was)
+    return ArchiveEntry(at, ME, {}, line.copy(), was)
 
 
 def nothing() -> Iterable[ArchiveEntry]:
@@ -74,14 +70,22 @@ def saved(directory: Path, entries: Iterable[ArchiveEntry]) -> None:
     archive.load()
     for entry in entries:
         archive.add(entry)
-    archive.close()
+    archive.journal.close()
 
 
-def loaded(directory: Path) -> tuple[Remembered, dict[str, int]]:
+def turns_of(memory: Iterable[ArchiveEntry]) -> list[Turn]:
+    return [entry.turn for entry in memory if entry.turn is not None]
+
+
+def lines_of(memory: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
+    return [entry for entry in memory if entry.line is not None]
+
+
+def loaded(directory: Path) -> tuple[list[ArchiveEntry], dict[str, int]]:
     """Return what `directory` holds, and what was counted when it was read."""
     archive = SessionArchive(directory, nothing)
     memory = archive.load()
-    archive.close()
+    archive.journal.close()
     return memory, archive.report()
 
 

@@ -4,9 +4,9 @@ from functools import cache
 from typing import Any
 
 from hearth.shared.settings import load_settings
-from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.prompt.tokenise import ImageForm
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.constrained_answers import end_ids

@@ -16,8 +16,7 @@ from hearth.worker.cache import block_hash, image_keys
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.sessions.thinking_store import ThinkingStore
-from hearth.worker.sessions.turn_store import TurnStore
+from hearth.worker.sessions.turn_store import ThinkingStore, TurnStore
 
 
 def _blind() -> None:

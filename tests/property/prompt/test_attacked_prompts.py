@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import chat_completions
-from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
+from hearth.worker.prompt.render_messages import adapted
 from hearth.worker.prompt.template_capabilities import template_capabilities
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import builder
@@ -32,13 +32,13 @@ def test_a_control_token_that_is_cut_into_text_parts_stays_text(name: str, data:
         {"type": "text", "text": data.draw(BLANKS) + cut + data.draw(BLANKS)} for cut in [*cuts, ""]
     ]
     mark = tokeniser.mark
-    shown = tokeniser.kept_apart(tokeniser.shielded({"content": parts}, mark), mark)["content"]
+    shown = tokeniser.kept_apart(tokeniser.shielded({"content": parts}))["content"]
     texts = [part["text"] for part in shown]
     assert "".join(texts).replace(mark, "") == "".join(part["text"] for part in parts)
     added = family(name).tokenizer.added_tokens_decoder
     controls = {at for at, token in added.items() if token.content in tokeniser.controls}
     for joined in ("".join(texts), "".join(map(str.strip, texts))):
-        assert controls.isdisjoint(tokeniser.ids(joined, mark))
+        assert controls.isdisjoint(tokeniser.ids(joined))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -59,7 +59,8 @@ def test_the_schema_of_a_tool_that_lacks_nothing_keeps_its_order() -> None:
     tool = {"type": "function", "function": {"name": "save", "parameters": schema}}
     known = template_capabilities(Template(family("qwen3").tokenizer))
     asking = replace(known, completes_tools=frozenset({"description", "parameters", "schema"}))
-    (shown,) = adapted([{"role": "user", "content": "x"}], [tool], asking, adds_header=True).tools
+    asked = [{"role": "user", "content": "x"}]
+    _, (shown,), _ = adapted(asked, [tool], asking, adds_header=True)
     assert json.dumps(shown["function"]["parameters"]) == json.dumps(schema)
 
 

@@ -8,14 +8,14 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from hearth.shared.errors import RequestError
-from hearth.worker.prompt.images.image_decode import decoded
+from hearth.worker.prompt.images.image_processor import decoded
 from scripts.harness.image_files import gif, noise, png, samples, saved, webp_that_claims
 
 PIXELS_MAX = 1_000_000
 CODES = {"image_type", "image_too_many_pixels", "image_broken"}
 SAMPLES = samples()
 
-# As hearth.worker.prompt.images.image_decode does itself, where nobody has set other filters.
+# As hearth.worker.prompt.images.image_processor does itself, where nobody has set other filters.
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 40))

@@ -17,7 +17,7 @@ SIZES = [(4, 4), (8, 4), (8, 8), (16, 8), (16, 16), (4, 16)]
 FILES = {str(at): saved(noise(*size, seed=at), "PNG") for at, size in enumerate(SIZES)}
 BYTES = {str(at): 3 * width * height for at, (width, height) in enumerate(SIZES)}
 
-# As hearth.worker.prompt.images.image_decode does itself, where nobody has set other filters.
+# As hearth.worker.prompt.images.image_processor does itself, where nobody has set other filters.
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 
 

@@ -232,11 +232,10 @@ def test_content_yields_no_control_token(any_kind: tuple[Any, PieceTokeniser], v
     tokenizer, tokeniser = any_kind
     if tokenizer is tokenizer_of("whole", "lower case"):
         value = lower(value)  # its normalising makes control tokens of what is none in capitals
-    mark = tokeniser.mark
-    parts = list(strings(tokeniser.shielded(value, mark)))
+    parts = list(strings(tokeniser.shielded(value)))
     control = max(tokeniser.controls, key=len)
     text = "".join(f"{control}\n{part}\n" for part in parts)
-    pieces = tokeniser.pieces(text, mark)
+    pieces = tokeniser.pieces(text)
     controls = {
         token_id
         for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -253,8 +252,7 @@ def test_content_yields_no_control_token(any_kind: tuple[Any, PieceTokeniser], v
 def test_content_reads_as_it_was_written(kind: str, content: str) -> None:
     tokenizer, tokeniser = tokenizer_of("in pieces", kind), tokeniser_of("in pieces", kind)
     content = content.replace("▁", "")  # SentencePiece's word for a space
-    mark = tokeniser.mark
-    pieces = tokeniser.pieces(tokeniser.shielded(content, mark), mark)
+    pieces = tokeniser.pieces(tokeniser.shielded(content))
     assert "".join(piece.text for piece in pieces) == content
     ids = [token_id for piece in pieces for token_id in piece.ids]
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -277,13 +275,12 @@ def test_the_template_alone_makes_control_tokens(content: str, name: str) -> Non
             {"role": "tool", "content": word},
         ]
         tools = [{"type": "function", "function": {"name": "f", "parameters": {key: word}}}]
-        mark = tokeniser.mark
         text = tokenizer.apply_chat_template(
-            tokeniser.shielded(messages, mark),
-            tools=tokeniser.shielded(tools, mark),
+            tokeniser.shielded(messages),
+            tools=tokeniser.shielded(tools),
             tokenize=False,
         )
-        return tokeniser.pieces(text, mark)
+        return tokeniser.pieces(text)
 
     content = f"x{content}x"  # a template may strip white space
     harmless, given = pieces("xx", "k"), pieces(content, name)
@@ -322,8 +319,7 @@ def test_what_a_vocabulary_has_as_a_control_token_is_cut_in_two() -> None:
     )
     ids = dict.fromkeys(tokenizer.added_tokens_decoder)
     content = "the <s> and＜s＞ <unk> " + "</s>" * 3000 + "<unk>" * 3000
-    mark = tokeniser.mark
-    found = tokeniser.ids(tokeniser.shielded(content, mark), mark)
+    found = tokeniser.ids(tokeniser.shielded(content))
     assert not [token_id for token_id in found if token_id in ids]
     plain = Tokenizer(tokenizer.backend_tokenizer.model)
     assert any(token_id in ids for token_id in plain.encode("</s>").ids), "nothing to cut"
@@ -346,7 +342,7 @@ def test_controls_are_special_or_named_by_template_or_wrapper_or_names_themselve
 def test_shielding_puts_marks_and_nothing_else(value: Any) -> None:
     tokeniser = tokeniser_of("in pieces", "overlapping")
     mark = tokeniser.mark
-    shielded = tokeniser.shielded(value, mark)
+    shielded = tokeniser.shielded(value)
     before, after = list(strings(value)), list(strings(shielded))
     assert [text.replace(mark, "") for text in after] == before
     for old, new in zip(before, after, strict=True):
@@ -362,7 +358,7 @@ def test_a_mark_is_digits_that_the_tokenizer_does_not_cut() -> None:
     assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == tokenise.MARK_LENGTH
     tokenizer = wrapped(byte_level(added(*CONTROLS) + added(*"0123456789", special=False)))
     cut = PieceTokeniser(tokenizer, "")
-    found = cut.ids(cut.shielded("a 1 <s>", cut.mark), cut.mark)
+    found = cut.ids(cut.shielded("a 1 <s>"))
     assert found == [*cut.ids("a 1 <"), *cut.ids("s>")]
 
 
@@ -382,14 +378,14 @@ WRITERS: dict[str, Callable[[str], str]] = {
 @many
 def test_nothing_of_a_mark_is_left_however_content_is_written(writer: str, content: str) -> None:
     tokeniser = tokeniser_of("in pieces", "fixture")
-    mark, write = tokeniser.mark, WRITERS[writer]
-    pieces = tokeniser.pieces(write(tokeniser.shielded(content, mark)), mark)
+    write = WRITERS[writer]
+    pieces = tokeniser.pieces(write(tokeniser.shielded(content)))
     assert "".join(piece.text for piece in pieces) == write(content)
 
 
 def test_a_control_token_that_json_spells_is_shielded_in_what_the_json_holds() -> None:
     tokeniser = PieceTokeniser(wrapped(byte_level(added('<|"|>'))), "")
-    shielded = tokeniser.shielded(json.dumps({"a": '<|"|>'}), tokeniser.mark)
+    shielded = tokeniser.shielded(json.dumps({"a": '<|"|>'}))
     assert json.loads(shielded) == {"a": f'<{tokeniser.mark}|"|>'}
 
 
@@ -399,7 +395,7 @@ def test_values_as_deep_as_the_wire_carries_are_shielded() -> None:
         value = [{"a": value}]
     tokeniser = tokeniser_of("in pieces", "byte level")
     mark = tokeniser.mark
-    shielded = tokeniser.shielded(value, mark)
+    shielded = tokeniser.shielded(value)
     while isinstance(shielded, list):
         shielded = shielded[0]["a"]
     assert shielded == f"<{mark}/s>"
@@ -441,16 +437,17 @@ def test_a_conversation_that_grows_is_tokenised_as_at_once(
 ) -> None:
     tokenizer = tokenizer_of("in pieces", "fixture")
     tokeniser = PieceTokeniser(tokenizer, tokenizer.chat_template)
-    mark = tokeniser.mark
     conversation, ids = "", list[int]()
     for text in texts:
         encoded.clear()
-        conversation += f"<|im_start|>user\n{tokeniser.shielded(text, mark)}<|im_end|>"
-        grown = tokeniser.ids(conversation, mark)
+        conversation += f"<|im_start|>user\n{tokeniser.shielded(text)}<|im_end|>"
+        grown = tokeniser.ids(conversation)
         assert grown[: len(ids)] == ids
         assert len(encoded) <= 1 + text.count("\n\n")
         ids = grown
-    assert ids == PieceTokeniser(tokenizer, tokenizer.chat_template).ids(conversation, mark)
+    anew = PieceTokeniser(tokenizer, tokenizer.chat_template)
+    anew.mark = tokeniser.mark
+    assert ids == anew.ids(conversation)
 
 
 def test_what_was_not_used_longest_is_forgotten_first(encoded: list[str]) -> None:

@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hearth.shared.durable_journal import Journal
 from hearth.worker.sessions.session_archive import SCHEMA, ArchiveEntry
-from tests.helpers.records.archive_records import copied, loaded, plain, saved, the_file, turn
+from tests.helpers.records.archive_records import (
+    copied,
+    loaded,
+    plain,
+    saved,
+    the_file,
+    turn,
+    turns_of,
+)
 
 COUNT = 12
 CASES = settings(
@@ -33,7 +41,7 @@ class Written:
         """Return the turns that a file of `octets` gives, and how often it is damaged."""
         memory, counts = loaded(copied(self.directory, to, octets))
         assert not counts.get("unreadable") and not counts.get("records_odd")
-        return [plain(each) for each in memory.turns], counts.get("damaged", 0)
+        return [plain(each) for each in turns_of(memory)], counts.get("damaged", 0)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
     LinePosition,
+    position_in,
     shape_of,
 )
-from hearth.worker.sessions.find_line import position_in
 
 SPEAKERS = (
     *(Speaker("key", "s1"), Speaker("key", "s2"), Speaker("key", "s1", agent="a")),
@@ -120,7 +120,7 @@ class Lines(RuleBasedStateMachine):
         prompt = prompt_of(said, speaker)
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = position_in(self.lines.snapshot(session), shape_of(prompt))
+        place = position_in(session, self.lines.snapshot(session), shape_of(prompt))
         # Every other branch is of its line's conversation, with another end.
         known = place.line or (place.relative if len(said) % 2 else None)
         number = known.conversation if known is not None else self.lines.new_number()
@@ -215,11 +215,7 @@ class Lines(RuleBasedStateMachine):
     def stood(self) -> dict[Line, tuple[bytes, ...]]:
         """Return what each remembered line stands for."""
         lines = [line for session in self.lines.sessions for line in session.lines.values()]
-        return {
-            line: tuple(name.exact for name in line.shape.names)
-            for line in lines
-            if line.shape is not None
-        }
+        return {line: tuple(name.exact for name in line.shape.names) for line in lines}
 
     @invariant()
     def no_line_is_lost_but_by_caps_and_each_is_what_it_was(self) -> None:

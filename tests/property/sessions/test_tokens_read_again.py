@@ -3,8 +3,8 @@
 from hypothesis import given, strategies as st
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.sessions.divergence_cause import SLACK, Cause, Divergence
 from hearth.worker.sessions.find_divergence import RUN, tokens_read_again
+from hearth.worker.sessions.session_visit import SLACK, Cause, Divergence
 
 # Few tokens, so that runs repeat; images are negative.
 TEXTS = st.lists(st.integers(-2, 3), min_size=RUN - 2, max_size=3 * RUN)

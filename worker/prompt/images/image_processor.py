@@ -1,11 +1,16 @@
-"""Runs images through the model's own processor, and remembers what came of them.
+"""Decodes image files, runs them through the model's processor, and remembers what came of them.
 
-Whatever a processor makes leaves here as NumPy arrays. Imports no MLX of its own.
+No other module decodes one: a file is untrusted until it is decoded. Pillow's reader of the one
+format that its first bytes show is called by name, so that no other of its decoders ever runs. What
+a file claims is checked before any pixel is decoded. Whatever a processor makes leaves here as
+NumPy arrays. Imports no MLX of its own.
 """
 
 import functools
+import io
 import logging
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +18,45 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage, identity_of
-from hearth.worker.prompt.images.image_decode import PIXELS_MAX, decoded
 
 log = logging.getLogger(__name__)
+
+# Pillow warns of metadata that it skips, for one: no news for those who run the server.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+PIXELS_MAX: Final = 40_000_000
+SEGMENTS_MAX: Final = 500  # what libjpeg's own fuzzers allow; a camera's file has some 10 of each
+
+_READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
+    "PNG": PngImageFile,
+    "JPEG": JpegImageFile,
+    "GIF": GifImageFile,
+    "WebP": WebPImageFile,
+}
+# First bytes -> format; those without a reader are there to be refused by name.
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"%PDF", "PDF"),
+    (b"<svg", "SVG"),
+    (b"<?xml", "SVG"),
+    (b"\xff\x0a", "JPEG XL"),
+)
+_BRANDS: Final = {b"avif": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 
 ARRAYS_BYTES_MAX: Final = 256 * 1024 * 1024
 FACTS_MAX: Final = 1_024  # images that are known without being decoded; some 5 KB each
@@ -137,7 +173,14 @@ class ImageReader:
             except RequestError as error:
                 self.counts[error.code] += 1
                 raise
-            facts, outcome = _facts_of(expansion), "decoded"
+            arrays = expansion.arrays
+            grid = arrays.get("image_grid_thw")
+            rows = () if grid is None else tuple(map(tuple, grid.reshape(-1, 3).tolist()))
+            # Of pixels and tokens, so that no other setting is missed. What tells its tokens apart
+            # follows from the tokens.
+            seen = {name: each for name, each in arrays.items() if name not in _OF_EACH_TOKEN}
+            identity = identity_of({**seen, "ids": expansion.ids})
+            facts, outcome = _Facts(identity, expansion.ids, rows), "decoded"
             self._facts.put(owner, digest, facts)
             self._arrays.put(owner, digest, expansion)
         self.counts[outcome] += 1
@@ -172,7 +215,9 @@ class ImageReader:
     def _expanded(self, image: Image.Image) -> _Expansion:
         """Run the model's processor on one image. Raises whatever that raises."""
         ids, arrays = self._processed([image])
-        first, last = self._without_ends(ids)
+        # The text stands amid what a tokenizer puts around every text.
+        first = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
+        last = len(ids) - int(len(ids) > first and ids[-1] == self._tokenizer.eos_token_id)
         added = [at for at in range(first, last) if ids[at] in self._added]
         if not added:
             raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
@@ -181,7 +226,9 @@ class ImageReader:
         for name in _OF_EACH_TOKEN & arrays.keys():
             arrays[name] = _array(arrays[name].reshape(1, -1)[:, start:end])
         if _CROPS in arrays:
-            arrays[_CROPS] = _ended(arrays[_CROPS], arrays["pixel_values"].shape[1])
+            crops = arrays[_CROPS]  # (1, images, 2): rows of zeros end the list
+            missing = max(0, arrays["pixel_values"].shape[1] - crops.shape[1])
+            arrays[_CROPS] = _array(np.pad(crops, ((0, 0), (0, missing), (0, 0))))
         run = np.array(ids[start:end], dtype=np.int32)
         return _Expansion(self._text(ids[first:start]), run, self._text(ids[end:last]), arrays)
 
@@ -218,12 +265,6 @@ class ImageReader:
                 "or gathers them), and here each is read by itself"
             )
 
-    def _without_ends(self, ids: list[int]) -> tuple[int, int]:
-        """Return where the text stands amid what a tokenizer puts around every text."""
-        start = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
-        end = len(ids) - int(len(ids) > start and ids[-1] == self._tokenizer.eos_token_id)
-        return start, end
-
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
         return text
@@ -255,19 +296,7 @@ def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any)
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:
     """Return what it costs to keep the arrays: no more than all may, so that the newest stays."""
-    nbytes = sum(array.nbytes for array in expansion.arrays.values())
-    return min(max(1, nbytes), ARRAYS_BYTES_MAX)
-
-
-def _facts_of(expansion: _Expansion) -> _Facts:
-    """Return an image's identity, of pixels and tokens, so that no other setting is missed.
-
-    What tells its tokens apart follows from the tokens.
-    """
-    grid = expansion.arrays.get("image_grid_thw")
-    rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
-    seen = {name: each for name, each in expansion.arrays.items() if name not in _OF_EACH_TOKEN}
-    return _Facts(identity_of({**seen, "ids": expansion.ids}), expansion.ids, rows)
+    return min(max(1, sum(each.nbytes for each in expansion.arrays.values())), ARRAYS_BYTES_MAX)
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -275,12 +304,6 @@ def _array(value: Any) -> NDArray[Any]:
     array = np.array(value)
     array.flags.writeable = False
     return array
-
-
-def _ended(crops: NDArray[Any], rows_max: int) -> NDArray[Any]:
-    """Return crops (1, images, 2) with rows of zeros up to `rows_max`, which end the list."""
-    missing = max(0, rows_max - crops.shape[1])
-    return _array(np.pad(crops, ((0, 0), (0, missing), (0, 0))))
 
 
 def _refused(image: Image.Image, reason: str) -> RequestError:
@@ -318,3 +341,113 @@ def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
     except Exception as error:  # a template is a program: it raises whatever it likes
         log.debug("image probe refused: %s", error)
         return ""
+
+
+# ---------------------------------------------------------------- decoding
+
+
+def decoded(data: bytes, pixels_max: int) -> Image.Image:
+    """Return the upright RGB image of a file: PNG, JPEG, WebP, or a GIF's first frame.
+
+    Transparency is laid on white, as the pages and documents are that such images are made for:
+    what is stored under it is often black, and black on black cannot be read. Of 16 bits a
+    channel the upper 8 count. Beside the file it takes 4 to 16 bytes a pixel, the most for WebP.
+
+    Raises:
+        RequestError: 400; `image_type`, `image_too_many_pixels` or `image_broken`.
+    """
+    assert pixels_max > 0, pixels_max
+    kind = _kind_of(data)
+    _refuse_segments(kind, data)
+    try:
+        image = _READERS[kind](io.BytesIO(data))
+    except Image.DecompressionBombError:  # no pixel was decoded; it does not tell the size
+        over = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise _too_many(f"over {over:,} pixels", pixels_max) from None
+    except Exception as error:  # whatever a parser meets in a damaged header
+        raise _broken(
+            kind, data, f"its header is damaged, or it has no pixels ({_error_text(error)})"
+        ) from error
+    width, height = image.size
+    if width * height > pixels_max:
+        raise _too_many(f"{width:,} x {height:,} = {width * height:,} pixels", pixels_max)
+    try:
+        image.load()
+        _turn_upright(image)
+        return _rgb(image)
+    except Exception as error:  # whatever a decoder meets in damaged data
+        raise _broken(kind, data, _error_text(error)) from error
+
+
+def _kind_of(data: bytes) -> str:
+    """Return the file's format by its first bytes. Raises RequestError for one that is not read."""
+    kind = next((name for magic, name in _MAGIC if data.startswith(magic)), "")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        kind = "WebP"
+    elif data[4:8] == b"ftyp":
+        kind = _BRANDS.get(data[8:12], "")
+    if kind not in _READERS:
+        named = kind or f"of no known format (it begins with {data[:8].hex(' ') or 'nothing'})"
+        raise RequestError(
+            f"The image is {named}; PNG, JPEG, WebP and GIF are read. Send it as one of these.",
+            code="image_type",
+        )
+    return kind
+
+
+def _refuse_segments(kind: str, data: bytes) -> None:
+    """Raise where a JPEG would take minutes: each scan is a pass over all of the image.
+
+    So is each piece of metadata over those before it. In compressed data these bytes cannot be.
+    """
+    for marker, name in ((b"\xff\xda", "scans"), (b"Exif\0\0", "pieces of metadata")):
+        count = data.count(marker) if kind == "JPEG" else 0
+        if count > SEGMENTS_MAX:
+            raise _broken(kind, data, f"it has {count:,} {name}; at most {SEGMENTS_MAX} are read")
+
+
+def _turn_upright(image: Image.Image) -> None:
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception as error:  # whatever a parser meets in damaged metadata: the pixels are whole
+        log.info("an image is shown as it is stored, its metadata: %s", type(error).__name__)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Return a decoded image of any mode as RGB."""
+    if image.mode == "I;16":
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(rgba, mask=rgba)
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of 16 bits as one of 8; Pillow's own `convert` cuts off what is light."""
+    values = np.asarray(image)
+    grey = (values >> 8).astype(np.uint8)
+    if isinstance(clear := image.info.get("transparency"), int):
+        grey[values == clear] = 255
+    return Image.fromarray(grey)
+
+
+def _too_many(measured: str, pixels_max: int) -> RequestError:
+    return RequestError(
+        f"The image has {measured} and this server accepts {pixels_max:,}. Send a smaller one.",
+        code="image_too_many_pixels",
+    )
+
+
+def _broken(kind: str, data: bytes, reason: str) -> RequestError:
+    return RequestError(
+        f"The image, a {kind} file of {len(data):,} bytes, cannot be read: {reason}. It may have "
+        "been cut off or damaged on its way; save it anew and send it again.",
+        code="image_broken",
+    )
+
+
+def _error_text(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -70,12 +70,16 @@ def test_a_key_is_told_its_own_titles_only(session: str) -> None:
     for key in ("mine", "theirs"):
         speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
         desk.ask(QUESTION, SAID, speaker=speaker)
-    reports, label = desk.sessions.reports, session or "pi-1"
+    reports, label = desk.sessions, session or "pi-1"
     for key, other in (("mine", "theirs"), ("theirs", "mine")):
-        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
+        told = [
+            reports.session_rows(key),
+            reports.lines_report(label, key),
+            reports.lines_report(label, key, True),
+        ]
         for report in told:
             assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
-    assert reports.session(label, "no") is None
+    assert reports.lines_report(label, "no") is None
 
 
 def logged(shows_text: bool) -> str:

@@ -11,7 +11,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Delta, Progress
-from hearth.worker.sessions.session_report import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
+from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
 from tests.helpers.cases import cases
 from tests.helpers.proxy.feed_events import LOSS, USAGE, ended, feed_of, request_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
@@ -87,7 +87,10 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
     for number in range(TREE_LINES_MAX + 2):
         for _ in range(TREE_LINE_ROWS_MAX + 1):
             desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
-    whole, brief = desk.sessions.reports.session("s1"), desk.sessions.reports.brief("s1")
+    whole, brief = (
+        desk.sessions.lines_report("s1"),
+        desk.sessions.lines_report("s1", is_brief=True),
+    )
     assert whole is not None and brief is not None
     rows = {line["line"]: line["requests"] for line in whole["lines"]}
     told = {line["line"]: line["requests"] for line in brief["lines"]}

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hearth.shared.errors import RequestError
 from hearth.shared.paths import PROJECT_DIR
-from hearth.worker.prompt.images.image_decode import PIXELS_MAX, SEGMENTS_MAX, decoded
+from hearth.worker.prompt.images.image_processor import PIXELS_MAX, SEGMENTS_MAX, decoded
 from scripts.harness.image_files import (
     chunk,
     gif,
@@ -27,7 +27,7 @@ from scripts.harness.image_files import (
 
 BLACK_ROW = b"\0" + bytes(3)
 
-# As hearth.worker.prompt.images.image_decode does itself, where nobody has set other filters.
+# As hearth.worker.prompt.images.image_processor does itself, where nobody has set other filters.
 pytestmark = pytest.mark.filterwarnings(r"ignore:::PIL\.")
 
 
@@ -174,7 +174,7 @@ def test_a_jpeg_of_a_thousand_scans_is_not_decoded() -> None:
 MEASURE = """
 import json, pathlib, resource, sys
 from hearth.shared.errors import RequestError
-from hearth.worker.prompt.images.image_decode import decoded
+from hearth.worker.prompt.images.image_processor import decoded
 codes = []
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:

@@ -8,13 +8,9 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage, is_inside
-from hearth.worker.prompt.images.image_placeholders import (
-    ImageForm,
-    marked,
-    pieces_of,
-    without_images,
-)
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
+from hearth.worker.prompt.render_messages import without_images
+from hearth.worker.prompt.tokenise import ImageForm, marked, pieces_of
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import (
     ASKED,
@@ -90,7 +86,7 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
     mark = tokeniser.mark
     (message,), digests = marked([{"content": [text("word\n"), image("one"), text("x")]}], mark)
     form = ImageForm(before="\n\n", after="\n\n")
-    pieces = pieces_of(tokeniser, message["content"], mark, [FIRST], form)
+    pieces = pieces_of(tokeniser, message["content"], [FIRST], form)
     assert digests == ["one"]
     assert [piece.text for piece in pieces if piece.picture is None] == ["word\n\n\n", "\n\nx"]
     first, shown, last = pieces
@@ -101,8 +97,9 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
 
 def test_an_image_that_the_template_leaves_out_is_told() -> None:
     tokeniser = builder("qwen3").tokeniser
+    mark = 2 * tokeniser.mark
     with pytest.raises(RequestError, match="leaves out 1 of the 2 images"):
-        pieces_of(tokeniser, "\ufdd0\ufdd01\ufdd0\ufdd0", "\ufdd0", [FIRST, SECOND], ImageForm())
+        pieces_of(tokeniser, f"{mark}1{mark}", [FIRST, SECOND], ImageForm())
 
 
 def test_an_image_that_was_not_sent_is_told() -> None:

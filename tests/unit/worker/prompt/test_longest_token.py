@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from hearth.worker.prompt.longest_token import longest_token_bytes
+from hearth.worker.prompt.tokenise import longest_token_bytes
 from scripts.harness.model_families import FAMILIES, family
 
 ADDED = AddedToken("<|added|>")

@@ -150,7 +150,7 @@ def test_half_an_answer_is_no_turn_and_its_prompt_stays_in_the_cache(tmp_path: P
     desk.machine.run()
     assert answer.reason == "length" and 2 <= len(answer.request.sampled) < 10
     assert desk.sessions.counters()["turns"] == 0
-    assert desk.sessions.reports.sessions() == []
+    assert desk.sessions.session_rows() == []
     assert desk.foreseen == []
     again = desk.ask(prompt, story)
     assert again.cached == again.answer.request.query.limit

@@ -14,9 +14,9 @@ from hearth.worker.sessions.conversation_lines import (
     Line,
     LinePosition,
     Session,
+    position_in,
     shape_of,
 )
-from hearth.worker.sessions.find_line import position_in
 
 NAMED = Speaker("key", "s1")
 NOBODY = Speaker("key")
@@ -53,7 +53,7 @@ class Desk:
     ) -> LinePosition:
         prompt = prompt_of(said, tools)
         session = self.lines.session(speaker, self.now)
-        return position_in(self.lines.snapshot(session), shape_of(prompt))
+        return position_in(session, self.lines.snapshot(session), shape_of(prompt))
 
     def end(self, place: LinePosition, tokens: int = 10) -> Line:
         extended = place.line
@@ -70,7 +70,6 @@ class Desk:
 
 
 def exact(line: Line) -> list[bytes]:
-    assert line.shape is not None
     return [name.exact for name in line.shape.names]
 
 

@@ -103,9 +103,9 @@ def test_what_a_line_is_known_by_outlives_the_worker_but_for_its_title(
     names = {"client": "pi", "client_name": "Pi 1.2", "title": "Xylophone"}
     first.ask(QUESTION, speaker=Speaker("key", conversation="pi-1", **names))
     first.ask(QUESTION, speaker=Speaker("key", "s1", **names))
-    before = first.sessions.reports.sessions()
+    before = first.sessions.session_rows()
     assert [row["title"] for row in before] == ["Xylophone", "Xylophone"]
-    after = desks().sessions.reports.sessions()
+    after = desks().sessions.session_rows()
     assert [row["session"] for row in after] == ["s1", "pi-1"]
     assert [row | {"idle_s": 0} for row in after] == [
         row | {"idle_s": 0, "title": "", "client": "Pi 1.2"} for row in before
@@ -122,11 +122,11 @@ def test_a_session_is_known_as_it_was(desks: Any) -> None:
     first.ask([*QUESTION, {"role": "user", "content": "else"}], TurnContent("", "no", ()))
     first.ask(QUESTION[1:], speaker=Speaker("key", "s1", "helper", "s1"))
     first.ask(QUESTION[1:], speaker=Speaker(""))
-    told, report = first.sessions.reports.session("s1"), first.sessions.reports.sessions()
+    told, report = first.sessions.lines_report("s1"), first.sessions.session_rows()
     counts = first.sessions.counters()
     second = desks()
-    assert second.sessions.reports.session("s1") == told
-    assert [row | {"idle_s": 0} for row in second.sessions.reports.sessions()] == [
+    assert second.sessions.lines_report("s1") == told
+    assert [row | {"idle_s": 0} for row in second.sessions.session_rows()] == [
         row | {"idle_s": 0} for row in report
     ]
     assert second.sessions.counters()["turn_bytes"] == counts["turn_bytes"] > 0
@@ -150,7 +150,7 @@ def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks
         assert visit.loaded == ["grep"] and visit.place.before is None
         assert desk.arrive([*QUESTION, ECHO, QUESTION[1]]).states != {}
         everything = list(desk.sessions.all_entries())
-        desk.sessions.archive.records.lost()
+        desk.sessions.archive.lost()
         for entry in everything:
             desk.sessions.archive.add(entry)
         desk.flush()
@@ -164,7 +164,7 @@ def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> 
     second = desks()
     session = second.arrive([*QUESTION, ECHO]).place.session
     (line,) = session.lines.values()
-    assert line.shape is not None and line.shape.names == later.place.shape.names
+    assert line.shape.names == later.place.shape.names
     assert second.arrive([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
 
 
@@ -191,7 +191,7 @@ def test_a_session_that_was_idle_for_too_long_is_not_taken_up(
     assert desks(idle_s=60.0).arrive([*QUESTION, ECHO]).place.line is None
     monkeypatch.setattr(time, "time", lambda: started() - 1_000.0)  # the clock was put back
     last = desks(idle_s=60.0)
-    assert last.sessions.reports.sessions()[0]["idle_s"] >= 0.0
+    assert last.sessions.session_rows()[0]["idle_s"] >= 0.0
     assert last.arrive([*QUESTION, ECHO]).place.line is not None
 
 
@@ -255,7 +255,7 @@ def test_no_more_is_taken_up_than_may_be_remembered(
     for number in range(6):
         first.ask(QUESTION, speaker=Speaker("key", f"s{number}"))
     monkeypatch.setattr(conversation_lines, limit, value)
-    rows = desks().sessions.reports.sessions()
+    rows = desks().sessions.session_rows()
     assert [row["session"] for row in rows if row["lines"]] == ["s5", "s4"]
 
 
@@ -265,15 +265,15 @@ def test_no_more_is_taken_up_than_may_be_remembered(
 def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
     desk = desks()
     desk.ask(QUESTION)
-    before = (desk.sessions.counters(), desk.sessions.reports.session("s1"))
+    before = (desk.sessions.counters(), desk.sessions.lines_report("s1"))
     for messages, speaker in (([*QUESTION, ECHO, LOADER], ME), (QUESTION, Speaker("key", "new"))):
         names = desk.names.names(messages)[0]
         prompt = Prompt(messages, deferred=[GREP], speaker=speaker, names=names)
         assert desk.sessions.arrive(prompt, is_kept=False) is None
     desk.flush()
-    assert desk.sessions.reports.session("new") is None
+    assert desk.sessions.lines_report("new") is None
     assert desk.sessions.counters()["turns"] == before[0]["turns"]
-    assert desk.sessions.reports.session("s1") == before[1]
+    assert desk.sessions.lines_report("s1") == before[1]
     assert desk.arrive([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
 
 

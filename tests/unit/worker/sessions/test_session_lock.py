@@ -129,5 +129,5 @@ def test_a_cache_that_is_emptied_amid_an_arrival_leaves_a_request_that_can_end(
     desk.end(visit, SAID)
     (line,) = visit.place.session.lines.values()
     assert line.turns == 1 and line.parent is None
-    assert [row["session"] for row in desk.sessions.reports.sessions(ME.key)] == [ME.session]
+    assert [row["session"] for row in desk.sessions.session_rows(ME.key)] == [ME.session]
     desk.sessions.lines.check()

@@ -10,14 +10,16 @@ import pytest
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.divergence_cause import cause_of, not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.find_divergence import cause_of
 from hearth.worker.sessions.session_manager import REJECTED, UNEXPLAINED
 from hearth.worker.sessions.session_visit import (
     CHANGED,
     DROPPED,
     KEPT,
     RENDERED,
+    Cause,
+    Divergence,
     SessionVisit,
 )
 from tests.helpers.worker.session_prompts import (
@@ -52,7 +54,6 @@ def test_a_turn_is_its_generation_prompt_with_all_that_was_sampled() -> None:
     assert visit.turn.ids.tolist() == [*HEADER, 4, 5, 6]
     assert visit.turn.place == visit.place.links[-1]
     (line,) = visit.place.session.lines.values()
-    assert line.tokens is not None
     assert line.tokens.tolist() == [*visit.tokens.tolist(), 4, 5, 6]
     assert line.prompt_tokens == len(visit.tokens)
 
@@ -76,7 +77,7 @@ def test_a_cancelled_request_records_nothing() -> None:
     assert visit.place.session.lines == {}
     assert desk.sessions.counters()["turns"] == 0
     assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
-    assert len(desk.sessions.thinking) == 0
+    assert not desk.sessions.thinking.items()
     assert len(desk.log.rows) == 1, "but the log has it"
 
 
@@ -96,7 +97,7 @@ def test_an_answer_that_was_not_delivered_as_sampled_is_no_turn(ending: dict[str
 def test_a_request_whose_messages_have_no_names_is_not_known() -> None:
     sessions = Desk().sessions
     assert sessions.arrive(Prompt(QUESTION, speaker=ME)) is None
-    assert sessions.reports.sessions() == []
+    assert sessions.session_rows() == []
 
 
 # ---------------------------------------------------------------- kept
@@ -338,14 +339,14 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
     desk.ask(QUESTION, WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[1]], WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[0]], WORDS)
-    told = desk.sessions.reports.session("s1")
+    told = desk.sessions.lines_report("s1")
     assert told is not None
     main, branch = told["lines"]
     assert (main["line"], main["kind"], main["turns"], len(main["requests"])) == (1, "main", 2, 2)
     assert (branch["parent"], branch["kind"], branch["branch_message"]) == (1, "branch", 3)
     assert branch["branch_token"] == 42, "what both prompts begin with"
-    assert desk.sessions.reports.session("another") is None
-    (row,) = desk.sessions.reports.sessions()
+    assert desk.sessions.lines_report("another") is None
+    (row,) = desk.sessions.session_rows()
     assert (row["session"], row["lines"], row["turns"]) == ("s1", 2, 3)
 
 
@@ -362,7 +363,7 @@ def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_stil
     for each in (on_it, running):  # they were computed while the cache was emptied
         desk.end(each, WORDS)
         assert desk.log.rows[-1][1]["parent"] is None
-    told = desk.sessions.reports.session("s1")
+    told = desk.sessions.lines_report("s1")
     assert told is not None and len(told["lines"]) == 3
 
 
@@ -379,7 +380,7 @@ def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
     desk.arrive(QUESTION, ME if is_back else Speaker("key", "another"))
     desk.end(visit, WORDS)
     assert desk.log.rows[-1][1]["turn"] == 1
-    told = desk.sessions.reports.session("s1")
+    told = desk.sessions.lines_report("s1")
     assert told is not None and [line["turns"] for line in told["lines"]] == [1]
 
 
@@ -409,7 +410,7 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     assert [desk.log.rows[-1][1][name] for name in names] == [0, 0, 0]
     visit = desk.arrive(QUESTION)
     again = pack([*range(2, len(visit.tokens))])
-    visit.divergence = replace(not_kept(UNEXPLAINED, 2, len(again), 2), again=again)
+    visit.divergence = Divergence(Cause(UNEXPLAINED, 1), 2, len(again), "", again=again)
     desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1
@@ -439,12 +440,12 @@ def test_clients_without_ids_are_told_apart_by_client_and_conversation() -> None
     desk.ask(QUESTION, WORDS, speaker=named_by_client("curl", "curl-1", "Hello"))
     other = [QUESTION[0], {"role": "user", "content": "Another question?"}]
     desk.ask(other, WORDS, speaker=named_by_client("pi", "pi-2", "Another question?"))
-    rows = {row["session"]: row for row in desk.sessions.reports.sessions()}
+    rows = {row["session"]: row for row in desk.sessions.session_rows()}
     assert list(rows) == ["pi-2", "curl-1"], "the last used first"
     assert [rows[name]["title"] for name in rows] == ["Another question?", "Hello"]
     assert [rows[name]["client"] for name in rows] == ["Pi 1.2", "Curl 1.2"]
     assert {row["begun_at"] is not None for row in rows.values()} == {True}
-    told = desk.sessions.reports.session("curl-1")
+    told = desk.sessions.lines_report("curl-1")
     assert told is not None and [line["turns"] for line in told["lines"]] == [1]
     assert [name for name, _ in desk.log.rows] == ["curl", "pi"], "a file of each client"
 
@@ -453,7 +454,7 @@ def test_a_title_is_in_no_row_of_the_log() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS, speaker=named_by_client("pi", "pi-1", "Xylophone"))
     desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Xylophone"))
-    assert [row["title"] for row in desk.sessions.reports.sessions()] == ["Xylophone"] * 2
+    assert [row["title"] for row in desk.sessions.session_rows()] == ["Xylophone"] * 2
     assert "Xylophone" not in repr(desk.log.rows)
 
 
@@ -466,7 +467,7 @@ def test_the_title_of_a_side_call_makes_way_for_that_of_the_conversation() -> No
         WORDS,
     )
     desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Name it again"))
-    (row,) = desk.sessions.reports.sessions()
+    (row,) = desk.sessions.session_rows()
     assert row["title"] == "Mend the test"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingFacts, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
-from hearth.worker.prompt.thinking_switches import ThinkingSwitches, thinking_switches
+from hearth.worker.prompt.template_capabilities import ThinkingSwitches, thinking_switches
 from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.worker.chat_templates import CHATML, tokenizer_with
 

@@ -1,6 +1,8 @@
-"""Each thing that a template cannot take, and what it gets in its place."""
+"""Each thing that a template cannot take, and what it gets in its place; and deferred tools."""
 
 import ast
+import copy
+import json
 from functools import cache
 from typing import Any
 
@@ -9,10 +11,9 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.wire_messages import ThinkingWish
-from hearth.worker.prompt.adapt_messages import NONE
-from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.tools_as_text import call_text
+from hearth.worker.prompt.render_messages import NONE, Renderer, call_text, with_loaded_tools
 from scripts.harness.model_families import bare_tokenizer, family
+from tests.helpers.cases import cases
 from tests.helpers.worker.chat_templates import CHATML, LLAMA, tokenizer_with
 
 Messages = list[dict[str, Any]]
@@ -265,3 +266,35 @@ def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     broken = {**CALLED["tool_calls"][0], "function": {"name": "read", "arguments": '{"path": "/a'}}
     told = renderer.rendered([ASKED, calling(broken), RESULT], [TOOL], {}).text
     assert '<｜DSML｜parameter name="input" string="true">{"path": "/a</' in told
+
+
+# ---------------------------------------------------------------- deferred tools
+
+BEGIN = "These tools are available from now on:\n<tools>\n"
+
+
+def tool(name: str) -> dict[str, Any]:
+    function = {"name": name, "description": "lädt", "parameters": {"type": "object"}}
+    return {"type": "function", "function": function}
+
+
+def message_of(row: dict[str, Any]) -> dict[str, Any]:
+    loads = {"tool_references": row["loads"]} if "loads" in row else {}
+    role = next(iter(row))
+    return {"role": role, "content": row[role], **loads}
+
+
+@pytest.mark.parametrize("case", cases("prompt/deferred_tools.yaml"))
+def test_a_loaded_tool_is_appended_to_one_message_and_all_else_is_as_it_was(
+    case: dict[str, Any],
+) -> None:
+    messages = [message_of(row) for row in case["messages"]]
+    tools = [tool(name) for name in case.get("listed", ["grep", "web"])]
+    before = copy.deepcopy((messages, tools))
+    placed = with_loaded_tools(messages, tools, case.get("loaded", []))
+    assert (messages, tools) == before
+    for old, new, names in zip(messages, placed, case["shown"], strict=True):
+        lines = "".join(json.dumps(tool(name), ensure_ascii=False) + "\n" for name in names)
+        said = f"{old['content']}\n" if old["content"] else ""
+        content = f"{said}{BEGIN}{lines}</tools>" if names else old["content"]
+        assert new == old | {"content": content}
