@@ -18,13 +18,11 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.gateway import make_gateway
-from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http1_protocol import Http1Protocol
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, Http1Protocol, places_within
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
-from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.pool.worker_pool import LOAD_GAP_MAX, CacheAffinity, WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
 from hearth.proxy.startup_banner import ready_lines, starting_line
 from hearth.proxy.workers.model_swap import ModelSwapper

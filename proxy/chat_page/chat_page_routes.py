@@ -7,9 +7,15 @@ then the API's own request, with the key that the cookie stands for.
 from pathlib import Path
 from typing import Final
 
+from hearth.proxy.http.browser_pages import (
+    POLICY,
+    BrowserSignIns,
+    PageFiles,
+    form_key,
+    key_header,
+    page_headers,
+)
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
-from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns, form_key, key_header
 from hearth.proxy.request.client_name import PAGE_HEADER
 from hearth.shared.errors import RequestError
 

@@ -12,8 +12,7 @@ from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_
 from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
 from hearth.proxy.embeddings.encoder_records import EncoderRecords
 from hearth.proxy.embeddings.encoders import Encoders
-from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange, work_on_body
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of

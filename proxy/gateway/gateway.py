@@ -24,8 +24,13 @@ from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
-from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import (
+    SERVED_BY_HEADER,
+    SMALL_BYTES_MAX,
+    HttpExchange,
+    RawHeaders,
+    work_on_body,
+)
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.conversation_names import session_digest

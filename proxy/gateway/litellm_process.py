@@ -26,8 +26,7 @@ from hearth.proxy.gateway.litellm_messages import (
     LENGTH_BYTES,
     read_frame,
 )
-from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.http.http_exchange import RawHeaders
+from hearth.proxy.http.http_exchange import RawHeaders, work_on_body
 from hearth.proxy.monitoring.gateway_metrics import CloudUsage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 

@@ -1,7 +1,6 @@
 """Parses clients' JSON once, and refuses what something behind it could not carry."""
 
 import codecs
-import functools
 import itertools
 import math
 import re
@@ -10,7 +9,6 @@ from typing import Any, Final, cast
 
 import orjson
 
-from hearth.proxy.http.body_threads import work_on_body
 from hearth.shared import written_numbers
 from hearth.shared.errors import RequestError
 from hearth.shared.written_numbers import WrittenNumber, WrittenObject
@@ -51,11 +49,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:  # of half a character, or of a number that no double holds
         value = _carried(_exact(_mended(body)))
     return cast(dict[str, Any], value)
-
-
-async def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`, as `parse_object` does; of a large one in a thread."""
-    return await work_on_body(len(body), functools.partial(parse_object, body))
 
 
 def parse_argument(text: str) -> dict[str, Any] | None:

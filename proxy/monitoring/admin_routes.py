@@ -282,7 +282,7 @@ class AdminRoutes:
             status = "degraded"
         else:
             status = "starting"
-        missing = self._pool.waiting.host.why_missing()
+        missing = self._pool.host.why_missing()
         taking = _TAKING if self.names.others or not missing else {"ready"}
         return {
             "status": status,
@@ -298,7 +298,7 @@ class AdminRoutes:
         state = worker.row()["state"]
         more = "/health tells its state."
         if state == "unloaded":
-            missing = self._pool.waiting.host.why_missing()
+            missing = self._pool.host.why_missing()
             more = missing or "what it keeps is on disk, and the next request loads its model."
         return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
 

@@ -4,9 +4,8 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from hearth.proxy.http.browser_pages import HTML, BrowserSignIns, PageFiles, form_key, page_headers
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
-from hearth.proxy.http.page_files import HTML, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns, form_key
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError

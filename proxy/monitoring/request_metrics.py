@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from hearth.proxy.http.connection_places import ConnectionPlaces, Why
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, Why
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED, GatewayMetrics, served_here
 from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream

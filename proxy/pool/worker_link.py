@@ -10,10 +10,9 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from hearth.proxy.pool.answer_stream import AnswerStream, refused
-from hearth.proxy.pool.last_uses import LastUses
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
@@ -61,6 +60,31 @@ _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that 
 _Reply = Counted | Told | Embedded | Reranked
 WorkerReply = TypeVar("WorkerReply", bound=_Reply)
 CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
+
+OTHERS_KEEP_S: Final = 300.0  # what Ollama keeps a model for after each use
+
+
+class LastUses:
+    """When requests last began or ended, by who asked. Owner: the event loop.
+
+    Two times are enough for every key: all before the last key's turn are others' than it.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0  # the last one (`awake_s`); 0.0 = never
+        self._key = ""  # whose that was
+        self._before = 0.0  # the last one of another key than that
+
+    def note(self, key: str) -> None:
+        """A request of `key` begins or ends."""
+        if key != self._key:
+            self._key, self._before = key, self.at
+        self.at = awake_s()
+
+    def is_kept_for_others(self, key: str) -> bool:
+        """Return whether another key than `key` has used the model a short while ago."""
+        last = self._before if key == self._key else self.at
+        return last > 0.0 and awake_s() - last < OTHERS_KEEP_S
 
 
 class WorkerLink:

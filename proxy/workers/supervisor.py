@@ -19,7 +19,6 @@ from typing import Any, Final, Literal
 from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
-from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
@@ -27,6 +26,7 @@ from hearth.shared.stop_signals import CHUNK_WAIT_S, END_WAIT_S, SAY_AFTER_S
 from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.weights_file import remove_claims, weights_path
+from hearth.shared.wire_messages import Heartbeat
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,71 @@ ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # no fo
 SERVER_ENDED: Final = "the whole server ended"
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
+
+COMPUTES_SHARE: Final = 0.1  # of the time, on a CPU: a heartbeat a second takes 0.003 of it
+SLOWER_MAX: Final = 10  # than measured: deep in a prompt, and beside other programs
+UNMEASURED_MAX: Final = 10  # stalls that a step may take which nothing is known of
+
+
+class HangDetector:
+    """Measures for how long one start of a worker has made no step. Owner: the event loop.
+
+    It adds up the seconds that the supervisor has watched, so that it stands while nobody watches.
+    Invariant: `stalled_s` is 0 while the worker loads, holds nothing, or has just made a step.
+    """
+
+    def __init__(self) -> None:
+        self.stalled_s = 0.0
+        self._steps = -1
+        self._computed_to_s = 0.0  # of `stalled_s`, where it was last seen to compute
+        self._computed_cpu_s = 0.0  # its CPU seconds there
+        self._beat: Heartbeat | None = None
+
+    def tick(self, beat: Heartbeat | None, elapsed_s: float) -> float:
+        """Take in the last heartbeat, `elapsed_s` after the tick before; return `stalled_s`.
+
+        A worker that loads, or holds nothing, is not stuck.
+        """
+        assert elapsed_s >= 0, elapsed_s
+        self._beat = beat
+        if beat is None or beat.state != "ready" or not beat.running + beat.waiting:
+            self._begin(-1, 0.0)
+        elif beat.steps != self._steps:
+            self._begin(beat.steps, beat.cpu_s)
+        else:
+            self.stalled_s += elapsed_s
+            waited_s = self.stalled_s - self._computed_to_s
+            if beat.cpu_s - self._computed_cpu_s > COMPUTES_SHARE * waited_s:
+                self._computed_to_s, self._computed_cpu_s = self.stalled_s, beat.cpu_s
+        return self.stalled_s
+
+    def _begin(self, steps: int, cpu_s: float) -> None:
+        self.stalled_s, self._steps = 0.0, steps
+        self._computed_to_s, self._computed_cpu_s = 0.0, cpu_s
+
+    def hangs(self, stall_s: float) -> bool:
+        """Whether it has computed nothing for `stall_s`."""
+        return self.stalled_s - self._computed_to_s >= stall_s
+
+    def slowness(self, stall_s: float) -> str:
+        """Return why a step that computes has had its time; "" where it may go on, or `hangs`."""
+        beat = self._beat
+        if beat is None or self.stalled_s < stall_s or self.hangs(stall_s):
+            return ""
+        speed, tokens = beat.prefill_tokens_per_s, beat.reading_tokens
+        limit_s = UNMEASURED_MAX * stall_s
+        known = f"{UNMEASURED_MAX} times STALL_SECONDS, as its speed is not known"
+        if speed and tokens:
+            limit_s = max(stall_s, SLOWER_MAX * tokens / speed)
+            known = f"{SLOWER_MAX} times what {tokens:,} tokens take at the {speed:.3g} tokens/s "
+            known += "that were measured, and STALL_SECONDS at least"
+        if self.stalled_s < limit_s:
+            return ""
+        return (
+            f"one step computed for {self.stalled_s:.0f} s, and the limit is {limit_s:.0f} s "
+            f"({known}); set a smaller PREFILL_CHUNK or a larger STALL_SECONDS, or use a smaller "
+            "model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +381,7 @@ class Supervisor:
         worker.restarts += 1
         self._outlives_loads |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
-        self._pool.waiting.wake()  # who waits for it need not wait for its return
+        self._pool.wake()  # who waits for it need not wait for its return
         self.on_change()
 
     def _suspect(

@@ -8,7 +8,7 @@ address that a name leads to, which its setting `user_url_validation` must not t
 import re
 from typing import Any, Final
 
-from hearth.proxy.images.image_fetch import URL_CHARS_MAX, is_public
+from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 
 # A host without a user before it, then what is printed of ASCII, without a backslash.

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from hearth.proxy.http import http1_protocol
-from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import BodyBudget, ClientGone, HttpExchange
 from scripts.faults.smuggled_requests import HIDDEN, HOST
 from tests.helpers.proxy.proxy_app import serving
 

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.gateway import cloud_requests
 from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import BodyBudget, ClientGone, HttpExchange
 from hearth.proxy.monitoring.gateway_metrics import CAUSES, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError

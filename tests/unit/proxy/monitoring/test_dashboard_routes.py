@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http.sign_ins import FORM_BYTES_MAX
+from hearth.proxy.http.browser_pages import FORM_BYTES_MAX
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.suspending_clock import awake_s
