@@ -128,9 +128,8 @@ class ProxyApp:
             await self._refuse(exchange, error)
         except Exception:
             log.exception("request failed by a bug path=%.80r", exchange.path)
-            text = "The proxy failed at this request; its log says where."
-            bug = RequestError(text, status=500, code="internal_error")
-            await self._refuse(exchange, bug)
+            bug = "The proxy failed at this request; its log says where."
+            await self._refuse(exchange, RequestError(bug, status=500, code="internal_error"))
         finally:
             exchange.end()
 

@@ -156,14 +156,16 @@ class LocalAnswers:
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
         started = awake_s()
-        opening = self._open(request, exchange.request_id, started)
-        answer, *others = await exchange.while_connected(opening)
+        answer, *others = await exchange.while_connected(
+            self._open(request, exchange.request_id, started)
+        )
         if account is not None:
             account.admitted(request, [answer, *others])
         admitted = AdmittedRequest(request, name, answer, tuple(others), came_at=started)
         if dialect == "responses" and request.is_stored:
-            key = request.prompt.speaker.key
-            admitted.note_end = functools.partial(self._routes.stored.keep, key, request.body)
+            admitted.note_end = functools.partial(
+                self._routes.stored.keep, request.prompt.speaker.key, request.body
+            )
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -191,10 +193,9 @@ class LocalAnswers:
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
-        model, reason = self._names.model_of(target), "load"
+        model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
             self.pool.host.unload(model, key_digest(exchange.headers))
-            reason = "unload"
         else:
             await exchange.while_connected(self.pool.load(model))
         name = self._names.named(body.fields.get("model"))

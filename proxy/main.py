@@ -78,9 +78,10 @@ class Hearth:
         self._directory = own_run_directory(settings.run_dir, settings.proxy_port)
         # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
         OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
-        table = None
-        if (path := settings.litellm_config) is not None:
-            table = read_table(path, settings, environ, variables_in(env_file()))
+        path = settings.litellm_config
+        table = (
+            None if path is None else read_table(path, settings, environ, variables_in(env_file()))
+        )
         models = models_of(settings)
         bounds = (LOAD_GAP_MAX, settings.live_slots_max, settings.max_concurrent_requests)
         self._pool = WorkerPool(CacheAffinity(min(filter(None, bounds))))
@@ -99,9 +100,11 @@ class Hearth:
         )
         self._encoders = make_encoders(settings, environment, self._pool)
         self._supervisor.suspects = SuspectStore(settings.kv_cache_dir / DIRECTORY)
-        unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(
-            *(self._supervisor, self._pool, models, unload_s),
+            self._supervisor,
+            self._pool,
+            models,
+            settings.model_idle_unload_seconds,
             lambda model: why_missing(model.path or settings.model_path),
         )
         self._remote = RemoteWorkers(settings, self._pool, models)

@@ -108,11 +108,11 @@ class DocumentReader:
         """
         start = _start_of(data)
         if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
-            text = (
+            raise RequestError(
                 f"The document has {size:,} bytes and this server accepts "
-                f"{DOCUMENT_BYTES_MAX:,}. Send a part of it, or its text."
+                f"{DOCUMENT_BYTES_MAX:,}. Send a part of it, or its text.",
+                code="document_too_large",
             )
-            raise RequestError(text, code="document_too_large")
         head = _decoded(data[start : start + _HEAD_BYTES * 4 // 3 // 4 * 4 + 4])
         if not _is_pdf(head):
             return await self._in_thread(lambda: _plain_text(_decoded(data, start)))
@@ -171,8 +171,10 @@ def _start_of(data: str) -> int:
     if data[: len(_DATA_URL)].lower() == _DATA_URL:
         at = data.find(_MARK, 0, _MARK_CHARS)
         if at < 0:
-            text = "A data: URL of a document is data:TYPE;base64,DATA, and this one is not."
-            raise RequestError(text, code="document_data")
+            raise RequestError(
+                "A data: URL of a document is data:TYPE;base64,DATA, and this one is not.",
+                code="document_data",
+            )
         return at + len(_MARK)
     if "://" in data[:_MARK_CHARS]:
         raise RequestError(
@@ -233,11 +235,12 @@ async def with_documents(
     """
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:
-            told = (
+            raise RequestError(
                 f"{part['param']} is one document more than the {DOCUMENTS_MAX} that this server "
-                "reads in a request. Send fewer."
+                "reads in a request. Send fewer.",
+                code="too_many_documents",
+                param=part["param"],
             )
-            raise RequestError(told, code="too_many_documents", param=part["param"])
     chars = 0  # of the texts so far
 
     async def text_of(part: dict[str, Any], is_result: bool) -> str:
@@ -259,11 +262,12 @@ async def with_documents(
         hold(len(shown))
         chars += len(shown)
         if chars > TEXT_CHARS_MAX:
-            told = (
+            raise RequestError(
                 f"The documents of this request, as far as {param}, have {chars:,} characters of "
-                f"text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer."
+                f"text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer.",
+                code="documents_too_long",
+                param=param,
             )
-            raise RequestError(told, code="documents_too_long", param=param)
         return shown
 
     async def with_texts(message: dict[str, Any]) -> dict[str, Any]:

@@ -331,9 +331,13 @@ class Http1Protocol(H11Protocol):
         if "linger" in self._timers:
             return False
         if is_amid_body or is_amid_head:
-            part = "body" if is_amid_body else "head"
-            text = f"The request ends amid its {part}. Send all of it before you end your side."
-            self._refuse(RequestError(text, code="incomplete_request"))
+            self._refuse(
+                RequestError(
+                    f"The request ends amid its {'body' if is_amid_body else 'head'}. Send all of "
+                    "it before you end your side.",
+                    code="incomplete_request",
+                )
+            )
         if is_amid_body or not self._is_answering:
             return False
         if "probe" not in self._timers:
@@ -378,8 +382,13 @@ class Http1Protocol(H11Protocol):
         self._refuse(error)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        text = "There are no WebSockets here. Send the request by POST."
-        self._refuse(RequestError(text, status=403, code="no_websockets"))
+        self._refuse(
+            RequestError(
+                "There are no WebSockets here. Send the request by POST.",
+                status=403,
+                code="no_websockets",
+            )
+        )
 
     def _refuse(self, error: RequestError) -> None:
         """Answer with `error` and end the connection, once the client has had time to read it."""
@@ -441,8 +450,11 @@ class Http1Protocol(H11Protocol):
             if not self.takes_parts:
                 self.transport.close()  # HTTP/1.0 has no interim answer: it can not be asked
                 return
-            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-            self.transport.write(self.conn.send(interim))
+            self.transport.write(
+                self.conn.send(
+                    h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                )
+            )
         elif self.streams_events:
             self.transport.write(self.conn.send(h11.Data(data=_COMMENT)))
         wait_s = min(2 * wait_s, PROBE_S_MAX)

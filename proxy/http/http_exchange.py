@@ -157,7 +157,7 @@ class HttpExchange:
 
     async def read_object(self) -> ClientBody:
         """Return the JSON object that is the body. Raises: as `read_body` and `parse_object`."""
-        octets = await self.read_body()
+        octets = await self.read_body(BODY_BYTES_MAX)
         fields = await self.work_on_body(len(octets), functools.partial(parse_object, octets))
         return ClientBody(fields, len(octets))
 
@@ -166,8 +166,8 @@ class HttpExchange:
         working = work_on_body(size, work)
         return await (self.while_connected(working) if size > SMALL_BYTES_MAX else working)
 
-    async def read_body(self, bytes_max: int | None = None) -> bytes:
-        """Return the whole body; `bytes_max`: BODY_BYTES_MAX, unless it is told.
+    async def read_body(self, bytes_max: int) -> bytes:
+        """Return the whole body.
 
         Raises:
             RequestError: over `bytes_max`, compressed, slower than BODY_WAIT_S_MAX, no room
@@ -180,7 +180,6 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        bytes_max = BODY_BYTES_MAX if bytes_max is None else bytes_max
         size = int(self.headers.get("content-length", 0))  # digits: see strict_http1
         if size > bytes_max:
             raise _too_long(f"{size:,}", bytes_max)
@@ -328,8 +327,8 @@ class HttpExchange:
         self, status: int, parts: Sequence[bytes], kind: bytes, headers: RawHeaders | None = None
     ) -> None:
         """Send `parts`, which are one content, each when the client has taken those before."""
-        length = sum(map(len, parts))
-        fixed = [(b"content-type", kind), (b"content-length", b"%d" % length)]
+        length = b"%d" % sum(map(len, parts))
+        fixed = [(b"content-type", kind), (b"content-length", length)]
         await self.start(status, fixed + (headers or []))
         for index, part in enumerate(parts, 1):
             await self.body(part, more=index < len(parts))
@@ -382,5 +381,8 @@ def _too_long(measured: str, bytes_max: int) -> RequestError:
 def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:
     """Return the 405 for `exchange`, whose reply will name what is allowed."""
     exchange.reply_headers.append((b"allow", allowed.encode()))
-    text = f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}."
-    return RequestError(text, status=405, code="method_not_allowed")
+    return RequestError(
+        f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}.",
+        status=405,
+        code="method_not_allowed",
+    )

@@ -202,8 +202,7 @@ def _decoded(url: str) -> bytes:
 
 def _image(data: bytes) -> NamedImage:
     """Return what `data` is, told by its first bytes, whatever else was claimed. Any thread."""
-    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    if not is_webp and not data.startswith(_MAGIC):
+    if not (data.startswith(_MAGIC) or (data[:4], data[8:12]) == (b"RIFF", b"WEBP")):
         _refuse(
             "image_type",
             "An image is neither PNG, JPEG, GIF nor WebP, whatever it is called: it begins with "
@@ -252,11 +251,12 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
             hold(len(image.data))
             files[image.digest] = image.data
             if (count := sum(map(len, files.values()))) > IMAGES_BYTES_MAX:
-                text = (
+                raise RequestError(
                     f"The images of this request, as far as {param}, are {count:,} bytes together "
-                    f"and this server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones."
+                    f"and this server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones.",
+                    code="images_too_large",
+                    param=param,
                 )
-                raise RequestError(text, code="images_too_large", param=param)
         return image.digest
 
     tasks = {url: asyncio.create_task(read(url, param)) for url, param in places.items()}
@@ -266,11 +266,12 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
     except TimeoutError:
         cut_off = [param for url, param in places.items() if tasks[url].cancelled()]
         late, *_ = cut_off or places.values()
-        text = (
+        raise RequestError(
             f"{late}: The images of this request were not all here within {IMAGES_WAIT_S_MAX:g} s. "
-            "Send them as data: URLs, or fewer."
-        )
-        raise RequestError(text, code="images_too_slow", param=late) from None
+            "Send them as data: URLs, or fewer.",
+            code="images_too_slow",
+            param=late,
+        ) from None
     finally:
         for task in tasks.values():
             task.cancel()
@@ -295,9 +296,12 @@ def _places(prompt: Prompt) -> dict[str, str]:
     for count, part in enumerate(_image_parts(prompt), start=1):
         places.setdefault(part["url"], part["param"])
         if count > IMAGES_MAX:
-            text = f"The request shows over {IMAGES_MAX} images, which is what this server accepts."
-            text += " Send fewer."
-            raise RequestError(text, code="too_many_images", param=part["param"])
+            raise RequestError(
+                f"The request shows over {IMAGES_MAX} images, which is what this server accepts. "
+                "Send fewer.",
+                code="too_many_images",
+                param=part["param"],
+            )
     return places
 
 

@@ -12,8 +12,7 @@ from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.pool.worker_link import ReportKind
-from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
+from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker

@@ -92,9 +92,12 @@ class AnswerStream:
 
     def asked_by(self) -> dict[str, Any]:
         """Return by whom and in which session it is asked, for its own key alone to see."""
-        speaker = self.speaker
-        asker = {"session": speaker.label, "client": speaker.client_name, "title": speaker.title}
-        return asker | {"age_s": round(awake_s() - self.asked_at, 1)}
+        return {
+            "session": self.speaker.label,
+            "client": self.speaker.client_name,
+            "title": self.speaker.title,
+            "age_s": round(awake_s() - self.asked_at, 1),
+        }
 
     @property
     def is_prefilling(self) -> bool:
@@ -106,9 +109,9 @@ class AnswerStream:
 
         Its own failure is told before the reply's.
         """
-        if broken is None or self.status != 200:
-            return self.ended_as, self.status
-        return broken.code, broken.status
+        if broken is not None and self.status == 200:
+            return broken.code, broken.status
+        return self.ended_as, self.status
 
     def progress(self) -> dict[str, Any]:
         """Return how far its prompt is read, in tokens, and how long ago it was asked."""
@@ -147,24 +150,33 @@ class AnswerStream:
 
     def _take_delta(self, delta: Delta) -> None:
         if delta.seq != self.next_seq:
-            text = f"Part {self.next_seq} of the answer was lost on its way from the worker."
-            self._end(WorkerLost(text), cancel=True)
+            lost = f"Part {self.next_seq} of the answer was lost on its way from the worker."
+            self._end(WorkerLost(lost), cancel=True)
             return
         self.next_seq += 1
         self.unread_bytes += _bytes_of(delta)
         last = self.inbox[-1] if self.inbox else None
-        if isinstance(last, Delta) and _goes_on(last, delta):  # it costs little more than its text
+        if (
+            isinstance(last, Delta)
+            and last.channel == delta.channel
+            and not delta.call
+            and len(last.text) < MERGED_CHARS_MAX  # else it is an event of any length
+        ):  # it costs little more than its text
             text, rows = last.text + delta.text, last.logprobs + delta.logprobs
             self.inbox[-1] = Delta(self.request_id, last.seq, last.channel, text, rows, last.call)
         else:
             self.inbox.append(delta)
         if self.unread_bytes > UNREAD_BYTES_MAX:
-            text = (
-                f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read "
-                "faster, or ask for fewer tokens or log probabilities."
-            )
             self.inbox.clear()
-            self._end(RequestError(text, status=503, code="slow_reader"), cancel=True)
+            self._end(
+                RequestError(
+                    f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read "
+                    "faster, or ask for fewer tokens or log probabilities.",
+                    status=503,
+                    code="slow_reader",
+                ),
+                cancel=True,
+            )
 
     def fail(self, error: RequestError) -> None:
         """End with `error`: the worker is gone, or this server stops."""
@@ -182,7 +194,6 @@ class AnswerStream:
         self._ended = True
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
         self.ended_as = last.reason if isinstance(last, Finished) else last.code
         self.status = 200 if isinstance(last, Finished) else last.status
         self.inbox.append(last)
@@ -197,8 +208,11 @@ class AnswerStream:
         """
         await self._until(lambda: self.is_admitted, ADMIT_WAIT_S_MAX)
         if not (self.is_admitted or self.inbox):
-            text = f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s."
-            raise RequestError(text, status=503, code="worker_unavailable")
+            raise RequestError(
+                f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s.",
+                status=503,
+                code="worker_unavailable",
+            )
         if not self.is_admitted and isinstance(self.inbox[0], RequestError):
             raise self.inbox[0]
 
@@ -264,14 +278,6 @@ class AnswerStream:
             self._wake.set()
 
 
-def _goes_on(last: Delta, delta: Delta) -> bool:
-    """Return whether `delta` goes on in the channel of `last`, which is no event of any length."""
-    is_same = delta.channel == last.channel and not delta.call
-    return is_same and len(last.text) < MERGED_CHARS_MAX
-
-
 def _bytes_of(delta: Delta) -> int:
     """Return about how much memory `delta` takes; as much as the parts that it was made of."""
-    if not delta.logprobs:  # as each delta of most answers has none
-        return len(delta.text)
     return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

@@ -8,9 +8,8 @@ machines. Nothing here starts or kills a process.
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from hearth.proxy.pool.answer_stream import AnswerStream, refused
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -30,16 +29,13 @@ from hearth.shared.wire_messages import (
     Heartbeat,
     Hello,
     Message,
-    ModelFacts,
     Progress,
-    Prompt,
     Renew,
     Rerank,
     Reranked,
     ShortTurns,
     Status,
     Submit,
-    TokenQuery,
     Told,
     Usage,
     Welcome,
@@ -49,13 +45,6 @@ from hearth.shared.zmq_transport import CurveKeys, DealerLink, QueueFull
 
 log = logging.getLogger(__name__)
 
-COUNT_WAIT_S_MAX = 30.0
-STATUS_WAIT_S_MAX = 5.0
-
-ReportKind = (  # of Status
-    Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
-    | Literal["doctor", "check_again"]
-)
 _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
 _Reply = Counted | Told | Embedded | Reranked
 WorkerReply = TypeVar("WorkerReply", bound=_Reply)
@@ -126,9 +115,8 @@ class WorkerLink:
     @property
     def is_ready(self) -> bool:
         """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
-        if self.is_closed or self.welcome is None or self.heartbeat is None:
-            return False
-        return self.heartbeat.state == "ready"
+        beat = None if self.is_closed or self.welcome is None else self.heartbeat
+        return beat is not None and beat.state == "ready"
 
     def takes(self, model: str, came_at: float) -> bool:
         """Return whether it is there for a request that came then; `model` "" = any."""
@@ -171,10 +159,22 @@ class WorkerLink:
         if isinstance(message, _Reply):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
-            self._check_model(message.model)
+            self.heartbeat, model = message, message.model
+            if model is not None and self._models and model.name not in self._models:
+                self._refuse(
+                    f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
+                    "MODEL_PATH and PROXY_MODEL_ID alike",
+                    "The worker serves another model.",
+                )
         elif isinstance(message, Welcome):
-            self._take_welcome(message)
+            if message.protocol_version == PROTOCOL_VERSION:
+                self.welcome = message
+            else:
+                self._refuse(
+                    f"speaks protocol {message.protocol_version}, this server {PROTOCOL_VERSION}: "
+                    "install one version of Hearth on both machines",
+                    "The worker speaks another version of the protocol.",
+                )
         if self.is_ready and not was_ready:
             self.ready_at = awake_s()
             self._on_change()
@@ -190,25 +190,6 @@ class WorkerLink:
             cancelled = self._cancelled.pop(message.request_id, None)
             if cancelled is not None:
                 self.count_unread(cancelled, message.usage)
-
-    def _take_welcome(self, welcome: Welcome) -> None:
-        version = welcome.protocol_version
-        if version == PROTOCOL_VERSION:
-            self.welcome = welcome
-            return
-        self._refuse(
-            f"speaks protocol {version}, this server {PROTOCOL_VERSION}: install one version of "
-            "Hearth on both machines",
-            "The worker speaks another version of the protocol.",
-        )
-
-    def _check_model(self, model: ModelFacts | None) -> None:
-        if model is not None and self._models and model.name not in self._models:
-            self._refuse(
-                f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
-                "MODEL_PATH and PROXY_MODEL_ID alike",
-                "The worker serves another model.",
-            )
 
     def _refuse(self, what: str, text: str) -> None:
         """Close the link for `what` the worker does; `text` tells its clients."""
@@ -235,18 +216,19 @@ class WorkerLink:
                 self._cancelled[request_id] = ended
                 self.send_late(Cancel(request_id))
 
-        message = Submit(
-            request_id=request_id,
-            prompt=request.prompt,
-            sampling=request.sampling,
-            constraints=request.constraints,
-            use_kv_cache=request.use_kv_cache,
-            prefill_only=request.prefill_only,
-            pin=request.pin,
-            prediction=request.prediction,
-            adapter=request.adapter,
+        self._send(
+            Submit(
+                request_id=request_id,
+                prompt=request.prompt,
+                sampling=request.sampling,
+                constraints=request.constraints,
+                use_kv_cache=request.use_kv_cache,
+                prefill_only=request.prefill_only,
+                pin=request.pin,
+                prediction=request.prediction,
+                adapter=request.adapter,
+            )
         )
-        self._send(message)
         answer = self.answers[request_id] = AnswerStream(
             request_id,
             release,
@@ -255,34 +237,6 @@ class WorkerLink:
             is_repeat=request.is_repeat,
         )
         return answer
-
-    def queue(self, key: str) -> list[dict[str, Any]]:
-        """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
-        ids = self.heartbeat.queue if self.heartbeat is not None else []
-        return [
-            {
-                "request_id": request_id,
-                "worker": self.worker_id,
-                "position": position,
-                **answer.asked_by(),
-            }
-            for position, request_id in enumerate(ids, start=1)
-            if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
-        ]
-
-    async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
-        self.uses.note(prompt.speaker.key)
-        message = Count(uuid.uuid4().hex, prompt, query)
-        return await self.reply(message, Counted, COUNT_WAIT_S_MAX)
-
-    async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:
-        """Return what the worker tells about its cache or its sessions.
-
-        Raises:
-            RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
-        """
-        message = Status(uuid.uuid4().hex, what, about, key)
-        return (await self.reply(message, Told, STATUS_WAIT_S_MAX)).body
 
     async def reply(
         self,
@@ -306,8 +260,9 @@ class WorkerLink:
             async with asyncio.timeout(wait_s):
                 reply = await future
         except TimeoutError:
-            text = f"The worker has not answered within {wait_s:g} s; try again."
-            raise Overloaded(text) from None
+            raise Overloaded(
+                f"The worker has not answered within {wait_s:g} s; try again."
+            ) from None
         finally:
             self._asked.pop(message.request_id, None)
             if future.cancelled():

@@ -6,23 +6,30 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 
 import asyncio
 import contextlib
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
+from hearth.proxy.pool.worker_link import CountUnread, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import Counted, ModelFacts, Prompt, TokenQuery
+from hearth.shared.wire_messages import Count, Counted, ModelFacts, Prompt, Status, TokenQuery, Told
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
 
+ReportKind = (  # of Status
+    Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
+    | Literal["doctor", "check_again"]
+)
 WorkerReports = dict[int, dict[str, Any] | RequestError]  # by worker id: its report, or why not
 
 JUST_COUNT: Final = TokenQuery()
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
+COUNT_WAIT_S_MAX = 30.0
+STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # beyond that reading a prompt anew is sooner done than waiting
 READY_WAIT_S_MAX: Final = 1.0  # for a worker that starts unasked; clients come back by themselves
@@ -196,7 +203,7 @@ class WorkerPool:
     def facts_of(self, model: str = "") -> ModelFacts | None:
         """Return what was found out about `model`, "" = any, once a worker has loaded it."""
         now = [link.heartbeat.model for link in self.links.values() if link.heartbeat]
-        rows = [row for row in now if row is not None] + list(self._known.values())
+        rows = (row for row in (*now, *self._known.values()) if row is not None)
         return next((row for row in rows if model in ("", row.name)), None)
 
     async def open(
@@ -249,7 +256,18 @@ class WorkerPool:
 
         `key` is the digest of the API key whose requests are told; "" = everyone's.
         """
-        return [row for link in self.links.values() for row in link.queue(key)]
+        return [
+            {
+                "request_id": request_id,
+                "worker": link.worker_id,
+                "position": position,
+                **answer.asked_by(),
+            }
+            for link in self.links.values()
+            if link.heartbeat is not None  # as it told last
+            for position, request_id in enumerate(link.heartbeat.queue, start=1)
+            if (answer := link.answers.get(request_id)) is not None and key in ("", answer.key)
+        ]
 
     def prefills(self, key: str = "") -> list[dict[str, Any]]:
         """Return whose prompts are being read, and how far, in tokens; `key` as above."""
@@ -277,7 +295,9 @@ class WorkerPool:
         """Return how many tokens `request`'s prompt is, and what else `query` asks."""
         marks = marks_of(request.prompt, request.served_as)
         link = await self._ready_link(ModelRequest(request.target, awake_s()), marks, set())
-        return await link.count(request.prompt, query)
+        link.uses.note(request.prompt.speaker.key)
+        message = Count(uuid.uuid4().hex, request.prompt, query)
+        return await link.reply(message, Counted, COUNT_WAIT_S_MAX)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> WorkerReports:
         """Return, by worker, what each ready one tells, or why it does not.
@@ -288,7 +308,8 @@ class WorkerPool:
 
         async def reply_of(link: WorkerLink) -> dict[str, Any] | RequestError:
             try:
-                return await link.ask(what, about, key)
+                message = Status(uuid.uuid4().hex, what, about, key)
+                return (await link.reply(message, Told, STATUS_WAIT_S_MAX)).body
             except RequestError as error:
                 return error
 

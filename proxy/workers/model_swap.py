@@ -88,14 +88,20 @@ def _worker_for(
 ) -> WorkerModel | None:
     """Return the worker to give up for `request`; None while each of them is in use.
 
-    Those that serve nobody first, then those whose model another has too, then the least busy, then
-    those that were not used for longest.
+    A model is in use for KEEP_S after each request, and for TURN_S at the most. Those that serve
+    nobody come first, then those whose model another has too, then the least busy, then those that
+    were not used for longest.
     """
     models = [worker.model for worker in workers if not worker.is_empty]
     free = [
         worker
         for worker in workers
-        if worker.worker_id not in given and (_is_vacant(worker) or _is_due(worker, request, now))
+        if worker.worker_id not in given
+        and (
+            _is_vacant(worker)
+            or _is_idle(worker, now, KEEP_S)
+            or (worker.is_ready and now >= max(request.since, worker.ready_at) + TURN_S)
+        )
     ]
     return min(
         free,
@@ -109,12 +115,6 @@ def _worker_for(
 
 def _is_vacant(worker: WorkerModel) -> bool:
     return worker.is_empty or worker.is_failing
-
-
-def _is_due(worker: WorkerModel, request: ModelRequest, now: float) -> bool:
-    """Return whether the worker's own model is out of use, or has had its turn."""
-    has_had_turn = now >= max(request.since, worker.ready_at) + TURN_S
-    return _is_idle(worker, now, KEEP_S) or (worker.is_ready and has_had_turn)
 
 
 def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:

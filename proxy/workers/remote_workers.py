@@ -129,8 +129,11 @@ class RemoteWorkers:
             problem = await self._until_lost(worker, link)
             self._note(worker, problem, worker.hint if link.welcome is None else "")
             worker.link = None
-            text = f"The worker that held this request {problem}; send the request again."
-            self._pool.disconnect(worker.worker_id, text, keeps_cache=True)
+            self._pool.disconnect(
+                worker.worker_id,
+                f"The worker that held this request {problem}; send the request again.",
+                keeps_cache=True,
+            )
             await asyncio.sleep(REFUSED_RETRY_S if link.refusal else RETRY_S)
 
     def _note(self, worker: RemoteWorker, problem: str, hint: str) -> None:
@@ -138,8 +141,12 @@ class RemoteWorkers:
         is_new = (problem, hint) != (worker.problem, worker.hint)  # else it is tried in vain again
         worker.problem, worker.hint = problem, hint
         if is_new:
-            told = (worker.worker_id, worker.endpoint, worker.told_problem)
-            log.error("remote worker id=%d endpoint=%s %s", *told)
+            log.error(
+                "remote worker id=%d endpoint=%s %s",
+                worker.worker_id,
+                worker.endpoint,
+                worker.told_problem,
+            )
         self._pool.why_nobody = (
             f"No worker is ready: worker {worker.worker_id}, on another machine, "
             f"{worker.told_problem.rstrip('.')}."

@@ -174,10 +174,9 @@ class WorkerProcess:
     @property
     def is_silent(self) -> bool:
         """Return whether it must be taken for hung."""
-        link = self.link
-        if link is None or self.pid is None:
-            return False
-        return link.silence_s > (SILENCE_S_MAX if link.heartbeat else START_SILENCE_S_MAX)
+        link = self.link if self.pid is not None else None
+        limit_s = SILENCE_S_MAX if link and link.heartbeat else START_SILENCE_S_MAX
+        return link is not None and link.silence_s > limit_s
 
     @property
     def is_failing(self) -> bool:
@@ -296,26 +295,23 @@ class Supervisor:
         self.on_change()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
-        if worker.process is None:
-            await worker.wanted.wait()
-            await self._respawn(worker)
         while True:
-            assert worker.process is not None
-            code = await worker.process.wait()
-            worker.kill_left()
-            if self._stopping:
-                return
-            if worker.is_leaving:
-                # as it was told to: `_end` waits for it too, and tells how it ended
-                assert worker.link is None, worker.worker_id
-                log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
-                worker.is_leaving = False
-                self.on_change()
-            else:
-                self._note_death(worker, code)
-                if code == EXIT_CANNOT_START and not self._outlives_loads:
-                    self.cannot_start.set()
+            if worker.process is not None:  # else it was left empty from the start
+                code = await worker.process.wait()
+                worker.kill_left()
+                if self._stopping:
                     return
+                if worker.is_leaving:
+                    # as it was told to: `_end` waits for it too, and tells how it ended
+                    assert worker.link is None, worker.worker_id
+                    log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
+                    worker.is_leaving = False
+                    self.on_change()
+                else:
+                    self._note_death(worker, code)
+                    if code == EXIT_CANNOT_START and not self._outlives_loads:
+                        self.cannot_start.set()
+                        return
             await worker.wanted.wait()
             await self._respawn(worker)
 
@@ -372,8 +368,13 @@ class Supervisor:
         how += f": {worker.killed_for}" if worker.killed_for else ""
         if code == EXIT_RANK_LOST:
             how = take_reason(worker.socket_path) or how
-        at, held = worker.worker_id, worker.link.load
-        log.error("%s died id=%d how=%s requests=%d", self._rules.kind, at, how, held)
+        log.error(
+            "%s died id=%d how=%s requests=%d",
+            self._rules.kind,
+            worker.worker_id,
+            how,
+            worker.link.load,
+        )
         is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
         suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
         self._tell_clients(worker, how, suspects)
@@ -448,8 +449,13 @@ class Supervisor:
             worker.killed_for = slowness
         else:
             return
-        kind, held, why = self._rules.kind, worker.link.load, worker.killed_for
-        log.error("%s killed id=%d requests=%d: %s", kind, worker.worker_id, held, why)
+        log.error(
+            "%s killed id=%d requests=%d: %s",
+            self._rules.kind,
+            worker.worker_id,
+            worker.link.load,
+            worker.killed_for,
+        )
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"

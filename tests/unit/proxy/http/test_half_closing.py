@@ -29,7 +29,7 @@ class Recorder:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = HttpExchange(scope, receive, send, BodyBudget())
         try:
-            await exchange.read_body()
+            await exchange.read_body(1_000)
             await exchange.while_connected(self._answer(exchange))
             self.ends.append("answered")
         except ClientGone:
