@@ -25,7 +25,7 @@ from hearth.proxy.monitoring.request_metrics import (
     outcome_of,
     prefill_speed,
 )
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from hearth.proxy.http.http1_protocol import ConnectionPlaces, Why
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED, GatewayMetrics, served_here
 from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
 from hearth.proxy.request.parsed_request import Dialect

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.pool.worker_link import CountUnread, WorkerLink
+from hearth.proxy.pool.worker_link import AnswerStream, CountUnread, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s

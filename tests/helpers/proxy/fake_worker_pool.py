@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import LOADING, READY_WAIT_S_MAX, WorkerPool
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.workers.supervisor import Supervisor

@@ -11,7 +11,7 @@ import pytest
 
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.pool import worker_pool as pool_module
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Counted, Delta, Finished, Progress, Usage
