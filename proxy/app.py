@@ -47,7 +47,7 @@ from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
-from hearth.shared.errors import RequestError
+from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings_from_env import Settings
 
 log = logging.getLogger(__name__)
@@ -172,8 +172,11 @@ class ProxyApp:
         Raises:
             RequestError: the caller may not, or the request is refused further on.
         """
-        if exchange.path not in _OPEN_PATHS:
-            exchange.check_place()
+        if exchange.path not in _OPEN_PATHS and self.places.are_taken:
+            raise Overloaded(
+                f"{self.places.count_max:,} connections are amid requests, and this server serves "
+                "no more at once. Try again in a few seconds."
+            )
         if len(exchange.raw_headers) > HEADERS_MAX:
             raise RequestError(
                 f"The request has {len(exchange.raw_headers)} headers and this server accepts "

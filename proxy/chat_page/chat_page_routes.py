@@ -109,9 +109,8 @@ class ChatPage:
         exchange.path = path
         exchange.reply_headers += _API_HEADERS
         has_own = "x-api-key" in exchange.headers or "authorization" in exchange.headers
-        if has_own or not _may_act_by_cookie(exchange):
-            return
-        key = self._sign_ins.key_of(exchange)
+        acts_by_cookie = not has_own and _may_act_by_cookie(exchange)
+        key = self._sign_ins.key_of(exchange) if acts_by_cookie else None
         if key is not None:
             exchange.raw_headers = [
                 *(row for row in exchange.raw_headers if row[0] != b"cookie"),

@@ -371,15 +371,17 @@ class Http1Protocol(H11Protocol):
         """Refuse what is no HTTP as it must be; uvicorn calls this where it catches why."""
         self.places.on_closed("malformed")
         fault = sys.exc_info()[1]
-        error = RequestError(f"{fault or msg}.", code="malformed_request")
         if getattr(fault, "error_status_hint", 400) == 431 and not self._is_answering:
-            error = RequestError(
-                f"The request's head is over {HEAD_BYTES_MAX:,} bytes. Send fewer or shorter "
-                "headers.",
-                status=431,
-                code="head_too_large",
+            self._refuse(
+                RequestError(
+                    f"The request's head is over {HEAD_BYTES_MAX:,} bytes. Send fewer or shorter "
+                    "headers.",
+                    status=431,
+                    code="head_too_large",
+                )
             )
-        self._refuse(error)
+        else:
+            self._refuse(RequestError(f"{fault or msg}.", code="malformed_request"))
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._refuse(

@@ -138,16 +138,6 @@ class HttpExchange:
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
-    # -------------------------------------------------- what the connection is to others
-
-    def check_place(self) -> None:
-        """Refuse a request for which no connection is free. Raises: Overloaded."""
-        if self._connection is not None and self._connection.places.are_taken:
-            raise Overloaded(
-                f"{self._connection.places.count_max:,} connections are amid requests, and this "
-                "server serves no more at once. Try again in a few seconds."
-            )
-
     def keep_place(self) -> None:
         """Have the connection closed for no other while the request is served: it has a key."""
         if self._connection is not None:

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 
@@ -42,13 +42,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     body = body.removeprefix(codecs.BOM_UTF8)  # which .NET and PowerShell write
     _check_count(body)  # first: to read 30 million values takes seconds and gigabytes
     try:
-        value = orjson.loads(body)
-        _check_object(value)
+        value = _object(orjson.loads(body))
         if _may_lose(body, value.get("messages")):
             value = _carried(_exact(body))
     except orjson.JSONDecodeError:  # of half a character, or of a number that no double holds
         value = _carried(_exact(_mended(body)))
-    return cast(dict[str, Any], value)
+    return value
 
 
 def parse_argument(text: str) -> dict[str, Any] | None:
@@ -59,10 +58,8 @@ def parse_argument(text: str) -> dict[str, Any] | None:
     try:
         body = text.encode()
         _check_count(body)
-        value = orjson.loads(body)
-        _check_object(value)
-        value = _arguments(_exact(body)) if _may_lose(body, value) else value
-        return cast(dict[str, Any], value)
+        value = _object(orjson.loads(body))
+        return _arguments(_exact(body)) if _may_lose(body, value) else value
     except (RequestError, UnicodeEncodeError, orjson.JSONDecodeError):
         return None
 
@@ -75,7 +72,7 @@ def _mended(body: bytes) -> bytes:
     return _LONE.sub(rb"\\ufffd", hidden).replace(_HIDDEN, _BACKSLASH)
 
 
-def _exact(body: bytes) -> Any:
+def _exact(body: bytes) -> dict[str, Any]:
     """Return the object in `body` with the digits that were written. Raises: RequestError."""
     try:
         value = written_numbers.loads(body.decode(), parse_constant=int)  # which refuses NaN
@@ -86,11 +83,11 @@ def _exact(body: bytes) -> Any:
         except orjson.JSONDecodeError as precise:  # which says more
             told = precise
         raise RequestError(f"The body is not valid JSON: {told}.", code="invalid_json") from None
-    _check_object(value)
-    return value
+    return _object(value)
 
 
-def _check_object(value: Any) -> None:
+def _object(value: Any) -> dict[str, Any]:
+    """Return `value`, which is an object and not too deep. Raises: RequestError: it is neither."""
     if not isinstance(value, dict):
         kind = _KINDS.get(type(value), "number")
         raise RequestError(
@@ -101,6 +98,7 @@ def _check_object(value: Any) -> None:
             f"The body is nested deeper than {DEPTH_MAX} levels; send it flatter.",
             code="invalid_json",
         )
+    return value
 
 
 def _may_lose(body: bytes, value: Any) -> bool:

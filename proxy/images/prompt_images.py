@@ -277,7 +277,12 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
     digests = {url: task.result() for url, task in tasks.items()}
-    messages = [_shown(message, digests) for message in prompt.messages]
+    messages = [
+        message | {"content": [_named(part, digests) for part in message["content"]]}
+        if type(message["content"]) is list
+        else message
+        for message in prompt.messages
+    ]
     first: dict[str, str] = {}
     for url, digest in digests.items():
         first.setdefault(digest, places[url])
@@ -305,12 +310,6 @@ def _places(prompt: Prompt) -> dict[str, str]:
     return places
 
 
-def _shown(message: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
-    """Return `message` with its images named by their digests."""
-    if type(message["content"]) is not list:
-        return message
-    parts = [
-        {"type": "image", "image": digests[part["url"]]} if part["type"] == "image" else part
-        for part in message["content"]
-    ]
-    return message | {"content": parts}
+def _named(part: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
+    """Return `part`; an image by its digest."""
+    return {"type": "image", "image": digests[part["url"]]} if part["type"] == "image" else part

@@ -282,13 +282,12 @@ class WorkerPool:
 
         Those that have ended meanwhile are left out.
         """
-        answers = {
-            (link.worker_id, request_id): answer
-            for link in self.links.values()
-            for request_id, answer in link.answers.items()
-        }
-        known = ((row, answers.get((row["worker"], row["request_id"]))) for row in rows)
-        return [row | answer.asked_by() for row, answer in known if answer is not None]
+        return [
+            row | answer.asked_by()
+            for row in rows
+            if (link := self.links.get(row["worker"])) is not None
+            and (answer := link.answers.get(row["request_id"])) is not None
+        ]
 
     async def count(self, request: ParsedRequest, query: TokenQuery = JUST_COUNT) -> Counted:
         """Return how many tokens `request`'s prompt is, and what else `query` asks."""

@@ -274,9 +274,7 @@ class ModelSwapper:
         comes_unasked = having and all(
             row.state in ("loading", "restarting", "dead") and not row.is_asked for row in having
         )
-        if self._workers and not comes_unasked:
-            return LOAD_WAIT_S_MAX
-        return READY_WAIT_S_MAX
+        return LOAD_WAIT_S_MAX if self._workers and not comes_unasked else READY_WAIT_S_MAX
 
     def why_nobody(self, model: str) -> RequestError:
         """See `ModelHost`."""

@@ -424,10 +424,9 @@ class Supervisor:
             before = awake_s()
             await asyncio.sleep(WATCH_S)
             elapsed_s = awake_s() - before
-            if elapsed_s > 2 * WATCH_S:
-                continue  # this process itself stood still: what it did not hear proves nothing
-            for worker in self.workers:
-                self._check(worker, elapsed_s)
+            if elapsed_s <= 2 * WATCH_S:  # else this process stood still, and heard nothing itself
+                for worker in self.workers:
+                    self._check(worker, elapsed_s)
 
     def _check(self, worker: WorkerProcess, elapsed_s: float) -> None:
         """Kill `worker` where it is stuck: it says nothing, or gets no step further.
