@@ -182,8 +182,9 @@ class LocalAnswers:
                 await exchange.send_json(200, await whole(admitted))
         finally:
             _close(admitted.answers)
-            answers = [answer, *others]
-            exchange.counting.callback(self._count_ended, exchange, answers, request, started)
+            exchange.counting.callback(
+                self._count_ended, exchange, admitted.answers, request, started
+            )
             if exchange.has_started:
                 exchange.counting.close()
             if unloads:

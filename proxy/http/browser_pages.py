@@ -127,17 +127,13 @@ class BrowserSignIns:
         """
         await self._keys.identity(key_header(key))
         if await self.needs_key():  # else each of any number of keys would have its sign-ins
-            self._give_cookies(exchange, self._issue(key), SIGN_IN_S)
-
-    def _issue(self, key: bytes) -> str:
-        """Return a new token that stands for `key`, and forget the keys of those that ended."""
-        now, token = time.time(), secrets.token_urlsafe(32)
-        self._held = {each: row for each, row in self._held.items() if now < row[1]}
-        own = [each for each, (whose, _) in self._held.items() if whose == key]
-        if len(own) >= SIGN_INS_MAX:
-            del self._held[own[0]]
-        self._held[_digest(token)] = (key, now + SIGN_IN_S)
-        return token
+            now, token = time.time(), secrets.token_urlsafe(32)
+            self._held = {each: row for each, row in self._held.items() if now < row[1]}
+            own = [each for each, (whose, _) in self._held.items() if whose == key]
+            if len(own) >= SIGN_INS_MAX:
+                del self._held[own[0]]
+            self._held[_digest(token)] = (key, now + SIGN_IN_S)
+            self._give_cookies(exchange, token, SIGN_IN_S)
 
     def sign_out(self, exchange: HttpExchange) -> None:
         """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""

@@ -23,7 +23,6 @@ from hearth.shared.zmq_transport import (
     PROXY_NAME,
     SILENCE_S_MAX,
     WORKER_NAME,
-    CurveKeys,
     curve_keys,
 )
 
@@ -104,13 +103,22 @@ class RemoteWorkers:
         """
         self._pool = pool
         self._models = tuple(model.name for model in models)
-        self._keys: CurveKeys | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        check_endpoints(settings.worker_endpoints)
-        if settings.worker_endpoints:
-            self._keys = curve_keys(settings.curve_keys_dir, PROXY_NAME, WORKER_NAME)
-        endpoints = enumerate(settings.worker_endpoints, start=settings.workers)
-        self.workers = [RemoteWorker(number, endpoint) for number, endpoint in endpoints]
+        endpoints = settings.worker_endpoints
+        for endpoint in endpoints:
+            found = _ENDPOINT.fullmatch(endpoint)
+            is_endpoint = found is not None and 1 <= int(found[1]) <= 65535
+            if not is_endpoint or endpoints.count(endpoint) > 1:
+                raise StartError(
+                    f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
+                )
+        self._keys = (
+            curve_keys(settings.curve_keys_dir, PROXY_NAME, WORKER_NAME) if endpoints else None
+        )
+        self.workers = [
+            RemoteWorker(number, endpoint)
+            for number, endpoint in enumerate(endpoints, start=settings.workers)
+        ]
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
@@ -193,14 +201,3 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
         return refused_hint(error, platform) or told
     writer.close()
     return "It takes connections and says nothing: it hangs, or is no worker."
-
-
-def check_endpoints(endpoints: Sequence[str]) -> None:
-    """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
-    for endpoint in endpoints:
-        found = _ENDPOINT.fullmatch(endpoint)
-        is_endpoint = found is not None and 1 <= int(found[1]) <= 65535
-        if not is_endpoint or endpoints.count(endpoint) > 1:
-            raise StartError(
-                f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
-            )
