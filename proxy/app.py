@@ -23,10 +23,11 @@ from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
 from hearth.proxy.gateway.local_accounts import LocalAccount
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.connection_places import ConnectionPlaces
+from hearth.proxy.http.browser_pages import BrowserSignIns
+from hearth.proxy.http.http1_protocol import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
     SERVED_BY_HEADER,
+    BodyBudget,
     ClientBody,
     ClientGone,
     HttpExchange,
@@ -37,7 +38,6 @@ from hearth.proxy.http.http_exchange import (
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.http.sign_ins import BrowserSignIns
 from hearth.proxy.local_answers import CACHE_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard import Dashboard
@@ -47,7 +47,7 @@ from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
-from hearth.shared.errors import RequestError
+from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,9 @@ _GENERATE: Final[dict[str, Dialect]] = {
     "/api/chat": "ollama_chat",
     "/api/generate": "ollama_generate",
 }
-_COUNT: Final[dict[str, Dialect]] = {
-    "/v1/messages/count_tokens": "messages",
-    "/v1/responses/input_tokens": "responses",
-}
-_COUNT_CALLS: Final[dict[str, CloudDialect]] = {
-    "/v1/messages/count_tokens": "messages_count",
-    "/v1/responses/input_tokens": "responses_count",
+_COUNT: Final[dict[str, tuple[Dialect, CloudDialect]]] = {  # its dialect, here and elsewhere
+    "/v1/messages/count_tokens": ("messages", "messages_count"),
+    "/v1/responses/input_tokens": ("responses", "responses_count"),
 }
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
 _OF_MODELS: Final = frozenset((*_GENERATE, *_COUNT, *_OWN, *ENCODER_PATHS))
@@ -124,23 +120,16 @@ class ProxyApp:
         self.metrics.watch_connections(self.places)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # there is none here
-        else:
-            await self._serve_http(HttpExchange(scope, receive, send, self.body_budget))
-
-    async def _serve_http(self, exchange: HttpExchange) -> None:
-        for name in _ID_HEADERS:
-            exchange.reply_headers.append((name, exchange.request_id.encode()))
+        exchange = HttpExchange(scope, receive, send, self.body_budget)
+        exchange.reply_headers += _id_headers(exchange.request_id)
         try:
             await self._check_caller(exchange)
         except RequestError as error:
             await self._refuse(exchange, error)
         except Exception:
             log.exception("request failed by a bug path=%.80r", exchange.path)
-            text = "The proxy failed at this request; its log says where."
-            bug = RequestError(text, status=500, code="internal_error")
-            await self._refuse(exchange, bug)
+            bug = "The proxy failed at this request; its log says where."
+            await self._refuse(exchange, RequestError(bug, status=500, code="internal_error"))
         finally:
             exchange.end()
 
@@ -174,7 +163,7 @@ class ProxyApp:
         return [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            *((name, request_id.encode()) for name in _ID_HEADERS),
+            *_id_headers(request_id),
         ], body
 
     async def _check_caller(self, exchange: HttpExchange) -> None:
@@ -183,8 +172,11 @@ class ProxyApp:
         Raises:
             RequestError: the caller may not, or the request is refused further on.
         """
-        if exchange.path not in _OPEN_PATHS:
-            exchange.check_place()
+        if exchange.path not in _OPEN_PATHS and self.places.are_taken:
+            raise Overloaded(
+                f"{self.places.count_max:,} connections are amid requests, and this server serves "
+                "no more at once. Try again in a few seconds."
+            )
         if len(exchange.raw_headers) > HEADERS_MAX:
             raise RequestError(
                 f"The request has {len(exchange.raw_headers)} headers and this server accepts "
@@ -195,8 +187,10 @@ class ProxyApp:
         hosts = [value.decode("latin-1") for name, value in exchange.raw_headers if name == b"host"]
         # Pages and their calls may be answered without a key in the headers: a browser sends their
         # cookie along by itself.
-        is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
-        is_open = exchange.path in _OPEN_PATHS or is_page or self.chat_page.calls(exchange)
+        page = next(
+            (each for each in (self.dashboard, self.chat_page) if each.serves(exchange)), None
+        )
+        is_open = exchange.path in _OPEN_PATHS or page is not None or self.chat_page.calls(exchange)
         self._origins.check_host(hosts, is_key_needed=self._has_keys and not is_open)
         origin = self._origins.check_origin(
             exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
@@ -211,10 +205,9 @@ class ProxyApp:
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        for pages in (self.dashboard, self.chat_page):
-            if pages.serves(exchange):
-                await pages.serve(exchange)  # which knows keys, and cookies too
-                return
+        if page is not None:
+            await page.serve(exchange)  # which knows keys, and cookies too
+            return
         if self.chat_page.calls(exchange):
             self.chat_page.take_call(exchange)
         try:
@@ -238,7 +231,8 @@ class ProxyApp:
         """Have a request answered by a page or figure of ours, a local model, or by the config."""
         path = exchange.path
         kind = ENCODER_PATHS.get(path)
-        dialect = _GENERATE.get(path) or _COUNT.get(path) or "chat"  # encoders have none
+        counted, asked = _COUNT.get(path, (None, None))
+        dialect = _GENERATE.get(path) or counted or "chat"  # encoders have none
         if path not in _OF_MODELS:
             await self.routes.serve(exchange)
             return
@@ -248,7 +242,7 @@ class ProxyApp:
         is_here = path in _OWN or path.startswith(OLLAMA_PREFIX) or kind == "rerank"
         if kind is not None and (is_here or gateway is None):
             encoder = self.encoders.model(kind)  # refuses before the body is read
-        body = await self.local.read(exchange)
+        body = await exchange.read_object()
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
@@ -274,10 +268,9 @@ class ProxyApp:
         if is_here:
             await answer_here(gateway.local_deployment(group))
             return
-        asked: CloudDialect = _COUNT_CALLS.get(path) or crossed_dialect(dialect)
-        call = GatewayCall(
-            asked if kind is None else "embeddings", body.fields, body.size, answer_here
-        )
+        if kind is not None:
+            asked = "embeddings"
+        call = GatewayCall(asked or crossed_dialect(dialect), body.fields, body.size, answer_here)
         await gateway.serve(exchange, group, call)
 
     def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
@@ -334,6 +327,10 @@ class ProxyApp:
                     await self.local.prefill(exchange, dialect, body, target)
                 else:
                     await self.local.generate(exchange, dialect, body, target, account)
+
+
+def _id_headers(request_id: str) -> RawHeaders:
+    return [(name, request_id.encode()) for name in _ID_HEADERS]
 
 
 async def _preflight(exchange: HttpExchange) -> None:

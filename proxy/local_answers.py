@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from hearth.proxy.api import (
     chat_completions_events,
@@ -19,18 +19,17 @@ from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.local_accounts import LocalAccount
-from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import (
     EVENT_STREAM,
     SERVED_BY_HEADER,
+    SMALL_BYTES_MAX,
     ClientBody,
     HttpExchange,
     RawHeaders,
 )
-from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.metrics import served_here
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
@@ -38,8 +37,6 @@ from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CACHE_HEADER: Final = b"x-hearth-cache"
 # By dialect: what makes its answer whole, and what writes it as a stream.
@@ -69,12 +66,6 @@ class LocalAnswers:
 
     # ------------------------------------------------------------ what was asked
 
-    async def read(self, exchange: HttpExchange) -> ClientBody:
-        """Return the body of `exchange`. Raises: RequestError."""
-        octets = await exchange.read_body()
-        fields = await self._work(exchange, len(octets), read_object(octets))
-        return ClientBody(fields, len(octets))
-
     async def _parse(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> ParsedRequest:
@@ -84,20 +75,14 @@ class LocalAnswers:
         if whole is not body.fields:  # with a conversation of any size
             size += SMALL_BYTES_MAX
         parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
-        request = await self._work(exchange, size, work_on_body(size, parse))
+        request = await exchange.work_on_body(size, parse)
         completing = self.body_parser.complete(request, exchange.hold, size)
-        if has_files(request):
-            request = await exchange.while_connected(completing)
-        else:
-            request = await self._work(exchange, size, completing)
+        may_wait = size > SMALL_BYTES_MAX or has_files(request)
+        request = await (exchange.while_connected(completing) if may_wait else completing)
         names = self._names
         return dataclasses.replace(
             request, target=names.model_of(target), adapter=names.adapter_of(target)
         )
-
-    async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
-        """Return what `work` on a body of `size` bytes gives, while the client is there."""
-        return await (exchange.while_connected(work) if size > SMALL_BYTES_MAX else work)
 
     # ------------------------------------------------------------ what is answered
 
@@ -120,7 +105,7 @@ class LocalAnswers:
         """Answer which tokens a text or a prompt is, or which text tokens or a prompt are."""
         path, asked = exchange.path, body.fields
         reading = functools.partial(tokenize_endpoints.raw_prompt, path, asked)
-        if raw := await self._work(exchange, body.size, work_on_body(body.size, reading)):
+        if raw := await exchange.work_on_body(body.size, reading):
             prompt, query = raw
             request = self.body_parser.raw(prompt, asked, exchange.headers)
             request = dataclasses.replace(request, target=self._names.model_of(target))
@@ -132,7 +117,7 @@ class LocalAnswers:
         context_tokens = facts.context_tokens if facts is not None else None
         size = tokenize_endpoints.answer_size(counted)
         write = functools.partial(tokenize_endpoints.answer, path, asked, counted, context_tokens)
-        content = await self._work(exchange, size, work_on_body(size, write))
+        content = await exchange.work_on_body(size, write)
         await exchange.send_whole(200, content, b"application/json")
 
     async def prefill(
@@ -171,14 +156,16 @@ class LocalAnswers:
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
         started = awake_s()
-        opening = self._open(request, exchange.request_id, started)
-        answer, *others = await exchange.while_connected(opening)
+        answer, *others = await exchange.while_connected(
+            self._open(request, exchange.request_id, started)
+        )
         if account is not None:
             account.admitted(request, [answer, *others])
         admitted = AdmittedRequest(request, name, answer, tuple(others), came_at=started)
         if dialect == "responses" and request.is_stored:
-            key = request.prompt.speaker.key
-            admitted.note_end = functools.partial(self._routes.stored.keep, key, request.body)
+            admitted.note_end = functools.partial(
+                self._routes.stored.keep, request.prompt.speaker.key, request.body
+            )
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -195,21 +182,21 @@ class LocalAnswers:
                 await exchange.send_json(200, await whole(admitted))
         finally:
             _close(admitted.answers)
-            answers = [answer, *others]
-            exchange.counting.callback(self._count_ended, exchange, answers, request, started)
+            exchange.counting.callback(
+                self._count_ended, exchange, admitted.answers, request, started
+            )
             if exchange.has_started:
                 exchange.counting.close()
             if unloads:
-                self.pool.waiting.host.unload(request.target, request.prompt.speaker.key)
+                self.pool.host.unload(request.target, request.prompt.speaker.key)
 
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
-        model, reason = self._names.model_of(target), "load"
+        model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
-            self.pool.waiting.host.unload(model, key_digest(exchange.headers))
-            reason = "unload"
+            self.pool.host.unload(model, key_digest(exchange.headers))
         else:
             await exchange.while_connected(self.pool.load(model))
         name = self._names.named(body.fields.get("model"))

@@ -18,13 +18,11 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
 from hearth.proxy.gateway.gateway import make_gateway
 from hearth.proxy.gateway.routing_table import read_table
-from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http1_protocol import Http1Protocol
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, Http1Protocol, places_within
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
-from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.pool.worker_pool import LOAD_GAP_MAX, CacheAffinity, WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
 from hearth.proxy.startup_banner import ready_lines, starting_line
 from hearth.proxy.workers.model_swap import ModelSwapper
@@ -82,9 +80,10 @@ class Hearth:
         self._directory = own_run_directory(settings.run_dir, settings.proxy_port)
         # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
         OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
-        table = None
-        if (path := settings.litellm_config) is not None:
-            table = read_table(path, settings, environ, variables_in(env_file()))
+        path = settings.litellm_config
+        table = (
+            None if path is None else read_table(path, settings, environ, variables_in(env_file()))
+        )
         models = models_of(settings)
         bounds = (LOAD_GAP_MAX, settings.live_slots_max, settings.max_concurrent_requests)
         self._pool = WorkerPool(CacheAffinity(min(filter(None, bounds))))
@@ -103,9 +102,11 @@ class Hearth:
         )
         self._encoders = make_encoders(settings, environment, self._pool)
         self._supervisor.suspects = SuspectStore(settings.kv_cache_dir / DIRECTORY)
-        unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(
-            *(self._supervisor, self._pool, models, unload_s),
+            self._supervisor,
+            self._pool,
+            models,
+            settings.model_idle_unload_seconds,
             lambda model: why_missing(model.path or settings.model_path),
         )
         self._remote = RemoteWorkers(settings, self._pool, models)

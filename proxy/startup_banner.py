@@ -49,22 +49,19 @@ def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     computed = f", {facts.computed_in}" if facts.computed_in else ""
     is_first = builtin_model(settings.model_path) is SMOLLM2
+    own = f"the model's own is {facts.model_tokens:,}"
+    whys = {
+        "memory": f" ({own}; more does not fit into memory)",
+        "setting": f" ({own}; MAX_KV_SIZE)",
+    }
     return [
         f"  model    {facts.name} ({facts.architecture}, {size})",
         *([f"           {first_model_words(bytes_for_models())}"] if is_first else []),
         *(["  images   yes"] if facts.takes_images else []),
-        f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
+        f"  context  {facts.context_tokens:,} tokens{whys.get(facts.context_by, '')}",
         f"  cache    {facts.cache_layout}",
         f"  backend  {facts.backend}{computed}",
     ]
-
-
-def _why_shorter(facts: ModelFacts) -> str:
-    """Return why the context is not the model's own, "" where it is."""
-    whole = f"the model's own is {facts.model_tokens:,}"
-    if facts.context_by == "memory":
-        return f" ({whole}; more does not fit into memory)"
-    return f" ({whole}; MAX_KV_SIZE)" if facts.context_by == "setting" else ""
 
 
 def _scaled(count: float) -> str:

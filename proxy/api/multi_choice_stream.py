@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage

@@ -15,11 +15,9 @@ from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.ollama import ollama_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.documents.document_reader import DocumentReader
-from hearth.proxy.documents.prompt_documents import holds_documents, with_documents
-from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.images.image_fetch import ImageFetcher
-from hearth.proxy.images.prompt_images import shows_images, with_images
+from hearth.proxy.documents.prompt_documents import DocumentReader, holds_documents, with_documents
+from hearth.proxy.http.http_exchange import work_on_body
+from hearth.proxy.images.prompt_images import ImageFetcher, shows_images, with_images
 from hearth.proxy.request.conversation_names import conversation_of
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest

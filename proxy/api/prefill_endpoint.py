@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast, get_args
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.wire_messages import Finished
 

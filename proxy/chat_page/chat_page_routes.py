@@ -4,12 +4,19 @@ The page calls the API below API, by the cookie of its sign-in where keys are se
 then the API's own request, with the key that the cookie stands for.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
+from hearth.proxy.http.browser_pages import (
+    POLICY,
+    BrowserSignIns,
+    PageFiles,
+    form_key,
+    key_header,
+    page_headers,
+)
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
-from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns, form_key, key_header
 from hearth.proxy.request.client_name import PAGE_HEADER
 from hearth.shared.errors import RequestError
 
@@ -42,8 +49,10 @@ class ChatPage:
 
     def serves(self, exchange: HttpExchange) -> bool:
         """Whether the request is for the page by a browser, for a file of it or its sign-in."""
-        path = exchange.path
-        return path == SIGN_IN or self.files.holds(path) or _is_start(exchange)
+        if exchange.path == "/":  # a person looks at the server's address: programs want no page
+            wants_page = "text/html" in exchange.headers.get("accept", "")
+            return wants_page and exchange.method in ("GET", "HEAD")
+        return exchange.path == SIGN_IN or self.files.holds(exchange.path)
 
     @staticmethod
     def calls(exchange: HttpExchange) -> bool:
@@ -75,19 +84,13 @@ class ChatPage:
             self._sign_ins.sign_out(exchange)
         elif exchange.method in ("GET", "HEAD"):
             needs_key = await self._sign_ins.needs_key()
-            is_in = needs_key and await self._is_signed_in(exchange)
+            if needs_key and _may_act_by_cookie(exchange):
+                with contextlib.suppress(RequestError):
+                    await self._sign_ins.identity(exchange)
+                    is_in = True
         else:
             raise wrong_method(exchange, "GET, HEAD, POST, DELETE")
         await exchange.send_json(200, {"needs_key": needs_key, "is_signed_in": is_in})
-
-    async def _is_signed_in(self, exchange: HttpExchange) -> bool:
-        if not _may_act_by_cookie(exchange):
-            return False
-        try:
-            await self._sign_ins.identity(exchange)
-        except RequestError:
-            return False
-        return True
 
     def take_call(self, exchange: HttpExchange) -> None:
         """Make a call of the page's the API's own request, by the key that its cookie stands for.
@@ -98,19 +101,21 @@ class ChatPage:
         path = exchange.path.removeprefix(API)
         allowed = _CALLS.get(path)
         if allowed is None:
-            text = f"{exchange.path!r:.120} is not served here."
-            raise RequestError(text, status=404, code="not_found")
+            raise RequestError(
+                f"{exchange.path!r:.120} is not served here.", status=404, code="not_found"
+            )
         if exchange.method != allowed:
             raise wrong_method(exchange, allowed)
         exchange.path = path
         exchange.reply_headers += _API_HEADERS
         has_own = "x-api-key" in exchange.headers or "authorization" in exchange.headers
-        if has_own or not _may_act_by_cookie(exchange):
-            return
-        key = self._sign_ins.key_of(exchange)
+        acts_by_cookie = not has_own and _may_act_by_cookie(exchange)
+        key = self._sign_ins.key_of(exchange) if acts_by_cookie else None
         if key is not None:
-            others = [row for row in exchange.raw_headers if row[0] != b"cookie"]
-            exchange.raw_headers = others + key_header(key)
+            exchange.raw_headers = [
+                *(row for row in exchange.raw_headers if row[0] != b"cookie"),
+                *key_header(key),
+            ]
 
 
 def _may_act_by_cookie(exchange: HttpExchange) -> bool:
@@ -128,9 +133,3 @@ def _may_act_by_cookie(exchange: HttpExchange) -> bool:
         return False
     site = exchange.headers.get("sec-fetch-site")
     return PAGE_HEADER in exchange.headers if site is None else site in ("same-origin", "none")
-
-
-def _is_start(exchange: HttpExchange) -> bool:
-    """Whether a person looks at the server's address: programs ask for no page."""
-    wants_page = "text/html" in exchange.headers.get("accept", "")
-    return exchange.path == "/" and exchange.method in ("GET", "HEAD") and wants_page

@@ -10,6 +10,7 @@ from hearth.shared.errors import RequestError
 
 PAGES_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 4_000_000  # of all pages
+ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # UTF-8, and what JSON adds
 CPU_S_MAX: Final = 20  # the start of Python included
 MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond what the process has before it reads
 

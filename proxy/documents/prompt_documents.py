@@ -1,18 +1,221 @@
-"""Puts the texts of documents into a prompt, in the places of the documents."""
+"""Puts the texts of documents into a prompt, in the places of the documents.
+
+PDFs are read in a process of their own, all else as the text that it is. What a document is, its
+bytes tell, whatever it is called. Nothing is fetched and no path opened.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import signal
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, TypeVar
 
-from hearth.proxy.documents.document_reader import DocumentReader
+import orjson
+
+from hearth.proxy.documents.pdf_refusals import ANSWER_BYTES_MAX, PdfRefused
+from hearth.proxy.http.base64_data import decode_base64
 from hearth.proxy.request.content_pieces import ContentPart, join, merged
 from hearth.shared.errors import RequestError
+from hearth.shared.helper_process import HelperLost, run_helper
+from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.shared.process_limits import MEMORY_STATUS
 from hearth.shared.wire_messages import Prompt
+
+T = TypeVar("T")
 
 DOCUMENTS_MAX: Final = 100  # in one request; one that comes twice counts twice
 TEXT_CHARS_MAX: Final = 8_000_000  # of all documents of a request
 DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all of a request, the wait for their turn included
+DOCUMENT_BYTES_MAX: Final = 32 * 1024 * 1024
+MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # of texts that are remembered
+PDFS_AT_ONCE: Final = 2  # processes; more wait
+DIGEST_BYTES: Final = 16
+_HEAD_BYTES: Final = 1_024  # in which a PDF names itself
+_DATA_URL: Final = "data:"
+_MARK: Final = ";base64,"
+_MARK_CHARS: Final = 256  # within which a data: URL has come to it
+_IMAGES: Final = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
+_BLANK_PAGE: Final = "(no text)"
+READ_S_MAX: Final = 45.0  # of a PDF: a machine may be busy; its CPU time has a limit of its own
+_MODULE: Final = "hearth.proxy.documents.pdf_process"
+# Where memory runs out a process crashes, if it does not say so.
+_MEMORY: Final = (MEMORY_STATUS, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+
+
+async def pdf_pages(data: bytes) -> list[str]:
+    """Return the text of each page of the PDF `data`, "" where a page has none.
+
+    Cancelled, it leaves no process behind.
+
+    Raises:
+        PdfRefused: it is none, has no text, or takes more than a limit.
+        RequestError: 503; the process was ended by the system, or stands still.
+    """
+    try:
+        answer, status = await run_helper(_MODULE, data, READ_S_MAX, ANSWER_BYTES_MAX)
+    except HelperLost as lost:
+        raise _lost(str(lost)) from None
+    if status == -signal.SIGXCPU:
+        raise PdfRefused("pdf_too_slow")
+    if status in _MEMORY:
+        raise PdfRefused("pdf_too_large")
+    if status != 0:
+        raise _lost(f"ended with status {status}")
+    told: dict[str, Any] = orjson.loads(answer)
+    if "refused" in told:
+        raise PdfRefused(told["refused"], told["count"])
+    pages: list[str] = told["pages"]
+    return pages
+
+
+def _lost(what: str) -> RequestError:
+    return RequestError(
+        f"The process that reads PDFs {what}. Send the request again.",
+        status=503,
+        code="pdf_reader_lost",
+        retry_after_s=5,
+    )
+
+
+class DocumentReader:
+    """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
+
+    What is remembered for one owner, "" being everybody, serves no other. An owner has one PDF
+    read at a time, so that many of one key leave a process to another's. What is known of a PDF is
+    its text in UTF-8, or why it is not read.
+    """
+
+    def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
+        """`read_pdf` is another for tests."""
+        self._read_pdf = read_pdf
+        # Kept for one key: texts of PDFs, 32 MB
+        self._known: MemoryByOwner[bytes, bytes | PdfRefused] = MemoryByOwner(
+            MEMORY_BYTES_MAX,
+            lambda _, known: 1_000 + (len(known) if isinstance(known, bytes) else 0),
+        )
+        self._places = asyncio.Semaphore(PDFS_AT_ONCE)
+        # Kept for a moment: whose PDF is read now
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._decoder = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
+
+    async def read(self, data: str, owner: str) -> str:
+        """Return the text of a document in base64, or in a data: URL of it.
+
+        Raises:
+            RequestError: it is neither a PDF nor text, is not read within the limits, or 503.
+        """
+        start = _start_of(data)
+        if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
+            raise RequestError(
+                f"The document has {size:,} bytes and this server accepts "
+                f"{DOCUMENT_BYTES_MAX:,}. Send a part of it, or its text.",
+                code="document_too_large",
+            )
+        head = _decoded(data[start : start + _HEAD_BYTES * 4 // 3 // 4 * 4 + 4])
+        if not _is_pdf(head):
+            return await self._in_thread(lambda: _plain_text(_decoded(data, start)))
+        digest = await self._in_thread(
+            lambda: blake2b(
+                data[start:].encode("utf-8", "replace"), digest_size=DIGEST_BYTES
+            ).digest()
+        )
+        turn = self._turns.setdefault(owner, asyncio.Lock())
+        async with turn:  # of two that ask for one PDF the second finds it read
+            known = self._known.get(owner, digest)
+            if known is None:
+                known = await self._read_anew(data, start)
+                self._known.put(owner, digest, known)
+        if isinstance(known, PdfRefused):
+            raise PdfRefused(known.code, known.count)  # what is raised keeps its traceback
+        return known.decode()
+
+    async def _read_anew(self, data: str, start: int) -> bytes | PdfRefused:
+        """Return what comes of a PDF that is not known. Raises: RequestError: no PDF's fault."""
+        async with self._places:
+            octets = await self._in_thread(lambda: _decoded(data, start))
+            try:
+                return paged_text(await self._read_pdf(octets)).encode()
+            except PdfRefused as refused:
+                return PdfRefused(refused.code, refused.count)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._decoder:
+            return await asyncio.to_thread(work)
+
+
+def paged_text(pages: list[str]) -> str:
+    """Return the text of a PDF as a model is shown it: page by page, each with its number."""
+    return "\n\n".join(
+        f"Page {number}:\n{text or _BLANK_PAGE}" for number, text in enumerate(pages, start=1)
+    )
+
+
+def _is_pdf(head: bytes) -> bool:
+    """Return whether a PDF begins in a line of `head`, or amid bytes that are no text.
+
+    A text that speaks of the mark is none.
+    """
+    before, mark, _ = head.partition(b"%PDF-")
+    before = before.removeprefix(b"\xef\xbb\xbf").rstrip(b" \t")
+    return bool(mark) and (before[-1:] in (b"", b"\r", b"\n") or b"\0" in before)
+
+
+def _start_of(data: str) -> int:
+    """Return where the base64 begins: some clients send a data: URL, some what is in it.
+
+    Raises:
+        RequestError: it is another URL.
+    """
+    if data[: len(_DATA_URL)].lower() == _DATA_URL:
+        at = data.find(_MARK, 0, _MARK_CHARS)
+        if at < 0:
+            raise RequestError(
+                "A data: URL of a document is data:TYPE;base64,DATA, and this one is not.",
+                code="document_data",
+            )
+        return at + len(_MARK)
+    if "://" in data[:_MARK_CHARS]:
+        raise RequestError(
+            "This server fetches no documents. Send the document itself, in base64.",
+            code="document_urls_off",
+        )
+    return 0
+
+
+def _decoded(data: str, start: int = 0) -> bytes:
+    try:
+        return decode_base64(data, start)
+    except ValueError as error:
+        raise RequestError(
+            f"The document is not valid base64 ({error}). Send it padded, without line breaks, in "
+            "the alphabet with + and /.",
+            code="document_data",
+        ) from None
+
+
+def _plain_text(data: bytes) -> str:
+    """Return the text in a file of text. Raises: RequestError: it is none."""
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        text = "\0" if b"\0" in data else data.decode("cp1252", "replace")
+    if "\0" not in text:
+        return text
+    if data.startswith(_IMAGES):
+        remedy = "An image goes in a part for images (image_url, input_image, image)."
+    else:
+        remedy = "Send it as a PDF, or as text."
+    raise RequestError(
+        "A document is a PDF or text, whatever it is called, and this one begins with "
+        f"{data[:8].hex(' ')}. {remedy}",
+        code="document_type",
+    )
+
+
+# ------------------------------------------------------------ all of a prompt
 
 
 def holds_documents(prompt: Prompt) -> bool:
@@ -32,11 +235,12 @@ async def with_documents(
     """
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:
-            told = (
+            raise RequestError(
                 f"{part['param']} is one document more than the {DOCUMENTS_MAX} that this server "
-                "reads in a request. Send fewer."
+                "reads in a request. Send fewer.",
+                code="too_many_documents",
+                param=part["param"],
             )
-            raise RequestError(told, code="too_many_documents", param=part["param"])
     chars = 0  # of the texts so far
 
     async def text_of(part: dict[str, Any], is_result: bool) -> str:
@@ -58,11 +262,12 @@ async def with_documents(
         hold(len(shown))
         chars += len(shown)
         if chars > TEXT_CHARS_MAX:
-            told = (
+            raise RequestError(
                 f"The documents of this request, as far as {param}, have {chars:,} characters of "
-                f"text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer."
+                f"text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer.",
+                code="documents_too_long",
+                param=param,
             )
-            raise RequestError(told, code="documents_too_long", param=param)
         return shown
 
     async def with_texts(message: dict[str, Any]) -> dict[str, Any]:

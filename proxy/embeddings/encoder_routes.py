@@ -25,8 +25,13 @@ from hearth.proxy.embeddings.encoder_bodies import (
     rerank_answer,
 )
 from hearth.proxy.embeddings.encoders import Encoders
-from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import (
+    SERVED_BY_HEADER,
+    ClientBody,
+    ClientGone,
+    HttpExchange,
+    work_on_body,
+)
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.metrics import (
     ANSWERED,

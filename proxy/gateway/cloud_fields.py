@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
-from hearth.proxy.images.image_fetch import URL_CHARS_MAX, is_public
+from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import (
     is_our_item_id,

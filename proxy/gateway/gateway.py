@@ -25,8 +25,14 @@ from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.local_accounts import Accounts
 from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
-from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientGone, HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import (
+    SERVED_BY_HEADER,
+    SMALL_BYTES_MAX,
+    ClientGone,
+    HttpExchange,
+    RawHeaders,
+    work_on_body,
+)
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.metrics import (
     ANSWERED,

@@ -27,8 +27,7 @@ from hearth.proxy.gateway.litellm_messages import (
     read_frame,
 )
 from hearth.proxy.gateway.routing_table import DEFAULT, LISTS, PROVIDER, Deployment, RoutingTable
-from hearth.proxy.http.body_threads import work_on_body
-from hearth.proxy.http.http_exchange import RawHeaders
+from hearth.proxy.http.http_exchange import RawHeaders, work_on_body
 from hearth.proxy.monitoring.metrics import CloudUsage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 

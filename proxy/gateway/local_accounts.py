@@ -20,7 +20,7 @@ from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

@@ -37,10 +37,10 @@ class ApiKeyCheck:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
-    def check(self, headers: Headers) -> str | None:
-        """Accept `Authorization: Bearer KEY` or `x-api-key: KEY`; return the key that counts.
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        """Accept `Authorization: Bearer KEY` or `x-api-key: KEY`; see `ClientKeys`.
 
-        None where no key is needed. Of several that were sent the first accepted one counts.
+        Of several that were sent the first accepted one counts. It is good for every path.
 
         Raises:
             RequestError: 401, without a word about which part was wrong.
@@ -51,7 +51,7 @@ class ApiKeyCheck:
         for key in sent:
             digest = sha256(key).digest()
             if any([hmac.compare_digest(digest, known) for known in self._digests]):
-                return key.decode("latin-1")
+                return key.decode("latin-1") if len(self._digests) > 1 else None
         problem = "The API key is wrong" if sent else "An API key is required"
         raise RequestError(
             f"{problem}. Send the server's PROXY_API_KEY as 'Authorization: Bearer KEY' or "
@@ -59,11 +59,6 @@ class ApiKeyCheck:
             status=401,
             code="invalid_api_key",
         )
-
-    async def identity(self, headers: Headers, path: str = "") -> str | None:
-        """See `ClientKeys`: the key itself, which is good for every path."""
-        key = self.check(headers)
-        return key if len(self._digests) > 1 else None
 
 
 def sent_keys(headers: Headers) -> Iterator[bytes]:

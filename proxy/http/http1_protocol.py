@@ -1,7 +1,11 @@
-"""Speaks HTTP/1.1 with one client: uvicorn's protocol, stricter, with limits, for half-closers too.
+"""Speaks HTTP/1.1 with clients: uvicorn's protocol, stricter, with limits, for half-closers too.
 
 uvicorn waits for ever for a head and for a client to read, takes what h11 takes for HTTP, answers
 in plain text where it refuses, and closes a connection whose client has only finished sending.
+
+h11 takes bare line feeds, folded lines, control bytes, a length beside a coding and several equal
+lengths, and has no setting against them. A proxy in front that reads any of these otherwise would
+let a client hide one request in another. So h11 is shown only HTTP/1.1 as RFC 9112 writes it.
 """
 
 import asyncio
@@ -9,17 +13,17 @@ import logging
 import math
 import re
 import sys
+from asyncio import Transport
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from hearth.proxy.http.connection_places import ConnectionPlaces
-from hearth.proxy.http.strict_http1 import HEAD_BYTES_MAX, StrictConnection
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -36,8 +40,213 @@ _AS_ANTHROPIC: Final = re.compile(
     rb"\A\S* +(?:https?://[^/\s]*)?/v1/messages|^anthropic-version[ \t]*:", re.I | re.M
 )
 
+Why = Literal["displaced", "malformed"]  # why a connection was closed
 # From an error, and whether Anthropic's words are wanted, to the headers and the body of an answer.
 Refuse = Callable[[RequestError, bool], tuple[list[tuple[bytes, bytes]], bytes]]
+
+# ------------------------------------------------------------ the places of all connections
+
+CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
+OVERSHOOT: Final = 2  # times the places, for as long as newcomers are not judged
+FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
+FILES_SPARE: Final = 128  # the workers' sockets, journals, the log
+
+
+class ConnectionPlaces:
+    """All open connections, and which of them goes first. Owner: the event loop.
+
+    The order is: without a good key and idle, without one amid a request, idle with one; of those
+    alike the one that is so longest. A newcomer is not judged before what it sends could be read:
+    for a moment there may be OVERSHOOT times `count_max`. Invariant: behind each `trim` there are
+    `count_max`, or one more where that many are amid requests with a key: it is told `are_taken`.
+    """
+
+    def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
+        assert count_max > 0, count_max
+        self.count_max = count_max
+        self.on_closed: Callable[[Why], None] = lambda why: None
+        # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
+        # with a good key, or needed none.
+        self._standings: dict[Transport, tuple[bool, bool]] = {}
+        self._is_to_be_trimmed = False  # in a flood each newcomer still has its time to be read
+
+    def __len__(self) -> int:
+        return len(self._standings)
+
+    @property
+    def are_taken(self) -> bool:
+        """Tell whether there is no place that a newcomer may have."""
+        taken = len(self) >= self.count_max and sum(map(all, self._standings.values()))
+        return taken >= self.count_max
+
+    def enter(self, newcomer: Transport) -> bool:
+        """Take `newcomer` in; return whether `trim` is to be called once it has shown itself."""
+        if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
+            self._close(max(1, self.count_max // 10))
+        self._standings[newcomer] = (False, False)
+        was_asked = self._is_to_be_trimmed
+        self._is_to_be_trimmed |= len(self) > self.count_max
+        return self._is_to_be_trimmed > was_asked
+
+    def trim(self) -> None:
+        """Close what there is no place for, but none amid a trusted request, nor the last left."""
+        self._is_to_be_trimmed = False
+        self._close(len(self) - self.count_max)
+
+    def _close(self, count: int) -> None:
+        closable = [each for each, standing in self._standings.items() if not all(standing)]
+        closable.sort(key=self._standings.__getitem__)
+        for each in closable[: max(0, min(count, len(closable) - 1))]:
+            self.on_closed("displaced")
+            self.leave(each)
+            each.abort()
+
+    def move(self, connection: Transport, *, is_trusted: bool, is_busy: bool) -> None:
+        """Note what `connection` is at now; of one that has left, nothing."""
+        standing = (is_trusted, is_busy)
+        if self._standings.get(connection, standing) != standing:
+            del self._standings[connection]
+            self._standings[connection] = standing
+
+    def leave(self, connection: Transport) -> None:
+        self._standings.pop(connection, None)
+
+
+def places_within(open_files_max: int) -> int:
+    """Return how many connections a process may serve that may have so many files open."""
+    return max(1, min(CONNECTIONS_MAX, (open_files_max - FILES_SPARE) // FILES_A_CONNECTION))
+
+
+# ------------------------------------------------------------ what h11 is shown
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+# A chunk costs some 35 us of the event loop, however small it is.
+SMALL_CHUNKS_MAX: Final = 1_000
+CHUNK_BYTES: Final = 64  # on average, of more
+CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size and its extensions, which nobody reads
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_TEXT: Final = rb"[\t\x20-\x7e\x80-\xff]*"
+_REQUEST_LINE: Final = re.compile(rb"%b /[\x21-\x7e]* HTTP/1\.([01])\r\n" % _TOKEN)
+_FIELDS: Final = re.compile(rb"(?:%b:%b\r\n)*" % (_TOKEN, _TEXT))
+_END: Final = re.compile(rb"(?:\A|\n)\r?\n")  # of a head or of trailers, as h11 finds it
+_LENGTHS: Final = re.compile(rb"^(?:content-length|transfer-encoding):.*(?=\r)", re.I | re.M)
+_LENGTH: Final = rb"content-length:[ \t]*[0-9]{1,18}[ \t]*"
+_CODING: Final = rb"transfer-encoding:[ \t]*chunked[ \t]*"
+_TOLD: Final = {  # by the last digit of the version: how one request may tell its body's length
+    b"0": re.compile(_LENGTH, re.I),
+    b"1": re.compile(rb"%b|%b" % (_LENGTH, _CODING), re.I),
+}
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%b)?\r\n" % _TEXT)
+
+
+class StrictConnection(h11.Connection):
+    """A server's h11 connection that reads its lines through `StrictBuffer`.
+
+    h11 finds where a head, a chunk and a body end, in a buffer of its own that nothing public
+    reaches; it is replaced, so that each line is checked once and none is looked for twice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEAD_BYTES_MAX)
+        self._receive_buffer = self.unread = StrictBuffer()
+
+
+class StrictBuffer(ReceiveBuffer):
+    """What came and h11 has not read; it gives out no line that is not as it must be.
+
+    What it raises h11 turns into an h11.RemoteProtocolError. Owner: the event loop.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = b""  # of the last request, as far as it has come
+        self._is_amid_trailers = False
+        self._looked_at = 0  # bytes of a head or of trailers that are not whole
+        self._chunks = self._chunk_bytes = 0  # of the body
+
+    def maybe_extract_next_line(self) -> bytearray | None:
+        """Return the line of a chunk's size; None where it is not whole."""
+        line = super().maybe_extract_next_line()
+        if len(self if line is None else line) > CHUNK_LINE_BYTES_MAX:
+            raise h11.LocalProtocolError(
+                f"A chunk's size and extensions are over {CHUNK_LINE_BYTES_MAX} bytes"
+            )
+        if line is not None:
+            if (found := _CHUNK_LINE.fullmatch(line)) is None:
+                raise h11.LocalProtocolError(
+                    f"A chunk's size is {_shown(line)}; it must be hex digits"
+                )
+            size = int(found[1], 16)
+            self._is_amid_trailers = not size
+            self._chunks, self._chunk_bytes = self._chunks + 1, self._chunk_bytes + size
+            if self._chunks > SMALL_CHUNKS_MAX and self._chunk_bytes < self._chunks * CHUNK_BYTES:
+                raise h11.LocalProtocolError(
+                    f"The body came in {self._chunks:,} chunks of less than {CHUNK_BYTES} bytes on "
+                    "average; it must be sent in larger ones"
+                )
+        return line
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a head, or of a body's trailers; None where they are not whole."""
+        unread, start = bytes(self), self._looked_at  # each byte once, however slowly it comes
+        end = _END.search(unread, max(0, start - 2), HEAD_BYTES_MAX)  # h11 refuses more bytes
+        self._looked_at = 0 if end else len(unread)
+        if self._is_amid_trailers:
+            if end is not None:
+                self._is_amid_trailers = False
+                _check_fields(unread[: end.end()])
+        else:
+            self._chunks = self._chunk_bytes = 0
+            self.head = unread[: end.end() if end else HEAD_BYTES_MAX]
+            if self.head.find(b"\n", start) >= 0:
+                _check_head(self.head, is_whole=end is not None)
+        return super().maybe_extract_lines() if end else None
+
+
+def _check_head(head: bytes, *, is_whole: bool) -> None:
+    """Check the lines of a head, and that it tells in one way where its body ends.
+
+    Raises:
+        h11.LocalProtocolError: some readers would read another request.
+    """
+    if (line := _REQUEST_LINE.match(head)) is None:
+        raise h11.LocalProtocolError(
+            f"The request begins with {_shown(head[:80])}; it must begin with a method, a path "
+            "that starts with '/', HTTP/1.1 or HTTP/1.0, and CR LF"
+        )
+    if not is_whole:
+        return
+    _check_fields(head[line.end() :])
+    lengths = _LENGTHS.findall(head)
+    if len(lengths) > 1 or any(not _TOLD[line[1]].fullmatch(each) for each in lengths):
+        raise h11.LocalProtocolError(
+            f"The body's length is told by {_shown(b'; '.join(lengths))}; it must be one "
+            "Content-Length of digits or, in HTTP/1.1, one 'Transfer-Encoding: chunked'"
+        )
+
+
+def _check_fields(lines: bytes) -> None:
+    """Check header lines and the empty one behind them. Raises: h11.LocalProtocolError."""
+    fields = _FIELDS.match(lines)
+    assert fields is not None, "it matches nothing too"
+    line, _, behind = lines[fields.end() :].partition(b"\n")
+    if line == b"\r" and not behind:
+        return
+    if line[:1] in (b" ", b"\t") or not line.endswith(b"\r"):
+        raise h11.LocalProtocolError(
+            "A line ends in LF alone, or goes on in a second one; end each in CR LF"
+        )
+    name = line.partition(b":")[0]  # its value may be a key
+    raise h11.LocalProtocolError(
+        f"The header {_shown(name)} must be a name, ':' and a value of no control bytes"
+    )
+
+
+def _shown(text: bytes | bytearray) -> str:
+    return f"{text.decode('latin-1')!r:.100}"
+
+
+# ------------------------------------------------------------ a connection
 
 
 class Http1Protocol(H11Protocol):
@@ -122,9 +331,13 @@ class Http1Protocol(H11Protocol):
         if "linger" in self._timers:
             return False
         if is_amid_body or is_amid_head:
-            part = "body" if is_amid_body else "head"
-            text = f"The request ends amid its {part}. Send all of it before you end your side."
-            self._refuse(RequestError(text, code="incomplete_request"))
+            self._refuse(
+                RequestError(
+                    f"The request ends amid its {'body' if is_amid_body else 'head'}. Send all of "
+                    "it before you end your side.",
+                    code="incomplete_request",
+                )
+            )
         if is_amid_body or not self._is_answering:
             return False
         if "probe" not in self._timers:
@@ -158,19 +371,26 @@ class Http1Protocol(H11Protocol):
         """Refuse what is no HTTP as it must be; uvicorn calls this where it catches why."""
         self.places.on_closed("malformed")
         fault = sys.exc_info()[1]
-        error = RequestError(f"{fault or msg}.", code="malformed_request")
         if getattr(fault, "error_status_hint", 400) == 431 and not self._is_answering:
-            error = RequestError(
-                f"The request's head is over {HEAD_BYTES_MAX:,} bytes. Send fewer or shorter "
-                "headers.",
-                status=431,
-                code="head_too_large",
+            self._refuse(
+                RequestError(
+                    f"The request's head is over {HEAD_BYTES_MAX:,} bytes. Send fewer or shorter "
+                    "headers.",
+                    status=431,
+                    code="head_too_large",
+                )
             )
-        self._refuse(error)
+        else:
+            self._refuse(RequestError(f"{fault or msg}.", code="malformed_request"))
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        text = "There are no WebSockets here. Send the request by POST."
-        self._refuse(RequestError(text, status=403, code="no_websockets"))
+        self._refuse(
+            RequestError(
+                "There are no WebSockets here. Send the request by POST.",
+                status=403,
+                code="no_websockets",
+            )
+        )
 
     def _refuse(self, error: RequestError) -> None:
         """Answer with `error` and end the connection, once the client has had time to read it."""
@@ -232,8 +452,11 @@ class Http1Protocol(H11Protocol):
             if not self.takes_parts:
                 self.transport.close()  # HTTP/1.0 has no interim answer: it can not be asked
                 return
-            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-            self.transport.write(self.conn.send(interim))
+            self.transport.write(
+                self.conn.send(
+                    h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                )
+            )
         elif self.streams_events:
             self.transport.write(self.conn.send(h11.Data(data=_COMMENT)))
         wait_s = min(2 * wait_s, PROBE_S_MAX)

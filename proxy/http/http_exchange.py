@@ -1,4 +1,9 @@
-"""Carries one HTTP exchange: reads its body within limits, watches its client, replies once."""
+"""Carries one HTTP exchange: reads its body within limits, watches its client, replies once.
+
+Large bodies are worked on in threads, so that the event loop goes on serving small ones. What
+Python does in such a thread takes turns with the event loop; one C call on a body does not, and
+those take tenths of a second at the most that a body may hold.
+"""
 
 import asyncio
 import contextlib
@@ -6,14 +11,15 @@ import functools
 import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import orjson
 
-from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http1_protocol import CONNECTION, Http1Protocol
+from hearth.proxy.http.strict_json import parse_object
 from hearth.shared.errors import Overloaded, RequestError
 
 AsgiMessage = MutableMapping[str, Any]
@@ -28,12 +34,56 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
 DRAIN_WAIT_S_MAX: Final = 10.0
+BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # of all requests that are being served
+SMALL_BYTES_MAX: Final = 256 * 1024  # of a body whose work stays on the event loop: some 10 ms
+MIDDLE_BYTES_MAX: Final = 4 * 1024 * 1024  # a session's body, which never waits for a larger one
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 _SLASHES: Final = re.compile("/+")
-_STREAMED: Final = [
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAMED: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+# One thread each: of two that compete for the interpreter the event loop gets a third.
+_middle: Final = ThreadPoolExecutor(1, "bodies")
+_large: Final = ThreadPoolExecutor(1, "large-bodies")
+
+
+async def work_on_body(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` gives, which is about a body of `size` bytes.
+
+    Cancelled, it leaves out what has not begun; what has runs to its end for nobody.
+    """
+    if size <= SMALL_BYTES_MAX:
+        return work()
+    thread = _middle if size <= MIDDLE_BYTES_MAX else _large
+    return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+class BodyBudget:
+    """Counts the bodies and images of all requests, from their first byte to the request's end.
+
+    Invariant: 0 <= bytes_held <= BODIES_BYTES_MAX. Owner: the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_held = 0
+
+    def check(self, count: int) -> None:
+        """Raise Overloaded where `count` more bytes have no room now."""
+        if self.bytes_held + count > BODIES_BYTES_MAX:
+            raise Overloaded(
+                f"The requests that are being served hold {self.bytes_held:,} bytes of bodies and "
+                f"images, and this server holds {BODIES_BYTES_MAX:,} at once; {count:,} more have "
+                "no room. Try again in a few seconds, or send less."
+            )
+
+    def take(self, count: int) -> None:
+        """Hold `count` bytes more. Raises: Overloaded."""
+        assert count >= 0, count
+        self.check(count)
+        self.bytes_held += count
+
+    def give_back(self, count: int) -> None:
+        self.bytes_held -= count
+        assert self.bytes_held >= 0, self.bytes_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +138,6 @@ class HttpExchange:
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
-    # -------------------------------------------------- what the connection is to others
-
-    def check_place(self) -> None:
-        """Refuse a request for which no connection is free. Raises: Overloaded."""
-        if self._connection is not None and self._connection.places.are_taken:
-            raise Overloaded(
-                f"{self._connection.places.count_max:,} connections are amid requests, and this "
-                "server serves no more at once. Try again in a few seconds."
-            )
-
     def keep_place(self) -> None:
         """Have the connection closed for no other while the request is served: it has a key."""
         if self._connection is not None:
@@ -105,8 +145,19 @@ class HttpExchange:
 
     # -------------------------------------------------- what the client sends
 
-    async def read_body(self, bytes_max: int | None = None) -> bytes:
-        """Return the whole body; `bytes_max`: BODY_BYTES_MAX, unless it is told.
+    async def read_object(self) -> ClientBody:
+        """Return the JSON object that is the body. Raises: as `read_body` and `parse_object`."""
+        octets = await self.read_body(BODY_BYTES_MAX)
+        fields = await self.work_on_body(len(octets), functools.partial(parse_object, octets))
+        return ClientBody(fields, len(octets))
+
+    async def work_on_body(self, size: int, work: Callable[[], T]) -> T:
+        """Return what `work` on a body of `size` bytes gives, while the client is there."""
+        working = work_on_body(size, work)
+        return await (self.while_connected(working) if size > SMALL_BYTES_MAX else working)
+
+    async def read_body(self, bytes_max: int) -> bytes:
+        """Return the whole body.
 
         Raises:
             RequestError: over `bytes_max`, compressed, slower than BODY_WAIT_S_MAX, no room
@@ -119,7 +170,6 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        bytes_max = BODY_BYTES_MAX if bytes_max is None else bytes_max
         size = int(self.headers.get("content-length", 0))  # digits: see strict_http1
         if size > bytes_max:
             raise _too_long(f"{size:,}", bytes_max)
@@ -267,8 +317,8 @@ class HttpExchange:
         self, status: int, parts: Sequence[bytes], kind: bytes, headers: RawHeaders | None = None
     ) -> None:
         """Send `parts`, which are one content, each when the client has taken those before."""
-        length = sum(map(len, parts))
-        fixed = [(b"content-type", kind), (b"content-length", b"%d" % length)]
+        length = b"%d" % sum(map(len, parts))
+        fixed = [(b"content-type", kind), (b"content-length", length)]
         await self.start(status, fixed + (headers or []))
         for index, part in enumerate(parts, 1):
             await self.body(part, more=index < len(parts))
@@ -321,5 +371,8 @@ def _too_long(measured: str, bytes_max: int) -> RequestError:
 def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:
     """Return the 405 for `exchange`, whose reply will name what is allowed."""
     exchange.reply_headers.append((b"allow", allowed.encode()))
-    text = f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}."
-    return RequestError(text, status=405, code="method_not_allowed")
+    return RequestError(
+        f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}.",
+        status=405,
+        code="method_not_allowed",
+    )

@@ -1,16 +1,14 @@
 """Parses clients' JSON once, and refuses what something behind it could not carry."""
 
 import codecs
-import functools
 import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.http.body_threads import work_on_body
 from hearth.shared import written_numbers
 from hearth.shared.errors import RequestError
 from hearth.shared.written_numbers import WrittenNumber, WrittenObject
@@ -44,18 +42,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
     body = body.removeprefix(codecs.BOM_UTF8)  # which .NET and PowerShell write
     _check_count(body)  # first: to read 30 million values takes seconds and gigabytes
     try:
-        value = orjson.loads(body)
-        _check_object(value)
+        value = _object(orjson.loads(body))
         if _may_lose(body, value.get("messages")):
             value = _carried(_exact(body))
     except orjson.JSONDecodeError:  # of half a character, or of a number that no double holds
         value = _carried(_exact(_mended(body)))
-    return cast(dict[str, Any], value)
-
-
-async def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`, as `parse_object` does; of a large one in a thread."""
-    return await work_on_body(len(body), functools.partial(parse_object, body))
+    return value
 
 
 def parse_argument(text: str) -> dict[str, Any] | None:
@@ -66,10 +58,8 @@ def parse_argument(text: str) -> dict[str, Any] | None:
     try:
         body = text.encode()
         _check_count(body)
-        value = orjson.loads(body)
-        _check_object(value)
-        value = _arguments(_exact(body)) if _may_lose(body, value) else value
-        return cast(dict[str, Any], value)
+        value = _object(orjson.loads(body))
+        return _arguments(_exact(body)) if _may_lose(body, value) else value
     except (RequestError, UnicodeEncodeError, orjson.JSONDecodeError):
         return None
 
@@ -82,7 +72,7 @@ def _mended(body: bytes) -> bytes:
     return _LONE.sub(rb"\\ufffd", hidden).replace(_HIDDEN, _BACKSLASH)
 
 
-def _exact(body: bytes) -> Any:
+def _exact(body: bytes) -> dict[str, Any]:
     """Return the object in `body` with the digits that were written. Raises: RequestError."""
     try:
         value = written_numbers.loads(body.decode(), parse_constant=int)  # which refuses NaN
@@ -93,11 +83,11 @@ def _exact(body: bytes) -> Any:
         except orjson.JSONDecodeError as precise:  # which says more
             told = precise
         raise RequestError(f"The body is not valid JSON: {told}.", code="invalid_json") from None
-    _check_object(value)
-    return value
+    return _object(value)
 
 
-def _check_object(value: Any) -> None:
+def _object(value: Any) -> dict[str, Any]:
+    """Return `value`, which is an object and not too deep. Raises: RequestError: it is neither."""
     if not isinstance(value, dict):
         kind = _KINDS.get(type(value), "number")
         raise RequestError(
@@ -108,6 +98,7 @@ def _check_object(value: Any) -> None:
             f"The body is nested deeper than {DEPTH_MAX} levels; send it flatter.",
             code="invalid_json",
         )
+    return value
 
 
 def _may_lose(body: bytes, value: Any) -> bool:

@@ -1,17 +1,228 @@
-"""Puts images into a prompt: each that its messages name is read once, and named by its digest."""
+"""Puts images into a prompt: each that its messages name is read once, and named by its digest.
+
+`data:` URLs are decoded, others fetched where that is allowed. A URL in a request is an attacker's
+word: it may name this machine, its network or a cloud's metadata service, directly, by redirect, or
+by a name that resolves to another address each time. So what is checked is each address at the
+moment that it is connected to, and nothing else is trusted. No path is ever opened: `file:` and all
+other schemes are refused by name.
+
+Large ones do not hold up the event loop: what takes their length is done in a thread, one at a
+time, and in slices, between which the loop can have the interpreter.
+"""
 
 import asyncio
+import importlib
+import ipaddress
+import re
+import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from hearth.proxy.images.image_fetch import ImageFetcher
+if TYPE_CHECKING:  # a quarter of the proxy's start, which only a server that fetches images pays
+    from aiohttp.abc import AbstractResolver
+
+from hearth.proxy.http.base64_data import decode_base64
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
 IMAGES_MAX: Final = 100  # in one request; one that is shown twice counts twice
 IMAGES_BYTES_MAX: Final = 48 * 1024 * 1024  # of one request's files; what comes twice counts once
 IMAGES_WAIT_S_MAX: Final = 60.0  # for all of a request, the wait for their turn included
+IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
+DIGEST_BYTES: Final = 16
+FETCH_S_MAX: Final = 10.0  # from the name's lookup to the last byte, redirects included
+REDIRECTS_MAX: Final = 3
+FETCHES_MAX: Final = 8  # at once; more wait
+URL_CHARS_MAX: Final = 4_096  # of an http(s) one
+
+_PART_BYTES: Final = 64 * 1024
+_SHOWN_CHARS: Final = 40  # of what is no URL of an image, in its refusal
+_DATA: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40}(?:;[a-z0-9=.+-]{1,80}){0,4};base64,", re.I)
+_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP's is in two
+# Of the addresses that IANA calls global: those that carry an IPv4 address to somewhere else.
+_GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
+_TUNNELS: Final = (
+    ipaddress.IPv6Network("2001::/23"),  # Teredo, ORCHID and others
+    ipaddress.IPv6Network("2002::/16"),  # 6to4
+    ipaddress.IPv6Network("3fff::/20"),  # documentation, which Python 3.11 takes for global
+)
+_RELAYS: Final = (ipaddress.IPv4Network("192.88.99.0/24"),)  # 6to4's
+
+
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """An image as it came. Its pixels are not decoded: who decodes them bounds them."""
+
+    data: bytes
+    digest: str  # of `data`, in hex
+
+
+def is_public(address: str) -> bool:
+    """Return whether a numeric address is one of the internet's, and of no particular network.
+
+    NAT64, IPv4-mapped, 6to4 and Teredo addresses are not: they lead to an IPv4 address that this
+    machine cannot judge.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if not parsed.is_global or parsed.is_multicast or parsed.is_reserved:
+        return False
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return not any(parsed in network for network in _RELAYS)
+    return parsed in _GLOBAL_V6 and not any(parsed in network for network in _TUNNELS)
+
+
+class ImageFetcher:
+    """Reads the images that requests name. Owner: the event loop; nothing is kept between calls."""
+
+    def __init__(
+        self,
+        allows_urls: bool,
+        is_allowed: Callable[[str], bool] = is_public,
+        resolver: "AbstractResolver | None" = None,
+    ) -> None:
+        """`allows_urls` is ALLOW_IMAGE_URLS; the other two are for tests."""
+        self._allows_urls = allows_urls
+        self._aiohttp: Any = importlib.import_module("aiohttp") if allows_urls else None
+        self._is_allowed = is_allowed
+        self._resolver = resolver
+        self._places = asyncio.Semaphore(FETCHES_MAX)
+        self._reader = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
+
+    async def read(self, url: str) -> NamedImage:
+        """Return the image that `url` holds or leads to.
+
+        Raises:
+            RequestError: 400; not an image, too large, too slow, not to be had from a public
+                address, or a scheme that is not served. The text of an unreachable one does not
+                say why: it would map the network that this server stands in.
+        """
+        scheme = url[:8].partition(":")[0].lower()
+        if scheme == "data":
+            async with self._reader:
+                return await asyncio.to_thread(lambda: _image(_decoded(url)))
+        if scheme not in ("http", "https"):
+            _refuse(
+                "image_scheme",
+                "An image is a data: URL with base64, or an http(s) URL; this one begins with "
+                f"{url[:_SHOWN_CHARS]!r}. Before bare base64 put data:image/png;base64,",
+            )
+        if not self._allows_urls:
+            _refuse(
+                "image_urls_off",
+                "This server fetches no images: send them as data: URLs, or start it with "
+                "ALLOW_IMAGE_URLS=true.",
+            )
+        if len(url) > URL_CHARS_MAX:
+            _refuse(
+                "image_url_too_long",
+                f"An image's URL has {len(url):,} characters and this server accepts "
+                f"{URL_CHARS_MAX:,}. Send the image as a data: URL.",
+            )
+        async with self._places:
+            try:
+                data = await self._fetched(url)
+            except (self._aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                _refuse(
+                    "image_unreachable",
+                    f"An image could not be had from a public address within {FETCH_S_MAX:g} s "
+                    f"and {REDIRECTS_MAX} redirects. Send it as a data: URL.",
+                )
+        async with self._reader:
+            return await asyncio.to_thread(_image, data)
+
+    async def _fetched(self, url: str) -> bytes:
+        """Return what `url` leads to, at most IMAGE_BYTES_MAX. Raises what aiohttp raises."""
+        aiohttp = self._aiohttp
+        connector = aiohttp.TCPConnector(
+            resolver=self._resolver,
+            socket_factory=self._socket,
+            use_dns_cache=False,
+            force_close=True,
+        )
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,  # a few bytes must not become many
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+                timeout=aiohttp.ClientTimeout(total=FETCH_S_MAX),
+                trust_env=False,  # a proxy would connect where we do not look
+            ) as session,
+            session.get(url, max_redirects=REDIRECTS_MAX, raise_for_status=True) as response,
+        ):
+            if (response.content_length or 0) > IMAGE_BYTES_MAX:
+                _refuse_size(f"{response.content_length:,} bytes")
+            parts, size = [], 0
+            async for part in response.content.iter_chunked(_PART_BYTES):
+                size += len(part)
+                if size > IMAGE_BYTES_MAX:
+                    _refuse_size("more bytes")
+                parts.append(part)
+            return b"".join(parts)
+
+    def _socket(self, address: tuple[Any, ...]) -> socket.socket:
+        """Return the socket that connects to one resolved address, each time that one is.
+
+        Names, numbers in any notation, redirects and names that resolve anew all end here.
+
+        Raises:
+            OSError: the address is not allowed; aiohttp tries the name's next one.
+        """
+        family, kind, protocol, _, (host, *_) = address
+        if not self._is_allowed(host):
+            raise OSError("not a public address")
+        return socket.socket(family, kind, protocol)
+
+
+def _decoded(url: str) -> bytes:
+    """Return what a `data:` URL of an image holds. Any thread. Raises: RequestError."""
+    head = _DATA.match(url, 0, 512)
+    if head is None:
+        _refuse(
+            "image_data_url",
+            "A data: URL of an image is data:image/TYPE;base64,DATA; this one begins with "
+            f"{url[:_SHOWN_CHARS].partition(',')[0]!r}.",
+        )
+    if (chars := len(url) - head.end()) > (IMAGE_BYTES_MAX + 2) // 3 * 4:
+        _refuse_size(f"{chars // 4 * 3:,} bytes")
+    try:
+        return decode_base64(url, head.end())
+    except ValueError as error:
+        _refuse(
+            "image_data_url",
+            f"The data: URL of an image is not valid base64 ({error}). Send it padded, without "
+            "line breaks, in the alphabet with + and /.",
+        )
+
+
+def _image(data: bytes) -> NamedImage:
+    """Return what `data` is, told by its first bytes, whatever else was claimed. Any thread."""
+    if not (data.startswith(_MAGIC) or (data[:4], data[8:12]) == (b"RIFF", b"WEBP")):
+        _refuse(
+            "image_type",
+            "An image is neither PNG, JPEG, GIF nor WebP, whatever it is called: it begins with "
+            f"{data[:8].hex(' ') or 'nothing'}. Send it as one of these.",
+        )
+    return NamedImage(data, blake2b(data, digest_size=DIGEST_BYTES).hexdigest())
+
+
+def _refuse_size(measured: str) -> NoReturn:
+    _refuse(
+        "image_too_large",
+        f"An image has {measured} and this server accepts {IMAGE_BYTES_MAX:,}. Send a smaller one.",
+    )
+
+
+def _refuse(code: str, text: str) -> NoReturn:
+    raise RequestError(text, code=code)
+
+
+# ------------------------------------------------------------ all of a prompt
 
 
 def shows_images(prompt: Prompt) -> bool:
@@ -40,11 +251,12 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
             hold(len(image.data))
             files[image.digest] = image.data
             if (count := sum(map(len, files.values()))) > IMAGES_BYTES_MAX:
-                text = (
+                raise RequestError(
                     f"The images of this request, as far as {param}, are {count:,} bytes together "
-                    f"and this server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones."
+                    f"and this server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones.",
+                    code="images_too_large",
+                    param=param,
                 )
-                raise RequestError(text, code="images_too_large", param=param)
         return image.digest
 
     tasks = {url: asyncio.create_task(read(url, param)) for url, param in places.items()}
@@ -54,17 +266,23 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
     except TimeoutError:
         cut_off = [param for url, param in places.items() if tasks[url].cancelled()]
         late, *_ = cut_off or places.values()
-        text = (
+        raise RequestError(
             f"{late}: The images of this request were not all here within {IMAGES_WAIT_S_MAX:g} s. "
-            "Send them as data: URLs, or fewer."
-        )
-        raise RequestError(text, code="images_too_slow", param=late) from None
+            "Send them as data: URLs, or fewer.",
+            code="images_too_slow",
+            param=late,
+        ) from None
     finally:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
     digests = {url: task.result() for url, task in tasks.items()}
-    messages = [_shown(message, digests) for message in prompt.messages]
+    messages = [
+        message | {"content": [_named(part, digests) for part in message["content"]]}
+        if type(message["content"]) is list
+        else message
+        for message in prompt.messages
+    ]
     first: dict[str, str] = {}
     for url, digest in digests.items():
         first.setdefault(digest, places[url])
@@ -83,18 +301,15 @@ def _places(prompt: Prompt) -> dict[str, str]:
     for count, part in enumerate(_image_parts(prompt), start=1):
         places.setdefault(part["url"], part["param"])
         if count > IMAGES_MAX:
-            text = f"The request shows over {IMAGES_MAX} images, which is what this server accepts."
-            text += " Send fewer."
-            raise RequestError(text, code="too_many_images", param=part["param"])
+            raise RequestError(
+                f"The request shows over {IMAGES_MAX} images, which is what this server accepts. "
+                "Send fewer.",
+                code="too_many_images",
+                param=part["param"],
+            )
     return places
 
 
-def _shown(message: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
-    """Return `message` with its images named by their digests."""
-    if type(message["content"]) is not list:
-        return message
-    parts = [
-        {"type": "image", "image": digests[part["url"]]} if part["type"] == "image" else part
-        for part in message["content"]
-    ]
-    return message | {"content": parts}
+def _named(part: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
+    """Return `part`; an image by its digest."""
+    return {"type": "image", "image": digests[part["url"]]} if part["type"] == "image" else part

@@ -11,8 +11,7 @@ from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring.dashboard import DashboardFeed
 from hearth.proxy.monitoring.metrics import CONTENT_TYPE, PATH, RequestMetrics, served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.pool.worker_link import ReportKind
-from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
+from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -281,7 +280,7 @@ class AdminRoutes:
             status = "degraded"
         else:
             status = "starting"
-        missing = self._pool.waiting.host.why_missing()
+        missing = self._pool.host.why_missing()
         taking = _TAKING if self.names.others or not missing else {"ready"}
         return {
             "status": status,
@@ -297,7 +296,7 @@ class AdminRoutes:
         state = worker.row()["state"]
         more = "/health tells its state."
         if state == "unloaded":
-            missing = self._pool.waiting.host.why_missing()
+            missing = self._pool.host.why_missing()
             more = missing or "what it keeps is on disk, and the next request loads its model."
         return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
 

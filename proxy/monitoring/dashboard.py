@@ -20,9 +20,8 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.http.browser_pages import HTML, BrowserSignIns, PageFiles, form_key, page_headers
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
-from hearth.proxy.http.page_files import HTML, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns, form_key
 from hearth.proxy.monitoring.recent_requests import RecentRequests, divergence_fields
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.proxy.request.session_id import key_digest

@@ -24,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from hearth.proxy.http.connection_places import ConnectionPlaces, Why
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, Why
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
 from hearth.proxy.request.parsed_request import Dialect

@@ -26,7 +26,7 @@ from hearth.proxy.monitoring.metrics import (
     prefill_speed,
     served_here,
 )
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

@@ -1,19 +1,19 @@
-"""Carries requests to one worker and its events back: the connection to one start of one worker.
+"""Carries requests to one worker and its answers back: the connection to one start of one worker.
 
 The supervisor opens a link when it starts a worker and closes it when the worker is gone; every
 client that waits on that worker is then told at once. `remote_workers` does so for workers on other
-machines. Nothing here starts or kills a process.
+machines. Nothing here starts or kills a process. What the worker sends for a request is held until
+the client's task takes it.
 """
 
 import asyncio
 import contextlib
 import logging
-import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
-from hearth.proxy.pool.answer_stream import AnswerStream, refused
-from hearth.proxy.pool.last_uses import LastUses
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
@@ -31,16 +31,14 @@ from hearth.shared.wire_messages import (
     Heartbeat,
     Hello,
     Message,
-    ModelFacts,
     Progress,
-    Prompt,
     Renew,
     Rerank,
     Reranked,
     ShortTurns,
+    Speaker,
     Status,
     Submit,
-    TokenQuery,
     Told,
     Usage,
     Welcome,
@@ -50,17 +48,296 @@ from hearth.shared.zmq_transport import CurveKeys, DealerLink, QueueFull
 
 log = logging.getLogger(__name__)
 
-COUNT_WAIT_S_MAX = 30.0
-STATUS_WAIT_S_MAX = 5.0
-
-ReportKind = (  # of Status
-    Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
-    | Literal["doctor", "check_again"]
-)
 _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
 _Reply = Counted | Told | Embedded | Reranked
 WorkerReply = TypeVar("WorkerReply", bound=_Reply)
-CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
+# (an answer whose client left, what it cost)
+CountUnread = Callable[["AnswerStream", Usage], None]
+
+OTHERS_KEEP_S: Final = 300.0  # what Ollama keeps a model for after each use
+ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
+PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
+MERGED_CHARS_MAX = 16_384  # of one event: there are clients that read no 64 KB in a line
+_LOGPROB_BYTES = 256  # of one alternative, in memory
+
+
+def refused(failed: Failed) -> RequestError:
+    """Return what a worker refused, or broke off, as an error."""
+    return RequestError(
+        failed.text,
+        status=failed.status,
+        code=failed.code,
+        param=failed.param,
+        retry_after_s=failed.retry_after_s,
+    )
+
+
+class AnswerStream:
+    """One request's events, from Submit to its one Finished or Failed.
+
+    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once;
+    deltas that wait take UNREAD_BYTES_MAX at most.
+    Owner: the event loop. `take` and `close` never block.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        release: Callable[[bool], None],
+        speaker: Speaker | None = None,
+        *,
+        model: str = "",
+        is_repeat: bool = False,
+    ) -> None:
+        """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
+
+        It is for `speaker`; `model` and `is_repeat` are the request's `target` and `is_repeat`.
+        """
+        self.request_id = request_id
+        self.speaker = speaker or Speaker()
+        self.model = model
+        self.is_repeat = is_repeat
+        self.asked_at = awake_s()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0  # when the model took it; `usage` has what was then used
+        self.done_tokens = 0  # of the prompt, while it prefills
+        self.signature = ""  # of its thinking, once it is admitted
+        self.is_admitted = False
+        self._is_planned = False  # the model has taken it and says what is kept of it
+        self.ended_as = ""  # a finish reason, or a failure's code
+        self.status = 200  # of HTTP: what a failure's would be
+        self.usage: Usage | None = None  # once the worker has sent it
+        self._release = release
+        # Kept for a moment: events of one answer
+        self.inbox: deque[Delta | Finished | RequestError] = deque()
+        self.unread_bytes = 0
+        self._wake = asyncio.Event()
+        self._silent_at = float("inf")  # when whoever waits is told that nothing came
+        self._alarm: asyncio.TimerHandle | None = None  # rings then, or earlier
+        self._ended = False
+        self.next_seq = 0
+        self.recorded: Callable[[Delta], None] | None = None  # is given each part that is read
+
+    @property
+    def key(self) -> str:
+        """Return the digest of the API key that it is for."""
+        return self.speaker.key
+
+    def asked_by(self) -> dict[str, Any]:
+        """Return by whom and in which session it is asked, for its own key alone to see."""
+        return {
+            "session": self.speaker.label,
+            "client": self.speaker.client_name,
+            "title": self.speaker.title,
+            "age_s": round(awake_s() - self.asked_at, 1),
+        }
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Return whether some of its prompt was read for it, and nothing of the answer has come."""
+        return self.done_tokens > self.cached_tokens and not self.next_seq
+
+    def outcome(self, broken: RequestError | None) -> tuple[str, int]:
+        """Return how it ended, as a word and an HTTP status; `broken` = its reply did not get out.
+
+        Its own failure is told before the reply's.
+        """
+        if broken is not None and self.status == 200:
+            return broken.code, broken.status
+        return self.ended_as, self.status
+
+    def progress(self) -> dict[str, Any]:
+        """Return how far its prompt is read, in tokens, and how long ago it was asked."""
+        return {
+            "request_id": self.request_id,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "done_tokens": self.done_tokens,
+            **self.asked_by(),
+        }
+
+    def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        """Accept the worker's next message about this request."""
+        assert message.request_id == self.request_id, (message.request_id, self.request_id)
+        if self._ended:
+            return
+        if isinstance(message, Delta):
+            self._take_delta(message)
+        elif isinstance(message, Admitted):
+            self.is_admitted = True
+            self.prompt_tokens = message.prompt_tokens
+            self.signature = message.signature
+        elif isinstance(message, Progress):
+            if not self._is_planned:
+                self._is_planned = True
+                self.cached_tokens = message.done_tokens
+            self.cached_tokens = min(self.cached_tokens, message.done_tokens)  # it was released
+            self.done_tokens = message.done_tokens
+        elif isinstance(message, Finished):
+            self.usage = message.usage
+            given_up = WorkerLost("The worker took this request for abandoned; send it again.")
+            self._end(given_up if message.reason == "cancelled" else message)
+        else:
+            self._end(refused(message))
+        self._wake.set()
+
+    def _take_delta(self, delta: Delta) -> None:
+        if delta.seq != self.next_seq:
+            lost = f"Part {self.next_seq} of the answer was lost on its way from the worker."
+            self._end(WorkerLost(lost), cancel=True)
+            return
+        self.next_seq += 1
+        self.unread_bytes += _bytes_of(delta)
+        last = self.inbox[-1] if self.inbox else None
+        if (
+            isinstance(last, Delta)
+            and last.channel == delta.channel
+            and not delta.call
+            and len(last.text) < MERGED_CHARS_MAX  # else it is an event of any length
+        ):  # it costs little more than its text
+            text, rows = last.text + delta.text, last.logprobs + delta.logprobs
+            self.inbox[-1] = Delta(self.request_id, last.seq, last.channel, text, rows, last.call)
+        else:
+            self.inbox.append(delta)
+        if self.unread_bytes > UNREAD_BYTES_MAX:
+            self.inbox.clear()
+            self._end(
+                RequestError(
+                    f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read "
+                    "faster, or ask for fewer tokens or log probabilities.",
+                    status=503,
+                    code="slow_reader",
+                ),
+                cancel=True,
+            )
+
+    def fail(self, error: RequestError) -> None:
+        """End with `error`: the worker is gone, or this server stops."""
+        if not self._ended:
+            self._end(error)
+
+    def close(self) -> None:
+        """The client is gone or served; free the worker if it is still at it."""
+        if not self._ended:
+            self.inbox.clear()
+            self._end(ClientGone(), cancel=True)
+
+    def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
+        assert not self._ended, self.request_id
+        self._ended = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self.ended_as = last.reason if isinstance(last, Finished) else last.code
+        self.status = 200 if isinstance(last, Finished) else last.status
+        self.inbox.append(last)
+        self._release(cancel)
+        self._wake.set()
+
+    async def admitted(self) -> None:
+        """Wait until the worker has accepted the request.
+
+        Raises:
+            RequestError: it refused, is gone, or has not said a word for ADMIT_WAIT_S_MAX.
+        """
+        await self._until(lambda: self.is_admitted, ADMIT_WAIT_S_MAX)
+        if not (self.is_admitted or self.inbox):
+            raise RequestError(
+                f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s.",
+                status=503,
+                code="worker_unavailable",
+            )
+        if not self.is_admitted and isinstance(self.inbox[0], RequestError):
+            raise self.inbox[0]
+
+    async def planned(self) -> None:
+        """Wait a moment for what is kept of the prompt: a busy model looks at it after its chunk.
+
+        Raises nothing.
+        """
+        await self._until(lambda: self._is_planned, PLAN_WAIT_S_MAX)
+
+    async def _until(self, is_so: Callable[[], bool], wait_s: float) -> None:
+        """Wait for that, or for a part of the answer, or for `wait_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not (is_so() or self.inbox):
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        """Return what comes next, or None when nothing came within `wait_s`.
+
+        Deltas that wait together come as one. After Finished it is not called again.
+
+        Raises:
+            RequestError: the request failed; this is its end.
+        """
+        if not self.inbox and not await self._arrived(wait_s):
+            return None
+        first = self.inbox.popleft()
+        if isinstance(first, RequestError):
+            self.inbox.append(first)  # whoever asks again is told again
+            raise first
+        if isinstance(first, Delta):
+            self.unread_bytes -= _bytes_of(first)
+            assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
+            if self.recorded is not None:
+                self.recorded(first)
+        return first
+
+    async def _arrived(self, wait_s: float | None) -> bool:
+        """Wait until something is there; return False where nothing came within `wait_s`.
+
+        A timer for each delta would cost more than all else here: one runs, and is set again where
+        it rings too early.
+        """
+        loop = asyncio.get_running_loop()
+        self._silent_at = float("inf") if wait_s is None else loop.time() + wait_s
+        if wait_s is not None and self._alarm is None:
+            self._alarm = loop.call_later(wait_s, self._ring)
+        while not self.inbox:
+            self._wake.clear()
+            await self._wake.wait()
+            if not self.inbox and loop.time() >= self._silent_at:
+                return False
+        return True
+
+    def _ring(self) -> None:
+        loop = asyncio.get_running_loop()
+        left_s, self._alarm = self._silent_at - loop.time(), None
+        if left_s > 0:
+            self._alarm = loop.call_later(left_s, self._ring)
+        else:
+            self._wake.set()
+
+
+def _bytes_of(delta: Delta) -> int:
+    """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)
+
+
+class LastUses:
+    """When requests last began or ended, by who asked. Owner: the event loop.
+
+    Two times are enough for every key: all before the last key's turn are others' than it.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0  # the last one (`awake_s`); 0.0 = never
+        self._key = ""  # whose that was
+        self._before = 0.0  # the last one of another key than that
+
+    def note(self, key: str) -> None:
+        """A request of `key` begins or ends."""
+        if key != self._key:
+            self._key, self._before = key, self.at
+        self.at = awake_s()
+
+    def is_kept_for_others(self, key: str) -> bool:
+        """Return whether another key than `key` has used the model a short while ago."""
+        last = self._before if key == self._key else self.at
+        return last > 0.0 and awake_s() - last < OTHERS_KEEP_S
 
 
 class WorkerLink:
@@ -102,9 +379,8 @@ class WorkerLink:
     @property
     def is_ready(self) -> bool:
         """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
-        if self.is_closed or self.welcome is None or self.heartbeat is None:
-            return False
-        return self.heartbeat.state == "ready"
+        beat = None if self.is_closed or self.welcome is None else self.heartbeat
+        return beat is not None and beat.state == "ready"
 
     def takes(self, model: str, came_at: float) -> bool:
         """Return whether it is there for a request that came then; `model` "" = any."""
@@ -147,10 +423,22 @@ class WorkerLink:
         if isinstance(message, _Reply):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
-            self._check_model(message.model)
+            self.heartbeat, model = message, message.model
+            if model is not None and self._models and model.name not in self._models:
+                self._refuse(
+                    f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
+                    "MODEL_PATH and PROXY_MODEL_ID alike",
+                    "The worker serves another model.",
+                )
         elif isinstance(message, Welcome):
-            self._take_welcome(message)
+            if message.protocol_version == PROTOCOL_VERSION:
+                self.welcome = message
+            else:
+                self._refuse(
+                    f"speaks protocol {message.protocol_version}, this server {PROTOCOL_VERSION}: "
+                    "install one version of Hearth on both machines",
+                    "The worker speaks another version of the protocol.",
+                )
         if self.is_ready and not was_ready:
             self.ready_at = awake_s()
             self._on_change()
@@ -166,25 +454,6 @@ class WorkerLink:
             cancelled = self._cancelled.pop(message.request_id, None)
             if cancelled is not None:
                 self.count_unread(cancelled, message.usage)
-
-    def _take_welcome(self, welcome: Welcome) -> None:
-        version = welcome.protocol_version
-        if version == PROTOCOL_VERSION:
-            self.welcome = welcome
-            return
-        self._refuse(
-            f"speaks protocol {version}, this server {PROTOCOL_VERSION}: install one version of "
-            "Hearth on both machines",
-            "The worker speaks another version of the protocol.",
-        )
-
-    def _check_model(self, model: ModelFacts | None) -> None:
-        if model is not None and self._models and model.name not in self._models:
-            self._refuse(
-                f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
-                "MODEL_PATH and PROXY_MODEL_ID alike",
-                "The worker serves another model.",
-            )
 
     def _refuse(self, what: str, text: str) -> None:
         """Close the link for `what` the worker does; `text` tells its clients."""
@@ -211,18 +480,19 @@ class WorkerLink:
                 self._cancelled[request_id] = ended
                 self.send_late(Cancel(request_id))
 
-        message = Submit(
-            request_id=request_id,
-            prompt=request.prompt,
-            sampling=request.sampling,
-            constraints=request.constraints,
-            use_kv_cache=request.use_kv_cache,
-            prefill_only=request.prefill_only,
-            pin=request.pin,
-            prediction=request.prediction,
-            adapter=request.adapter,
+        self._send(
+            Submit(
+                request_id=request_id,
+                prompt=request.prompt,
+                sampling=request.sampling,
+                constraints=request.constraints,
+                use_kv_cache=request.use_kv_cache,
+                prefill_only=request.prefill_only,
+                pin=request.pin,
+                prediction=request.prediction,
+                adapter=request.adapter,
+            )
         )
-        self._send(message)
         answer = self.answers[request_id] = AnswerStream(
             request_id,
             release,
@@ -231,34 +501,6 @@ class WorkerLink:
             is_repeat=request.is_repeat,
         )
         return answer
-
-    def queue(self, key: str) -> list[dict[str, Any]]:
-        """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
-        ids = self.heartbeat.queue if self.heartbeat is not None else []
-        return [
-            {
-                "request_id": request_id,
-                "worker": self.worker_id,
-                "position": position,
-                **answer.asked_by(),
-            }
-            for position, request_id in enumerate(ids, start=1)
-            if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
-        ]
-
-    async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
-        self.uses.note(prompt.speaker.key)
-        message = Count(uuid.uuid4().hex, prompt, query)
-        return await self.reply(message, Counted, COUNT_WAIT_S_MAX)
-
-    async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:
-        """Return what the worker tells about its cache or its sessions.
-
-        Raises:
-            RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
-        """
-        message = Status(uuid.uuid4().hex, what, about, key)
-        return (await self.reply(message, Told, STATUS_WAIT_S_MAX)).body
 
     async def reply(
         self,
@@ -282,8 +524,9 @@ class WorkerLink:
             async with asyncio.timeout(wait_s):
                 reply = await future
         except TimeoutError:
-            text = f"The worker has not answered within {wait_s:g} s; try again."
-            raise Overloaded(text) from None
+            raise Overloaded(
+                f"The worker has not answered within {wait_s:g} s; try again."
+            ) from None
         finally:
             self._asked.pop(message.request_id, None)
             if future.cancelled():

@@ -86,6 +86,9 @@ class KeepAwake:
     def _warn(self, what: str) -> None:
         """Say once that it fails: each request would tell it again."""
         if not self._has_failed:
-            text = "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`."
-            log.warning(text, COMMAND, what)
+            log.warning(
+                "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`.",
+                COMMAND,
+                what,
+            )
         self._has_failed = True

@@ -23,7 +23,6 @@ from hearth.shared.zmq_transport import (
     PROXY_NAME,
     SILENCE_S_MAX,
     WORKER_NAME,
-    CurveKeys,
     curve_keys,
 )
 
@@ -104,13 +103,22 @@ class RemoteWorkers:
         """
         self._pool = pool
         self._models = tuple(model.name for model in models)
-        self._keys: CurveKeys | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        check_endpoints(settings.worker_endpoints)
-        if settings.worker_endpoints:
-            self._keys = curve_keys(settings.curve_keys_dir, PROXY_NAME, WORKER_NAME)
-        endpoints = enumerate(settings.worker_endpoints, start=settings.workers)
-        self.workers = [RemoteWorker(number, endpoint) for number, endpoint in endpoints]
+        endpoints = settings.worker_endpoints
+        for endpoint in endpoints:
+            found = _ENDPOINT.fullmatch(endpoint)
+            is_endpoint = found is not None and 1 <= int(found[1]) <= 65535
+            if not is_endpoint or endpoints.count(endpoint) > 1:
+                raise StartError(
+                    f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
+                )
+        self._keys = (
+            curve_keys(settings.curve_keys_dir, PROXY_NAME, WORKER_NAME) if endpoints else None
+        )
+        self.workers = [
+            RemoteWorker(number, endpoint)
+            for number, endpoint in enumerate(endpoints, start=settings.workers)
+        ]
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
@@ -129,8 +137,11 @@ class RemoteWorkers:
             problem = await self._until_lost(worker, link)
             self._note(worker, problem, worker.hint if link.welcome is None else "")
             worker.link = None
-            text = f"The worker that held this request {problem}; send the request again."
-            self._pool.disconnect(worker.worker_id, text, keeps_cache=True)
+            self._pool.disconnect(
+                worker.worker_id,
+                f"The worker that held this request {problem}; send the request again.",
+                keeps_cache=True,
+            )
             await asyncio.sleep(REFUSED_RETRY_S if link.refusal else RETRY_S)
 
     def _note(self, worker: RemoteWorker, problem: str, hint: str) -> None:
@@ -138,8 +149,12 @@ class RemoteWorkers:
         is_new = (problem, hint) != (worker.problem, worker.hint)  # else it is tried in vain again
         worker.problem, worker.hint = problem, hint
         if is_new:
-            told = (worker.worker_id, worker.endpoint, worker.told_problem)
-            log.error("remote worker id=%d endpoint=%s %s", *told)
+            log.error(
+                "remote worker id=%d endpoint=%s %s",
+                worker.worker_id,
+                worker.endpoint,
+                worker.told_problem,
+            )
         self._pool.why_nobody = (
             f"No worker is ready: worker {worker.worker_id}, on another machine, "
             f"{worker.told_problem.rstrip('.')}."
@@ -186,14 +201,3 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
         return refused_hint(error, platform) or told
     writer.close()
     return "It takes connections and says nothing: it hangs, or is no worker."
-
-
-def check_endpoints(endpoints: Sequence[str]) -> None:
-    """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
-    for endpoint in endpoints:
-        found = _ENDPOINT.fullmatch(endpoint)
-        is_endpoint = found is not None and 1 <= int(found[1]) <= 65535
-        if not is_endpoint or endpoints.count(endpoint) > 1:
-            raise StartError(
-                f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
-            )

@@ -19,12 +19,12 @@ from typing import Any, Final, Literal
 from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
-from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.stop_signals import CHUNK_WAIT_S, END_WAIT_S, SAY_AFTER_S
 from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
 from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import Heartbeat
 from hearth.shared.worker_files import reason_path, remove_claims, take_reason, weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
@@ -41,6 +41,71 @@ ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # no fo
 SERVER_ENDED: Final = "the whole server ended"
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
+
+COMPUTES_SHARE: Final = 0.1  # of the time, on a CPU: a heartbeat a second takes 0.003 of it
+SLOWER_MAX: Final = 10  # than measured: deep in a prompt, and beside other programs
+UNMEASURED_MAX: Final = 10  # stalls that a step may take which nothing is known of
+
+
+class HangDetector:
+    """Measures for how long one start of a worker has made no step. Owner: the event loop.
+
+    It adds up the seconds that the supervisor has watched, so that it stands while nobody watches.
+    Invariant: `stalled_s` is 0 while the worker loads, holds nothing, or has just made a step.
+    """
+
+    def __init__(self) -> None:
+        self.stalled_s = 0.0
+        self._steps = -1
+        self._computed_to_s = 0.0  # of `stalled_s`, where it was last seen to compute
+        self._computed_cpu_s = 0.0  # its CPU seconds there
+        self._beat: Heartbeat | None = None
+
+    def tick(self, beat: Heartbeat | None, elapsed_s: float) -> float:
+        """Take in the last heartbeat, `elapsed_s` after the tick before; return `stalled_s`.
+
+        A worker that loads, or holds nothing, is not stuck.
+        """
+        assert elapsed_s >= 0, elapsed_s
+        self._beat = beat
+        if beat is None or beat.state != "ready" or not beat.running + beat.waiting:
+            self._begin(-1, 0.0)
+        elif beat.steps != self._steps:
+            self._begin(beat.steps, beat.cpu_s)
+        else:
+            self.stalled_s += elapsed_s
+            waited_s = self.stalled_s - self._computed_to_s
+            if beat.cpu_s - self._computed_cpu_s > COMPUTES_SHARE * waited_s:
+                self._computed_to_s, self._computed_cpu_s = self.stalled_s, beat.cpu_s
+        return self.stalled_s
+
+    def _begin(self, steps: int, cpu_s: float) -> None:
+        self.stalled_s, self._steps = 0.0, steps
+        self._computed_to_s, self._computed_cpu_s = 0.0, cpu_s
+
+    def hangs(self, stall_s: float) -> bool:
+        """Whether it has computed nothing for `stall_s`."""
+        return self.stalled_s - self._computed_to_s >= stall_s
+
+    def slowness(self, stall_s: float) -> str:
+        """Return why a step that computes has had its time; "" where it may go on, or `hangs`."""
+        beat = self._beat
+        if beat is None or self.stalled_s < stall_s or self.hangs(stall_s):
+            return ""
+        speed, tokens = beat.prefill_tokens_per_s, beat.reading_tokens
+        limit_s = UNMEASURED_MAX * stall_s
+        known = f"{UNMEASURED_MAX} times STALL_SECONDS, as its speed is not known"
+        if speed and tokens:
+            limit_s = max(stall_s, SLOWER_MAX * tokens / speed)
+            known = f"{SLOWER_MAX} times what {tokens:,} tokens take at the {speed:.3g} tokens/s "
+            known += "that were measured, and STALL_SECONDS at least"
+        if self.stalled_s < limit_s:
+            return ""
+        return (
+            f"one step computed for {self.stalled_s:.0f} s, and the limit is {limit_s:.0f} s "
+            f"({known}); set a smaller PREFILL_CHUNK or a larger STALL_SECONDS, or use a smaller "
+            "model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +173,9 @@ class WorkerProcess:
     @property
     def is_silent(self) -> bool:
         """Return whether it must be taken for hung."""
-        link = self.link
-        if link is None or self.pid is None:
-            return False
-        return link.silence_s > (SILENCE_S_MAX if link.heartbeat else START_SILENCE_S_MAX)
+        link = self.link if self.pid is not None else None
+        limit_s = SILENCE_S_MAX if link and link.heartbeat else START_SILENCE_S_MAX
+        return link is not None and link.silence_s > limit_s
 
     @property
     def is_failing(self) -> bool:
@@ -230,26 +294,23 @@ class Supervisor:
         self.on_change()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
-        if worker.process is None:
-            await worker.wanted.wait()
-            await self._respawn(worker)
         while True:
-            assert worker.process is not None
-            code = await worker.process.wait()
-            worker.kill_left()
-            if self._stopping:
-                return
-            if worker.is_leaving:
-                # as it was told to: `_end` waits for it too, and tells how it ended
-                assert worker.link is None, worker.worker_id
-                log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
-                worker.is_leaving = False
-                self.on_change()
-            else:
-                self._note_death(worker, code)
-                if code == EXIT_CANNOT_START and not self._outlives_loads:
-                    self.cannot_start.set()
+            if worker.process is not None:  # else it was left empty from the start
+                code = await worker.process.wait()
+                worker.kill_left()
+                if self._stopping:
                     return
+                if worker.is_leaving:
+                    # as it was told to: `_end` waits for it too, and tells how it ended
+                    assert worker.link is None, worker.worker_id
+                    log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
+                    worker.is_leaving = False
+                    self.on_change()
+                else:
+                    self._note_death(worker, code)
+                    if code == EXIT_CANNOT_START and not self._outlives_loads:
+                        self.cannot_start.set()
+                        return
             await worker.wanted.wait()
             await self._respawn(worker)
 
@@ -306,8 +367,13 @@ class Supervisor:
         how += f": {worker.killed_for}" if worker.killed_for else ""
         if code == EXIT_RANK_LOST:
             how = take_reason(worker.socket_path) or how
-        at, held = worker.worker_id, worker.link.load
-        log.error("%s died id=%d how=%s requests=%d", self._rules.kind, at, how, held)
+        log.error(
+            "%s died id=%d how=%s requests=%d",
+            self._rules.kind,
+            worker.worker_id,
+            how,
+            worker.link.load,
+        )
         is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
         suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
         self._tell_clients(worker, how, suspects)
@@ -315,7 +381,7 @@ class Supervisor:
         worker.restarts += 1
         self._outlives_loads |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
-        self._pool.waiting.wake()  # who waits for it need not wait for its return
+        self._pool.wake()  # who waits for it need not wait for its return
         self.on_change()
 
     def _suspect(
@@ -357,10 +423,9 @@ class Supervisor:
             before = awake_s()
             await asyncio.sleep(WATCH_S)
             elapsed_s = awake_s() - before
-            if elapsed_s > 2 * WATCH_S:
-                continue  # this process itself stood still: what it did not hear proves nothing
-            for worker in self.workers:
-                self._check(worker, elapsed_s)
+            if elapsed_s <= 2 * WATCH_S:  # else this process stood still, and heard nothing itself
+                for worker in self.workers:
+                    self._check(worker, elapsed_s)
 
     def _check(self, worker: WorkerProcess, elapsed_s: float) -> None:
         """Kill `worker` where it is stuck: it says nothing, or gets no step further.
@@ -382,8 +447,13 @@ class Supervisor:
             worker.killed_for = slowness
         else:
             return
-        kind, held, why = self._rules.kind, worker.link.load, worker.killed_for
-        log.error("%s killed id=%d requests=%d: %s", kind, worker.worker_id, held, why)
+        log.error(
+            "%s killed id=%d requests=%d: %s",
+            self._rules.kind,
+            worker.worker_id,
+            worker.link.load,
+            worker.killed_for,
+        )
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"

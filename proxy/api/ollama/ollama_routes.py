@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from hearth.proxy.api.ollama.ollama_events import timestamp
 from hearth.proxy.http.http_exchange import HttpExchange
-from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import LATEST, ListedGroup, ModelNames
@@ -81,7 +80,7 @@ class OllamaRoutes:
 
     async def _show(self, exchange: HttpExchange) -> None:
         """Tell of one model. Raises: RequestError: it is not served here."""
-        body = await read_object(await exchange.read_body())
+        body = (await exchange.read_object()).fields
         name = self._names.named(body.get("model") or body.get("name"))
         _, group = self._names.group(name, self._groups())
         model = self._model(name, group)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.pool.worker_link import AnswerStream
+from hearth.proxy.pool.worker_pool import LOADING, READY_WAIT_S_MAX, WorkerPool
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.workers.supervisor import Supervisor
+from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Finished
 
 COMMAND = (sys.executable, "-m", "tests.helpers.worker_processes.fake_worker")
@@ -41,12 +42,35 @@ async def until(
         await asyncio.sleep(0.01)
 
 
+class KeptModels:
+    """A pool's host whose workers keep the model that they start with."""
+
+    def wanted(self) -> None: ...
+
+    def wait_s(self, model: str) -> float:
+        return READY_WAIT_S_MAX
+
+    def why_nobody(self, model: str) -> RequestError:
+        return Overloaded(LOADING)
+
+    def why_missing(self) -> str:
+        return ""
+
+    def unload(self, model: str, key: str) -> None: ...
+
+
+def pool_without_swaps() -> WorkerPool:
+    pool = WorkerPool()
+    pool.host = KeptModels()
+    return pool
+
+
 class Bench:
     """A pool, its supervisor, and what the workers wrote down."""
 
     def __init__(self, directory: Path, count: int, **environ: str) -> None:
         self.log = directory / "log"
-        self.pool = WorkerPool()
+        self.pool = pool_without_swaps()
         environment = worker_environment() | {"FAKE_WORKER_LOG": str(self.log)}
         self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
 

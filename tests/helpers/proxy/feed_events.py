@@ -11,7 +11,7 @@ from hearth.proxy.api import chat_completions
 from hearth.proxy.monitoring.dashboard import DashboardFeed
 from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Admitted, Finished, Progress, Speaker, Usage

@@ -7,7 +7,7 @@ from prometheus_client import Metric
 from hearth.proxy.api import chat_completions
 from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Failed, Finished, Usage

@@ -12,12 +12,11 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http.connection_places import ConnectionPlaces
-from hearth.proxy.http.http1_protocol import Http1Protocol
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.settings import Settings, load_settings
+from tests.helpers.proxy.fake_worker_pool import pool_without_swaps
 
 HOST = (b"host", b"127.0.0.1:4000")
 
@@ -42,7 +41,7 @@ def app_of(
     settings: Settings = load_settings(
         {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
     )
-    pool = WorkerPool()
+    pool = pool_without_swaps()
     supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
     routes = AdminRoutes(settings, "0", supervisor, pool)
     return ProxyApp(settings, pool, routes, places, encoders=encoders)

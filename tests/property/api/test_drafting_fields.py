@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.api.body.sampling_params import TOKENS_MAX
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.pool.cache_affinity import marks_of
+from hearth.proxy.pool.worker_pool import marks_of
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import load_settings

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, strategies as st
 
-from hearth.proxy.workers.model_swap_policy import (
+from hearth.proxy.workers.model_swap import (
     KEEP_S,
     TURN_S,
     UNLOADED,

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.monitoring import dashboard
-from hearth.proxy.pool import worker_link
+from hearth.proxy.pool import worker_pool
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the pool wait 2 s at most for a worker's status."""
-    monkeypatch.setattr(worker_link, "STATUS_WAIT_S_MAX", 2.0)
+    monkeypatch.setattr(worker_pool, "STATUS_WAIT_S_MAX", 2.0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hearth.commands.replay.traces import load_trace
 from hearth.proxy.api import chat_completions, prefill_endpoint
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.pool.cache_affinity import CacheAffinity
+from hearth.proxy.pool.worker_pool import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.paths import PROJECT_DIR

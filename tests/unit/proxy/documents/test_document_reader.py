@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.documents import document_reader
-from hearth.proxy.documents.document_reader import DocumentReader, paged_text
+from hearth.proxy.documents import prompt_documents
 from hearth.proxy.documents.pdf_refusals import PdfRefused
+from hearth.proxy.documents.prompt_documents import DocumentReader, paged_text
 from hearth.shared.errors import RequestError
 
 PDF = b"%PDF-1.7 "
@@ -78,7 +78,7 @@ def test_one_key_has_one_pdf_read_at_a_time_and_all_together_two() -> None:
     several = Pages(0.01)
     asked = [(PDF + bytes([65 + n]), f"key {n}") for n in range(5)]
     texts(DocumentReader(several), *asked)
-    assert (len(several.read), several.most) == (5, document_reader.PDFS_AT_ONCE)
+    assert (len(several.read), several.most) == (5, prompt_documents.PDFS_AT_ONCE)
 
 
 def test_a_refusal_is_remembered_and_a_failure_of_ours_is_not() -> None:
@@ -92,7 +92,7 @@ def test_a_refusal_is_remembered_and_a_failure_of_ours_is_not() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_reader, "MEMORY_BYTES_MAX", 5_000)
+    monkeypatch.setattr(prompt_documents, "MEMORY_BYTES_MAX", 5_000)
     pages = Pages()
     reader = DocumentReader(pages)
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_what_is_no_document_is_refused_with_the_remedy(data: str, why: str, sai
 def test_a_document_that_is_too_large_is_refused_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(document_reader, "DOCUMENT_BYTES_MAX", 9)
+    monkeypatch.setattr(prompt_documents, "DOCUMENT_BYTES_MAX", 9)
     assert read(code(b"x" * 9)) == "x" * 9
     with pytest.raises(RequestError, match="accepts 9") as caught:
         read("!" * 16)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.documents import pdf_client, pdf_process
-from hearth.proxy.documents.pdf_client import pdf_pages
+from hearth.proxy.documents import pdf_process, prompt_documents
 from hearth.proxy.documents.pdf_refusals import (
     CPU_S_MAX,
     PAGES_MAX,
@@ -19,6 +18,7 @@ from hearth.proxy.documents.pdf_refusals import (
     TEXTS,
     PdfRefused,
 )
+from hearth.proxy.documents.prompt_documents import pdf_pages
 from hearth.shared.errors import RequestError
 from tests.helpers.pdf_files import (
     FONT,
@@ -218,7 +218,7 @@ def test_a_pdf_bomb_is_a_400_within_the_limits(name: str) -> None:
     assert len(data) < 4 * MB, "it is small as it comes"
     began = time.monotonic()
     assert refused(data).code.startswith("pdf_")
-    assert time.monotonic() - began < pdf_client.READ_S_MAX
+    assert time.monotonic() - began < prompt_documents.READ_S_MAX
     assert not children(), "no process is left"
 
 
@@ -231,7 +231,7 @@ def children() -> list[int]:
             command = (status.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(rest.split()[1]) == os.getpid() and pdf_client._MODULE.encode() in command:
+        if int(rest.split()[1]) == os.getpid() and prompt_documents._MODULE.encode() in command:
             found.append(int(name.split()[0]))
     return found
 
@@ -259,7 +259,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Have another program than ours answer."""
     path = tmp_path / "reader_of_pdfs.py"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(pdf_client, "_MODULE", "reader_of_pdfs")
+    monkeypatch.setattr(prompt_documents, "_MODULE", "reader_of_pdfs")
     return path
 
 
@@ -329,7 +329,7 @@ def test_a_process_that_the_system_ends_blames_no_pdf(program: Path, body: str) 
 
 
 def test_one_that_stands_still_is_ended(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_client, "READ_S_MAX", 0.5)
+    monkeypatch.setattr(prompt_documents, "READ_S_MAX", 0.5)
     program.write_text("import time\ntime.sleep(60)\n")
     began = time.monotonic()
     with pytest.raises(RequestError) as caught:
@@ -342,7 +342,7 @@ def test_one_that_stands_still_is_ended(program: Path, monkeypatch: pytest.Monke
 def test_one_that_answers_without_an_end_is_ended(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pdf_client, "ANSWER_BYTES_MAX", 1_000)
+    monkeypatch.setattr(prompt_documents, "ANSWER_BYTES_MAX", 1_000)
     program.write_text("while True: print('x' * 999)\n")
     with pytest.raises(RequestError) as caught:
         pages(b"x")

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from hearth.proxy.documents import prompt_documents
-from hearth.proxy.documents.document_reader import DocumentReader
 from hearth.proxy.documents.pdf_refusals import PdfRefused
-from hearth.proxy.documents.prompt_documents import DOCUMENTS_MAX, holds_documents, with_documents
+from hearth.proxy.documents.prompt_documents import (
+    DOCUMENTS_MAX,
+    DocumentReader,
+    holds_documents,
+    with_documents,
+)
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.pdf_files import text_pdf

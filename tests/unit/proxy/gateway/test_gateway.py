@@ -22,8 +22,7 @@ from hearth.proxy.gateway.gateway import Gateway, GatewayCall
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.local_accounts import Accounts
 from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import HttpExchange
+from hearth.proxy.http.http_exchange import BodyBudget, HttpExchange
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.settings import load_settings

@@ -14,7 +14,7 @@ from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.local_accounts import Accounts, LocalAccount, route_of
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of

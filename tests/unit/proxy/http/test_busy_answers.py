@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http import body_memory_budget, http_exchange
+from hearth.proxy.http import http_exchange
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
 from tests.helpers.proxy.proxy_app import app_of
 from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
@@ -114,7 +114,7 @@ TALK = 4_000  # characters: more than half of the room
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_memory_budget, "BODIES_BYTES_MAX", 6_000)
+    monkeypatch.setattr(http_exchange, "BODIES_BYTES_MAX", 6_000)
 
 
 def long_body(words: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
+from hearth.proxy.http.http1_protocol import ConnectionPlaces, places_within
 
 pytestmark = pytest.mark.pure
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from hearth.proxy.http import http1_protocol
-from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import BodyBudget, ClientGone, HttpExchange
 from scripts.faults.smuggled_requests import HIDDEN, HOST
 from tests.helpers.proxy.proxy_app import serving
 
@@ -30,7 +29,7 @@ class Recorder:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = HttpExchange(scope, receive, send, BodyBudget())
         try:
-            await exchange.read_body()
+            await exchange.read_body(1_000)
             await exchange.while_connected(self._answer(exchange))
             self.ends.append("answered")
         except ClientGone:

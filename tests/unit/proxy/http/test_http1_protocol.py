@@ -10,8 +10,8 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import http1_protocol
-from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.event_loop import SuspendingEventLoop
+from hearth.proxy.http.http1_protocol import ConnectionPlaces
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 from tests.helpers.proxy.proxy_app import app_of, serving
 

@@ -7,9 +7,8 @@ from urllib.parse import urlencode
 import pytest
 
 from hearth.proxy.http.api_keys import ApiKeyCheck, Headers, sent_keys
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import HttpExchange
-from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, form_key
+from hearth.proxy.http.browser_pages import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, form_key
+from hearth.proxy.http.http_exchange import BodyBudget, HttpExchange
 from hearth.shared.errors import RequestError
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import http1_protocol
-from hearth.proxy.pool import answer_stream as answer_module
-from hearth.proxy.pool.answer_stream import MERGED_CHARS_MAX, AnswerStream
+from hearth.proxy.pool import worker_link
+from hearth.proxy.pool.worker_link import MERGED_CHARS_MAX, AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.proxy.proxy_app import serving
@@ -88,7 +88,7 @@ def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
 async def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
     alternatives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_module, "UNREAD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(worker_link, "UNREAD_BYTES_MAX", 100_000)
 
     answer, released = opened()
     rows = [logprob(alternatives)] if alternatives else []

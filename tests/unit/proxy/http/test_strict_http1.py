@@ -6,8 +6,8 @@ import h11
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.http import strict_http1
-from hearth.proxy.http.strict_http1 import (
+from hearth.proxy.http import http1_protocol
+from hearth.proxy.http.http1_protocol import (
     CHUNK_BYTES,
     CHUNK_LINE_BYTES_MAX,
     HEAD_BYTES_MAX,
@@ -87,8 +87,8 @@ def test_slow_head_no_byte_is_looked_at_again_with_each_that_comes(
             looked_at.append(min(len(unread), most) - start)
             return end.search(unread, start, most)
 
-    end = strict_http1._END
-    monkeypatch.setattr(strict_http1, "_END", Counted())
+    end = http1_protocol._END
+    monkeypatch.setattr(http1_protocol, "_END", Counted())
     head = before + b"".join(b"x-%d: y\r\n" % each for each in range(200)) + b"\r\n"
     assert requests_in(*in_parts(head, 1))
     assert sum(looked_at) < 4 * len(head)

@@ -10,13 +10,13 @@ import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.http import body_threads, strict_json
+from hearth.proxy.http import http_exchange, strict_json
+from hearth.proxy.http.http_exchange import BodyBudget, HttpExchange
 from hearth.proxy.http.strict_json import (
     DEPTH_MAX,
     json_values,
     parse_argument,
     parse_object,
-    read_object,
     value_count,
 )
 from hearth.shared.errors import RequestError
@@ -97,10 +97,25 @@ def test_a_large_body_is_read_in_a_thread_and_as_a_small_one_is() -> None:
         threads.append(threading.current_thread().name)
         return parse_object(body)
 
+    async def read_object(body: bytes) -> dict[str, Any]:
+        incoming = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Any:
+            return incoming.pop() if incoming else await asyncio.Future()
+
+        async def send(_: Any) -> None: ...
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        exchange = HttpExchange(scope, receive, send, BodyBudget())
+        try:
+            return (await exchange.read_object()).fields
+        finally:
+            exchange.end()
+
     body = b'{"a": "' + b"x" * 90 + b'"}'
     with (
-        mock.patch.object(body_threads, "SMALL_BYTES_MAX", len(body) - 1),
-        mock.patch.object(strict_json, "parse_object", parsed),
+        mock.patch.object(http_exchange, "SMALL_BYTES_MAX", len(body) - 1),
+        mock.patch.object(http_exchange, "parse_object", parsed),
     ):
         assert asyncio.run(read_object(body)) == {"a": "x" * 90}
         assert asyncio.run(read_object(body.replace(b"xx", b"x"))) == {"a": "x" * 45}

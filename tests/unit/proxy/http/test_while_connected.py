@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import AsgiMessage, ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import AsgiMessage, BodyBudget, ClientGone, HttpExchange
 from hearth.shared.errors import RequestError
 
 STEPS = 6  # of the event loop in which something may happen

@@ -23,8 +23,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import base64_data
-from hearth.proxy.images import image_fetch
-from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage, is_public
+from hearth.proxy.images import prompt_images
+from hearth.proxy.images.prompt_images import ImageFetcher, NamedImage, is_public
 from hearth.shared.errors import RequestError
 
 pytestmark = pytest.mark.process
@@ -260,7 +260,7 @@ async def fetched(handler: Handler) -> str:
 async def test_a_body_without_an_end_is_cut_off_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_fetch, "IMAGE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(prompt_images, "IMAGE_BYTES_MAX", 100_000)
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -280,7 +280,7 @@ async def test_a_body_without_an_end_is_cut_off_at_the_limit(
 async def test_a_claimed_length_over_the_limit_is_refused_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_fetch, "IMAGE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(prompt_images, "IMAGE_BYTES_MAX", 1_000)
 
     async def large(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000000"})
@@ -292,7 +292,7 @@ async def test_a_claimed_length_over_the_limit_is_refused_before_it_is_read(
 
 
 async def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_fetch, "FETCH_S_MAX", 0.4)
+    monkeypatch.setattr(prompt_images, "FETCH_S_MAX", 0.4)
 
     async def drip(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -317,7 +317,7 @@ async def test_redirects_in_a_circle_end() -> None:
         raise web.HTTPFound("/again")
 
     assert await fetched(circle) == "image_unreachable"
-    assert asked <= image_fetch.REDIRECTS_MAX + 1
+    assert asked <= prompt_images.REDIRECTS_MAX + 1
 
 
 async def test_a_compressed_bomb_is_not_unpacked() -> None:
@@ -363,7 +363,7 @@ def test_a_data_url_is_read_whatever_type_it_claims(data: bytes, media_type: str
 def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_fetch, "IMAGE_BYTES_MAX", len(PNG))
+    monkeypatch.setattr(prompt_images, "IMAGE_BYTES_MAX", len(PNG))
     assert asyncio.run(ImageFetcher(False).read(data_url(PNG))).data == PNG
     assert code_of(ImageFetcher(False), data_url(PNG + b"xyz")) == "image_too_large"
 

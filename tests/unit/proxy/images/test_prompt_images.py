@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.images import prompt_images
-from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
-from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
+from hearth.proxy.images.prompt_images import (
+    IMAGES_MAX,
+    ImageFetcher,
+    NamedImage,
+    shows_images,
+    with_images,
+)
 from hearth.proxy.request.content_pieces import join, join_text, merged
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt

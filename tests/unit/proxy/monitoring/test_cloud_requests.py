@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway import gateway as cloud_requests
+from hearth.proxy.gateway import cloud_requests, gateway as cloud_requests
 from hearth.proxy.gateway.gateway import CloudReply, CloudRequests
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
+from hearth.proxy.http.http_exchange import BodyBudget, ClientGone, HttpExchange
 from hearth.proxy.monitoring.metrics import CAUSES, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError

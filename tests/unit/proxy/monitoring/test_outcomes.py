@@ -11,7 +11,7 @@ import pytest
 from hearth.proxy.api import legacy_completions
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.local_answers import ANSWERS
-from hearth.proxy.pool import answer_stream as answer_module, worker_link
+from hearth.proxy.pool import worker_link
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
@@ -178,7 +178,7 @@ async def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_ke
 async def test_a_request_that_no_worker_admits_in_time_is_called_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answer_module, "ADMIT_WAIT_S_MAX", 0.2)
+    monkeypatch.setattr(worker_link, "ADMIT_WAIT_S_MAX", 0.2)
 
     async with front(1) as made:
         made.stop(0)

@@ -7,7 +7,7 @@ import pytest
 
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.monitoring.dashboard import DashboardFeed
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Delta, Progress

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 
 from hearth.proxy.api import legacy_completions
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.metrics import RequestMetrics
-from hearth.proxy.pool import worker_link as link_module
+from hearth.proxy.pool import worker_pool as pool_module
 from hearth.shared.errors import Overloaded
 from hearth.worker.cache_report import DEPTHS, cache_report
 from hearth.worker.kv.null_kv_manager import NullKVManager
@@ -51,7 +51,7 @@ def test_each_figure_is_told_of_the_worker_that_has_it_as_the_table_says(
 async def test_a_worker_that_hangs_is_down_while_the_others_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
+    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
 
     async with front(2) as made:
         made.stop(1)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.pool import cache_affinity
-from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
+from hearth.proxy.pool import worker_pool
+from hearth.proxy.pool.worker_pool import CacheAffinity, marks_of
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 
 
@@ -76,7 +76,7 @@ def test_a_worker_that_is_gone_is_forgotten_and_the_others_are_not() -> None:
 def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache_affinity, "MARKS_MAX", 3)
+    monkeypatch.setattr(worker_pool, "MARKS_MAX", 3)
     affinity = knowing(s_a_b_c_d=1)
     assert len(affinity.worker_ids) == 3
     assert chosen(affinity, prompt("s x"), 0, 0) == 1

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.pool import last_uses
-from hearth.proxy.pool.last_uses import OTHERS_KEEP_S, LastUses
+from hearth.proxy.pool import worker_link
+from hearth.proxy.pool.worker_link import OTHERS_KEEP_S, LastUses
 
 KEYS = ("", "a", "b")
 
@@ -15,7 +15,7 @@ def test_a_model_is_kept_for_whoever_else_used_it_a_short_while_ago(
 ) -> None:
     now, rows, by_key = 1_000.0, LastUses(), dict[str, float]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(last_uses, "awake_s", lambda: now)
+        patch.setattr(worker_link, "awake_s", lambda: now)
         for key, rest_s in uses:
             rows.note(key)
             by_key[key] = now

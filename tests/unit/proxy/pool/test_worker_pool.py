@@ -11,12 +11,12 @@ import pytest
 
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.pool import worker_pool as pool_module
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Counted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S
-from tests.helpers.proxy.fake_worker_pool import bench, read, request, start
+from tests.helpers.proxy.fake_worker_pool import bench, pool_without_swaps, read, request, start
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.process
@@ -260,3 +260,18 @@ async def test_an_answer_the_worker_gave_up_is_an_error() -> None:
     answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
     with pytest.raises(WorkerLost):
         await answer.next_event()
+
+
+@pytest.mark.parametrize("steps_between", range(6))
+async def test_a_cancellation_is_not_swallowed_as_everyone_is_woken(steps_between: int) -> None:
+    """Before Python 3.12 `asyncio.wait_for` drops one that comes as what it waits for ends."""
+    pool = pool_without_swaps()
+    task = asyncio.create_task(pool.load(""))
+    while not pool.waiting:
+        await asyncio.sleep(0)
+    pool.wake()
+    for _ in range(steps_between):
+        await asyncio.sleep(0)
+    assert task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled() and not pool.waiting

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.gateway.routing_table import local_names
-from hearth.proxy.pool.cache_affinity import marks_of
+from hearth.proxy.pool.worker_pool import marks_of
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import StartError

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.documents.document_reader import DocumentReader
-from hearth.proxy.images.image_fetch import ImageFetcher
+from hearth.proxy.documents.prompt_documents import DocumentReader
+from hearth.proxy.images.prompt_images import ImageFetcher
 from tests.helpers.proxy.proxy_app import app_of, asked
 
 PARTS = {

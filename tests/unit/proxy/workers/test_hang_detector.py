@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.workers.hang_detector import HangDetector
+from hearth.proxy.workers.supervisor import HangDetector
 from hearth.shared.wire_messages import Heartbeat
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool import waiting_requests
-from hearth.proxy.pool.waiting_requests import ModelRequest
+from hearth.proxy.pool import worker_pool
+from hearth.proxy.pool.worker_pool import ModelRequest
 from hearth.proxy.workers import (
     model_swap as hosting_module,
-    model_swap_policy,
     supervisor as supervisor_module,
 )
 from hearth.proxy.workers.supervisor import WorkerProcess
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_swap_policy, "KEEP_S", 0.1)
+    monkeypatch.setattr(hosting_module, "KEEP_S", 0.1)
     monkeypatch.setattr(hosting_module, "LOOK_S", 0.1)
     monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
 
@@ -44,7 +43,7 @@ async def test_a_request_for_another_model_waits_for_it_and_the_default_comes_ba
             assert made.rows("model", "state", "restarts") == [(model or "smollm2", "ready", 0)]
         assert made.supervisor.pids != [pid]
         assert made.pool.facts_of("b") is not None
-        assert made.pool.waiting.requests == []
+        assert made.pool.waiting == []
 
 
 async def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
@@ -70,7 +69,7 @@ async def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_i
 async def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_swap_policy, "TURN_S", 0.3)
+    monkeypatch.setattr(hosting_module, "TURN_S", 0.3)
 
     async with host(directory) as made:
         running = await made.open("smollm2", "n=20 delay=0.05", "long")
@@ -88,7 +87,7 @@ async def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
 async def test_choices_of_one_request_are_not_parted_by_a_switch(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_swap_policy, "TURN_S", 0.2)
+    monkeypatch.setattr(hosting_module, "TURN_S", 0.2)
 
     async with host(directory) as made:
         came_at = awake_s()
@@ -105,7 +104,7 @@ async def test_choices_of_one_request_are_not_parted_by_a_switch(
 async def test_a_switch_that_nobody_waits_for_any_more_is_off(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_swap_policy, "TURN_S", 0.2)
+    monkeypatch.setattr(hosting_module, "TURN_S", 0.2)
 
     async with host(directory) as made:
         (pid,) = made.supervisor.pids
@@ -225,10 +224,10 @@ async def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_work
             await made.ask("broken")
         await made.until(lambda: made.rows("state") == [("ready",)])
         await asyncio.sleep(0.2)
-        made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
+        made.pool.waiting.append(ModelRequest("broken", awake_s()))
         made.hosting.arrange()
         assert made.rows("state", "model") == [("ready", "smollm2")]
-        made.pool.waiting.requests.clear()
+        made.pool.waiting.clear()
 
 
 async def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
@@ -240,11 +239,11 @@ async def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: 
 async def test_no_more_wait_than_the_room_holds(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_requests, "WAITING_MAX", 3)
+    monkeypatch.setattr(worker_pool, "WAITING_MAX", 3)
 
     async with host(directory) as made:
         asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
-        await made.until(lambda: len(made.pool.waiting.requests) == 3)
+        await made.until(lambda: len(made.pool.waiting) == 3)
         with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
             await made.ask("b", name="one more")
         assert await asyncio.gather(*asking) == ["tok0 "] * 3
@@ -259,7 +258,7 @@ async def refuse_missing(made: Host, model: str = "smollm2") -> None:
     with pytest.raises(RequestError, match="smollm2 is not here") as caught:
         await made.ask(model)
     assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
-    assert time.monotonic() - began < waiting_requests.READY_WAIT_S_MAX
+    assert time.monotonic() - began < worker_pool.READY_WAIT_S_MAX
     assert made.hosting.why_missing() == "smollm2 is not here."
 
 

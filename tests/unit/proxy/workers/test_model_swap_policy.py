@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.pool.waiting_requests import ModelRequest
-from hearth.proxy.workers.model_swap_policy import (
+from hearth.proxy.pool.worker_pool import ModelRequest
+from hearth.proxy.workers.model_swap import (
     KEEP_S,
     TURN_S,
     WorkerModel,

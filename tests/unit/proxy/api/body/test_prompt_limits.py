@@ -14,7 +14,7 @@ import pytest
 
 from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http import body_threads
+from hearth.proxy.http import http_exchange
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.proxy_app import app_of, ask
@@ -175,7 +175,7 @@ async def test_a_large_body_is_taken_apart_off_the_event_loop(
     body = {"messages": [USER]}
     request = edge.local.body_parser.parsed("chat", body, {})
     with (
-        mock.patch.object(body_threads, "SMALL_BYTES_MAX", size_max),
+        mock.patch.object(http_exchange, "SMALL_BYTES_MAX", size_max),
         mock.patch.object(edge.local.body_parser._digester, "names", noted),
     ):
         await edge.local.body_parser.complete(request, size=len(json.dumps(body)))

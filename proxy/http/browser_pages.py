@@ -1,4 +1,4 @@
-"""Signs browsers in with a key, and knows them by a cookie from then on.
+"""Serves the files of pages to browsers, which it signs in with a key and then knows by a cookie.
 
 A page can send no header with a form or an event stream, and must not keep a key where scripts read
 it. So it carries a cookie: a random token that stands for a key. The cookie is good below the
@@ -8,6 +8,7 @@ paths of this server's own pages only: a browser gives it to every server on thi
 import secrets
 import time
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -19,6 +20,55 @@ PATHS: Final = ("/chat", "/dashboard")  # below which the cookie is sent
 SIGN_IN_S: Final = 12 * 3600.0  # a sign-in is good for so long
 SIGN_INS_MAX: Final = 64  # of a key; of one more its oldest ends, and nobody else's
 FORM_BYTES_MAX: Final = 4096
+POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+HTML: Final = b"text/html; charset=utf-8"
+_TYPES: Final = {
+    ".html": HTML,
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+
+
+def page_headers(policy: str = POLICY) -> RawHeaders:
+    """Return what each reply to a page has, whatever it says."""
+    return [
+        (b"content-security-policy", policy.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-dns-prefetch-control", b"off"),  # a link's host may hold what a model was told
+        (b"referrer-policy", b"same-origin"),  # not no-referrer: a form's Origin would be null
+        (b"cache-control", b"no-store"),
+    ]
+
+
+class PageFiles:
+    """The files of one directory, read once. A value that nobody changes."""
+
+    def __init__(self, directory: Path, prefix: str) -> None:
+        """`prefix` stands before each file's path."""
+        self._prefix = prefix
+        self.by_path = {
+            f"{prefix}/{file.relative_to(directory).as_posix()}": (
+                _TYPES[file.suffix],
+                file.read_bytes(),
+            )
+            for file in directory.rglob("*")
+            if file.suffix in _TYPES
+        }
+
+    def holds(self, path: str) -> bool:
+        """Whether `path` is a file by itself: pages have paths of their own."""
+        return path in self.by_path and not path.endswith(".html")
+
+    def page(self, name: str) -> bytes:
+        return self.by_path[f"{self._prefix}/{name}.html"][1]
+
+    async def send(self, exchange: HttpExchange, path: str) -> None:
+        kind, content = self.by_path[path]
+        await exchange.send_whole(200, content, kind)
+
+    async def send_page(self, exchange: HttpExchange, name: str) -> None:
+        await exchange.send_whole(200, self.page(name), HTML)
 
 
 class BrowserSignIns:
@@ -77,17 +127,13 @@ class BrowserSignIns:
         """
         await self._keys.identity(key_header(key))
         if await self.needs_key():  # else each of any number of keys would have its sign-ins
-            self._give_cookies(exchange, self._issue(key), SIGN_IN_S)
-
-    def _issue(self, key: bytes) -> str:
-        """Return a new token that stands for `key`, and forget the keys of those that ended."""
-        now, token = time.time(), secrets.token_urlsafe(32)
-        self._held = {each: row for each, row in self._held.items() if now < row[1]}
-        own = [each for each, (whose, _) in self._held.items() if whose == key]
-        if len(own) >= SIGN_INS_MAX:
-            del self._held[own[0]]
-        self._held[_digest(token)] = (key, now + SIGN_IN_S)
-        return token
+            now, token = time.time(), secrets.token_urlsafe(32)
+            self._held = {each: row for each, row in self._held.items() if now < row[1]}
+            own = [each for each, (whose, _) in self._held.items() if whose == key]
+            if len(own) >= SIGN_INS_MAX:
+                del self._held[own[0]]
+            self._held[_digest(token)] = (key, now + SIGN_IN_S)
+            self._give_cookies(exchange, token, SIGN_IN_S)
 
     def sign_out(self, exchange: HttpExchange) -> None:
         """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""
