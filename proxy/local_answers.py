@@ -3,25 +3,18 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
 
-from hearth.proxy.api import (
-    chat_completions_events,
-    legacy_completions,
-    prefill_endpoint,
-    tokenize_endpoints,
-)
-from hearth.proxy.api.answer_frames import FrameWriter, frames
-from hearth.proxy.api.messages import messages_events
+from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
-from hearth.proxy.api.ollama import ollama_events, ollama_request
+from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
-from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import (
-    EVENT_STREAM,
     SERVED_BY_HEADER,
     ClientBody,
     HttpExchange,
@@ -32,7 +25,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -42,16 +35,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CACHE_HEADER: Final = b"x-hearth-cache"
-# By dialect: what makes its answer whole, and what writes it as a stream.
-_Whole = Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]
-ANSWERS: Final[dict[Dialect, tuple[_Whole, Callable[[AdmittedRequest], FrameWriter]]]] = {
-    "chat": (chat_completions_events.whole, chat_completions_events.ChatWriter),
-    "completions": (legacy_completions.whole, legacy_completions.CompletionWriter),
-    "messages": (messages_events.whole, messages_events.MessageWriter),
-    "responses": (responses_events.whole, responses_events.ResponseWriter),
-    "ollama_chat": (ollama_events.whole, ollama_events.OllamaWriter),
-    "ollama_generate": (ollama_events.whole, ollama_events.OllamaWriter),
-}
 
 
 class LocalAnswers:
@@ -164,10 +147,12 @@ class LocalAnswers:
         Raises:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
         """
-        unloads = ollama_request.unloads(dialect, body.fields)
-        if not ollama_request.is_question(dialect, body.fields):
-            await self._load(exchange, dialect, body, target, unloads)
-            return
+        unloads = False
+        if dialect in (ollama_parse.CHAT, ollama_parse.GENERATE):
+            unloads = ollama_parse.unloads(body.fields)
+            if not ollama_parse.is_question(dialect, body.fields):
+                await self._load(exchange, dialect, body, target, unloads)
+                return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
         started = awake_s()
@@ -186,13 +171,12 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            whole, writer = ANSWERS[dialect]
+            api = DIALECTS[dialect]
             if request.stream:
-                is_ollama = dialect in OLLAMA_DIALECTS
-                kind = ollama_events.MEDIA_TYPE if is_ollama else EVENT_STREAM
-                await exchange.send_events(frames(admitted, writer(admitted)), kind=kind)
+                events = frames(admitted, api.writer(admitted))
+                await exchange.send_events(events, kind=api.media_type)
             else:
-                await exchange.send_json(200, await whole(admitted))
+                await exchange.send_json(200, await api.whole(admitted))
         finally:
             _close(admitted.answers)
             answers = [answer, *others]

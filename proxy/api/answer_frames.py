@@ -1,15 +1,32 @@
-"""Streams an answer in its dialect's frames: one loop for all dialects, each with its writer."""
+"""Streams an answer in its dialect's frames: one loop for all dialects, each with its writer.
+
+Beside it are the frames and the fields that several dialects share: server-sent events, log
+probabilities, and usage beyond each API's own.
+"""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.error_bodies import openai_error
+import orjson
+
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Delta, Finished, Usage
+from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
+
+PING_S: Final = 5.0  # of silence: a client that counts 10 s sees one late event in between
+SSE_DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
+LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
+
+
+def sse_event(kind: str, data: dict[str, Any]) -> bytes:
+    """Return one named event, its type repeated in the data as the official APIs do."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
+
+
+def sse_data(row: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(row) + b"\n\n"
 
 
 class FrameWriter(Protocol):
@@ -30,7 +47,7 @@ class FrameWriter(Protocol):
 
     def broken(self, error: RequestError) -> list[bytes]:
         """Return the end of a stream that breaks off."""
-        return [sse.data({"error": openai_error(error)})]
+        ...
 
 
 async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerator[bytes, None]:
@@ -44,7 +61,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
         for frame in writer.begun():
             yield frame
         sent_at = time.monotonic()
-        async with aclosing(choices.events(sse.PING_S)) as events:
+        async with aclosing(choices.events(PING_S)) as events:
             async for index, row in events:
                 found: list[bytes] = []
                 if isinstance(row, Delta):
@@ -52,7 +69,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
                 elif row is not None:
                     found = writer.ended(index, row, choices.usage if choices.have_ended else None)
                 now = time.monotonic()
-                if row is None or (not found and now - sent_at >= sse.PING_S):
+                if row is None or (not found and now - sent_at >= PING_S):
                     found = [writer.alive()]
                 if found:
                     sent_at = now
@@ -63,3 +80,53 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
             answer.close()
         for frame in writer.broken(error):
             yield frame
+
+
+# ---------------------------------------------------------------- shared fields
+
+
+def extra_fields(usage: Usage) -> dict[str, Any]:
+    """Return the fields of ours that the usage of every dialect has."""
+    return {
+        "kv_cache": {
+            "cache_hit": usage.cached_tokens > 0,
+            "prefix_length": usage.cached_tokens,
+            "canonical_length": usage.canonical_tokens,
+            "matched_length": usage.matched_tokens,
+            "prefilled": usage.prefilled_tokens,
+            "source": usage.source,
+            "match": usage.match,
+            "ttft_ms": usage.ttft_ms,
+            "idle_tokens": usage.idle_tokens,
+            **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
+            "divergence": usage.divergence,
+        },
+        "speculation": prediction_fields(usage) | {"decode_forwards": usage.decode_forwards},
+        **({"warnings": usage.warnings} if usage.warnings else {}),
+    }
+
+
+def prediction_fields(usage: Usage) -> dict[str, int]:
+    """Return what came of drafted tokens, in the words of chat completions."""
+    return {
+        "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+        "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+    }
+
+
+def image_fields(usage: Usage) -> dict[str, int]:
+    """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
+    return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
+
+
+def logprob_rows(rows: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return each token with its log probability, and those of its alternatives."""
+    return [
+        _row(each.token, each.token_bytes, each.logprob)
+        | {"top_logprobs": [_row(text, octets, value) for _, text, octets, value in each.top]}
+        for each in rows
+    ]
+
+
+def _row(text: str, octets: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}

@@ -3,17 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.body import (
     field_readers as fields,
     prompt_limits,
     unknown_blocks_to_text as unknown_blocks,
 )
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.document_reader import DocumentReader
 from hearth.proxy.documents.prompt_documents import holds_documents, with_documents
@@ -27,15 +24,6 @@ from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.proxy.request.session_title import title_of
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
-
-_PARSERS: Final = {
-    "chat": chat_completions.parse,
-    "completions": legacy_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
-    ollama_request.CHAT: ollama_request.parse_chat,
-    ollama_request.GENERATE: ollama_request.parse_generate,
-}
 
 
 def has_files(request: ParsedRequest) -> bool:
@@ -74,7 +62,7 @@ class BodyParser:
             RequestError: a field is not what the API allows, or needs what this server lacks.
         """
         prompt_limits.check_body(body)
-        request = _PARSERS[dialect](body)
+        request = DIALECTS[dialect].parse(body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         unknown_blocks.note(request.left_out)

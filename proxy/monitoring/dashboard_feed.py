@@ -9,7 +9,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Final
 
-from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import sse_event
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.monitoring.worker_poller import WorkerView
 from hearth.proxy.pool.worker_pool import WorkerPool
@@ -75,7 +75,7 @@ class DashboardFeed:
         totals = self.requests.of(key)
         number, told = totals.requests, totals.totals()
         state, trees = view.state, view.trees
-        yield sse.event(
+        yield sse_event(
             "snapshot",
             {
                 "requests": list(totals.rows),
@@ -89,13 +89,13 @@ class DashboardFeed:
             if (sums := totals.totals()) != told:
                 rows = [row for row in totals.rows if row["number"] > number]
                 number, told = totals.requests, sums
-                yield sse.event("requests", {"requests": rows, "totals": told})
+                yield sse_event("requests", {"requests": rows, "totals": told})
             elif view.state is not state:
                 state = view.state
-                yield sse.event("state", {"state": state})
+                yield sse_event("state", {"state": state})
             elif view.trees is not trees:
                 known, trees = trees, view.trees
                 changes = {"order": list(trees), "sessions": view.sessions(known)}
-                yield sse.event("sessions", changes)
+                yield sse_event("sessions", changes)
             else:
                 await changed.wait()

@@ -15,7 +15,7 @@ from hearth.proxy.api.body.message_content import (
     no_urls,
     texts_only,
 )
-from hearth.proxy.api.messages.messages_tools import MessagesTools
+from hearth.proxy.api.messages.tools import MessagesTools
 from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError

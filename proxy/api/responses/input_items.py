@@ -13,7 +13,7 @@ from hearth.proxy.api.body.message_content import (
     said_texts,
     text_content,
 )
-from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
+from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, loaded_rows
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.shared.our_ids import is_our_signature
 

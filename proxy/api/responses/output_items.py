@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.proxy.api.answer_fields import logprob_rows
+from hearth.proxy.api.answer_frames import logprob_rows
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
+from hearth.proxy.api.responses.tools import SEARCH, ToolOrigin
 from hearth.shared.wire_messages import CallStart, TokenLogprob
 
 OutputEvent = tuple[str, dict[str, Any]]

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.responses.responses_request import input_items
+from hearth.proxy.api.responses.parse import input_items
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json

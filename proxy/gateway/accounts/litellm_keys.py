@@ -6,6 +6,7 @@ It does so for local requests and for our own routes too; `litellm_auth` is what
 from typing import Any, Final
 
 from hearth.proxy.api import prefill_endpoint
+from hearth.proxy.api.dialects import ANSWER_PATHS
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, AccountDialect
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.http.api_keys import Headers
@@ -22,7 +23,7 @@ _MODELS: Final = ("/v1/models", "/models")  # LiteLLM has those below for keys o
 _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 _LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteLLM's do
     prefill_endpoint.PATH: _CHAT,
-    **dict.fromkeys(("/api/chat", "/api/generate"), _CHAT),
+    **dict.fromkeys(ANSWER_PATHS, _CHAT),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
+from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
 from hearth.proxy.gateway.cloud import crossing
 from hearth.proxy.gateway.cloud.allowed_parts import Fields, Kinds, Row, Rows, Rule, TextOr
 from hearth.proxy.gateway.cloud.cloud_urls import check_data, check_url

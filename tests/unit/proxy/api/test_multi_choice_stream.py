@@ -10,11 +10,10 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.api.answer_frames import frames
-from hearth.proxy.api.chat_completions_events import ChatWriter
+from hearth.proxy.api.chat_completions.events import ChatWriter
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
-from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
@@ -36,7 +35,7 @@ async def listed(iterator: Any) -> list[Any]:
 
 def made(*scripts: Sequence[Given]) -> AdmittedRequest:
     body = {"messages": [{"role": "user", "content": "x"}], "n": len(scripts)}
-    return ticket(chat_completions.parse(body), *scripts)
+    return ticket(DIALECTS["chat"].parse(body), *scripts)
 
 
 def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any], MergedChoices]:
@@ -46,14 +45,14 @@ def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any]
 
 def chunks(given: AdmittedRequest) -> list[Any]:
     """Return the chunks of a stream that ends well."""
-    writer = ANSWERS[given.request.dialect][1](given)
+    writer = DIALECTS[given.request.dialect].writer(given)
     *rows, _ = run_in_virtual_time(listed(frames(given, writer)))
     return [json.loads(row.removeprefix(b"data: ")) for row in rows]
 
 
 def whole(given: AdmittedRequest) -> Any:
     async def told() -> Any:
-        return await ANSWERS[given.request.dialect][0](given)
+        return await DIALECTS[given.request.dialect].whole(given)
 
     return run_in_virtual_time(told())
 

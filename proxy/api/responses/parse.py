@@ -11,7 +11,7 @@ from hearth.proxy.api.body import (
 )
 from hearth.proxy.api.body.response_format import read_format
 from hearth.proxy.api.responses.input_items import InputItemReader
-from hearth.proxy.api.responses.responses_tools import ResponsesTools, responses_tools_of
+from hearth.proxy.api.responses.tools import ResponsesTools, responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt

@@ -5,9 +5,9 @@ from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, sampling_params, thinking_options
 from hearth.proxy.api.body.message_content import ends_open
-from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
 from hearth.proxy.api.messages.content_blocks import MessagesReader
-from hearth.proxy.api.messages.messages_tools import MessagesTools, read_choice, read_tools
+from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
+from hearth.proxy.api.messages.tools import MessagesTools, read_choice, read_tools
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt

@@ -8,12 +8,12 @@ import dataclasses
 import re
 from typing import Any, Final
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.field_readers import Body
 from hearth.proxy.api.body.message_content import ends_open
+from hearth.proxy.api.chat_completions.parse import parse as parse_chat_completion
 from hearth.proxy.api.ollama import generate_context
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
@@ -69,22 +69,19 @@ def parse_generate(body: dict[str, Any]) -> ParsedRequest:
 
 
 def is_question(dialect: Dialect, body: Body) -> bool:
-    """Return whether `body` asks for an answer; one that does not loads the model, or unloads it.
-
-    Of other dialects every body does.
-    """
-    asking = {CHAT: ("messages",), GENERATE: ("prompt", "images")}.get(dialect)
-    return asking is None or any(body.get(name) for name in asking)
+    """Return whether `body` asks for an answer; else it has the model loaded, or unloaded."""
+    asking = ("messages",) if dialect == CHAT else ("prompt", "images")
+    return any(body.get(name) for name in asking)
 
 
-def unloads(dialect: Dialect, body: Body) -> bool:
+def unloads(body: Body) -> bool:
     """Return whether the model is to be unloaded once the request is answered: keep_alive is 0.
 
     Raises:
         RequestError: it is no duration.
     """
     value = body.get("keep_alive")
-    if dialect not in OLLAMA_DIALECTS or value is None:
+    if value is None:
         return False
     if type(value) in (int, float):
         return bool(value == 0)
@@ -113,7 +110,7 @@ def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> Pars
         "logprobs": logprobs,
         "top_logprobs": body.get("top_logprobs") if logprobs else None,
     }
-    return dataclasses.replace(chat_completions.parse(chat), dialect=dialect, body=body)
+    return dataclasses.replace(parse_chat_completion(chat), dialect=dialect, body=body)
 
 
 def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:

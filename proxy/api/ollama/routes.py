@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Final
 
-from hearth.proxy.api.ollama.ollama_events import timestamp
+from hearth.proxy.api.ollama.events import timestamp
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink

@@ -3,14 +3,12 @@
 import time
 from typing import Any, Final
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_fields import extra_fields, image_fields
-from hearth.proxy.api.answer_frames import FrameWriter
-from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, image_fields, sse_event
+from hearth.proxy.api.chat_completions.errors import openai_error
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
-from hearth.proxy.api.responses.responses_tools import responses_tools_of
+from hearth.proxy.api.responses.tools import responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
@@ -89,7 +87,7 @@ class ResponseWriter(FrameWriter):
 
     def event(self, kind: str, data: dict[str, Any]) -> bytes:
         self._sequence += 1
-        return sse.event(kind, {"sequence_number": self._sequence} | data)
+        return sse_event(kind, {"sequence_number": self._sequence} | data)
 
     def begun(self) -> list[bytes]:
         return [self.state("response.created"), self.state("response.in_progress")]

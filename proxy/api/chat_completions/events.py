@@ -6,17 +6,20 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_fields import (
+from hearth.proxy.api.answer_frames import (
+    SSE_DONE,
+    FrameWriter,
     extra_fields,
     image_fields,
     logprob_rows,
     prediction_fields,
+    sse_data,
 )
-from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.chat_completions import custom_names, is_legacy
+from hearth.proxy.api.chat_completions.errors import error_event
+from hearth.proxy.api.chat_completions.parse import custom_names, is_legacy
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
+from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
@@ -172,7 +175,7 @@ class ChatWriter(FrameWriter):
         self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
         self._shell = _shell(admitted, "chat.completion.chunk")
-        opening = sse.data(self._shell).removesuffix(b"}\n\n")
+        opening = sse_data(self._shell).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
         self._writers = [_DeltaWriter(self._body) for _ in range(count)]
 
@@ -197,14 +200,17 @@ class ChatWriter(FrameWriter):
         chunks = [self._chunk(index, delta) for delta in deltas]
         chunks.append(self._chunk(index, {}, {"finish_reason": _reason(row, self._body)}))
         if usage is not None and self._includes_usage:
-            chunks.append(sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
-        return chunks if usage is None else [*chunks, sse.DONE]
+            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+        return chunks if usage is None else [*chunks, SSE_DONE]
 
     def alive(self) -> bytes:
         done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
         silent = [{"index": 0, "delta": {}, "finish_reason": None}]
         progress = {"done_tokens": done, "prompt_tokens": prompt}
-        return sse.data(self._shell | {"choices": silent, "prefill": progress})
+        return sse_data(self._shell | {"choices": silent, "prefill": progress})
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [error_event(error)]
 
     def _chunk(
         self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None

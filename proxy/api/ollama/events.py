@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_fields import extra_fields, logprob_rows
-from hearth.proxy.api.answer_frames import FrameWriter
+from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, logprob_rows
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
+from hearth.proxy.api.ollama.errors import error_event
 from hearth.proxy.api.ollama.generate_context import context_of
-from hearth.proxy.api.ollama.ollama_request import CHAT
+from hearth.proxy.api.ollama.parse import CHAT
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
@@ -171,7 +171,7 @@ class OllamaWriter(FrameWriter):
         return line(self._row() | _MORE)
 
     def broken(self, error: RequestError) -> list[bytes]:
-        return [line({"error": str(error)})]
+        return [error_event(error)]
 
     def _ended(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
         """Return the call that was being written, if one was."""
