@@ -17,11 +17,9 @@ from hearth.proxy.documents.prompt_documents import holds_documents, with_docume
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.images.image_fetch import ImageFetcher
 from hearth.proxy.images.prompt_images import shows_images, with_images
-from hearth.proxy.request.conversation_names import conversation_of
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import key_digest, session_of
-from hearth.proxy.request.session_title import title_of
+from hearth.proxy.request.session_id import conversation_of, key_digest, session_of, title_of
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
 

@@ -10,7 +10,7 @@ from typing import Final
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
 from hearth.proxy.http.sign_ins import BrowserSignIns, form_key, key_header
-from hearth.proxy.request.client_name import PAGE_HEADER
+from hearth.proxy.request.session_id import PAGE_HEADER
 from hearth.shared.errors import RequestError
 
 FILES: Final = "/chat"

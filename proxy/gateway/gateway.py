@@ -28,10 +28,9 @@ from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
-from hearth.proxy.request.conversation_names import session_digest
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import Dialect
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import key_digest, session_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.settings_from_env import Settings
