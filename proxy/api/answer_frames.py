@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, choice_events, merged
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 
@@ -56,18 +56,22 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
     A stream that would fall silent, also where its model writes what is not told, says that it is
     alive.
     """
-    choices = MergedChoices(admitted)
+    usages: dict[int, Usage] = {}  # by choice, once it has ended
     try:
         for frame in writer.begun():
             yield frame
         sent_at = time.monotonic()
-        async with aclosing(choices.events(PING_S)) as events:
+        async with aclosing(choice_events(admitted, PING_S)) as events:
             async for index, row in events:
                 found: list[bytes] = []
                 if isinstance(row, Delta):
                     found = writer.grown(index, row)
                 elif row is not None:
-                    found = writer.ended(index, row, choices.usage if choices.have_ended else None)
+                    usages[index], usage = row.usage, None
+                    if len(usages) == len(admitted.answers):
+                        of_all = [usages[each] for each in sorted(usages)]
+                        usage = merged(of_all, admitted.request.choices)
+                    found = writer.ended(index, row, usage)
                 now = time.monotonic()
                 if row is None or (not found and now - sent_at >= PING_S):
                     found = [writer.alive()]

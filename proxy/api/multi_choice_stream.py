@@ -12,9 +12,8 @@ from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-ChoiceEvent = tuple[
-    int, Delta | Finished | None
-]  # (choice, what it gave); (0, None) = all were silent
+# (choice, what it gave); (0, None) = all were silent
+ChoiceEvent = tuple[int, Delta | Finished | None]
 
 
 @dataclass(slots=True)
@@ -34,67 +33,48 @@ class AdmittedRequest:
         return (self.answer, *self.others)
 
 
-class MergedChoices:
-    """The choices of one request while they arrive. Owner: the task that serves it.
+def choice_events(
+    admitted: AdmittedRequest, wait_s: float | None = None
+) -> AsyncGenerator[ChoiceEvent, None]:
+    """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
 
-    Invariant: once `events` has ended no task of it runs on. Who admitted the answers closes them.
+    Once it has ended no task of it runs on. Who admitted the answers closes them.
+
+    Raises:
+        RequestError: one of them failed; this is the end of all.
     """
+    if admitted.others:
+        return _of_several(admitted.answers, wait_s)
+    return _of_one(admitted.answer, wait_s)
 
-    def __init__(self, admitted: AdmittedRequest) -> None:
-        self._answers = admitted.answers
-        self._per_prompt = admitted.request.choices
-        self._usages: dict[int, Usage] = {}  # by choice, once it has ended
 
-    def events(self, wait_s: float | None = None) -> AsyncGenerator[ChoiceEvent, None]:
-        """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
-
-        Raises:
-            RequestError: one of them failed; this is the end of all.
-        """
-        return self._of_one(wait_s) if len(self._answers) == 1 else self._of_several(wait_s)
-
-    async def _of_one(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
-        (answer,) = self._answers
-        while not isinstance(row := await answer.next_event(wait_s), Finished):
-            yield 0, row
-        self._usages[0] = row.usage
+async def _of_one(answer: AnswerStream, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
+    while not isinstance(row := await answer.next_event(wait_s), Finished):
         yield 0, row
+    yield 0, row
 
-    async def _of_several(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
-        pending = {
-            asyncio.create_task(answer.next_event()): index
-            for index, answer in enumerate(self._answers)
-        }
-        try:
-            while pending:
-                done, _ = await asyncio.wait(
-                    pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    yield 0, None
-                for task in sorted(done, key=pending.__getitem__):
-                    row, index = task.result(), pending.pop(task)
-                    if isinstance(row, Finished):
-                        self._usages[index] = row.usage
-                    else:
-                        following = asyncio.create_task(self._answers[index].next_event())
-                        pending[following] = index
-                    if row is not None:
-                        yield index, row
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
 
-    @property
-    def have_ended(self) -> bool:
-        """Return whether each has come to its Finished."""
-        return len(self._usages) == len(self._answers)
-
-    @property
-    def usage(self) -> Usage:
-        """Return what all cost together, once each has ended."""
-        return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
+async def _of_several(
+    answers: Sequence[AnswerStream], wait_s: float | None
+) -> AsyncGenerator[ChoiceEvent, None]:
+    pending = {asyncio.create_task(each.next_event()): at for at, each in enumerate(answers)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(
+                pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                yield 0, None
+            for task in sorted(done, key=pending.__getitem__):
+                row, index = task.result(), pending.pop(task)
+                if not isinstance(row, Finished):
+                    pending[asyncio.create_task(answers[index].next_event())] = index
+                if row is not None:
+                    yield index, row
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
 
 
 @dataclass(slots=True)
@@ -134,13 +114,12 @@ async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], U
     Raises:
         RequestError: one broke off.
     """
-    choices = MergedChoices(admitted)
     wholes = [WholeChoice() for _ in admitted.answers]
-    async with aclosing(choices.events()) as events:
+    async with aclosing(choice_events(admitted)) as events:
         async for index, row in events:
             assert row is not None, "nobody asked for silences"
             wholes[index].take(row)
-    return wholes, choices.usage
+    return wholes, merged([each.end.usage for each in wholes], admitted.request.choices)
 
 
 def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:

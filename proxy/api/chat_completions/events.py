@@ -83,7 +83,7 @@ class _DeltaWriter:
     def _called(self, row: Delta) -> list[dict[str, Any]]:
         if row.call is None:
             if self._open is None:
-                return [self._more(row.text)] if row.text else []
+                return [self._delta({"function": {"arguments": row.text}})] if row.text else []
             self._arguments.append(row.text)
             return []
         ended = self.close()
@@ -91,23 +91,20 @@ class _DeltaWriter:
         if row.call.name in self._custom:
             self._open, self._arguments = row.call, [row.text]
             return ended
-        return [*ended, self._begun(row.call, row.text)]
+        return [*ended, self._delta(_call(row.call, row.text, self._custom))]
 
-    def _begun(self, call: CallStart, text: str) -> dict[str, Any]:
-        begun = _call(call, text, self._custom)
+    def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the delta of the newest call, or of a part of it."""
         if self._is_legacy:
-            return {"function_call": begun["function"]}
-        return {"tool_calls": [{"index": self._calls - 1, **begun}]}
-
-    def _more(self, text: str) -> dict[str, Any]:
-        if self._is_legacy:
-            return {"function_call": {"arguments": text}}
-        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
+            return {"function_call": call["function"]}
+        return {"tool_calls": [{"index": self._calls - 1, **call}]}
 
     def close(self) -> list[dict[str, Any]]:
         """Return the delta of the custom call that was open, if one was."""
         call, self._open = self._open, None
-        return [] if call is None else [self._begun(call, "".join(self._arguments))]
+        if call is None:
+            return []
+        return [self._delta(_call(call, "".join(self._arguments), self._custom))]
 
 
 def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]:

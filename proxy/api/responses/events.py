@@ -3,15 +3,20 @@
 import time
 from typing import Any, Final
 
-from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, image_fields, sse_event
+from hearth.proxy.api.answer_frames import (
+    FrameWriter,
+    extra_fields,
+    image_fields,
+    logprob_rows,
+    sse_event,
+)
+from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.chat_completions.errors import openai_error
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest
-from hearth.proxy.api.responses import output_items
-from hearth.proxy.api.responses.output_items import OutputItem
-from hearth.proxy.api.responses.tools import responses_tools_of
+from hearth.proxy.api.responses.tools import SEARCH, ToolOrigin, responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Delta, Finished, Usage
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _ECHOED: Final = (  # as the client sent them, or null
     "max_output_tokens",
@@ -69,6 +74,138 @@ def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, An
     }
 
 
+# ---------------------------------------------------------------- the items of its output
+#
+# An item gives events as (kind, fields); the writer of the response numbers them and says which
+# item they are of. `row` is an item's state, which changes until it is closed: `opened` gives the
+# events that follow the item's own, `closed` those before its end, with the status "completed", or
+# "incomplete" where the answer broke off amid it.
+
+_ItemEvent = tuple[str, dict[str, Any]]
+_ARGUMENTS: Final = "response.function_call_arguments"
+_INPUT: Final = "response.custom_tool_call_input"
+
+
+class _TextItem:
+    """A message, or reasoning: one part of text.
+
+    `holder` is the item's field with its parts; `part_event` and `text_event` begin the names of
+    the events about the part and its text; `part` is one without its text.
+    """
+
+    def __init__(
+        self,
+        row: dict[str, Any],
+        part: dict[str, Any],
+        part_event: str,
+        text_event: str,
+        holder: str = "content",
+    ) -> None:
+        self.row = row
+        self._part_fields = part
+        self._part_event_name, self._text_event = part_event, text_event
+        self._holder = holder
+        self._index = {f"{holder}_index": 0}
+        self._has_logprobs = row["type"] == "message"
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def opened(self) -> list[_ItemEvent]:
+        return [self._part_event("added", "")]
+
+    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+        self._texts.append(text)
+        rows = logprob_rows(logprobs)
+        self._logprobs += rows
+        return [(f"{self._text_event}.delta", {**self._index, "delta": text, **self._told(rows)})]
+
+    def closed(self, status: str) -> list[_ItemEvent]:
+        text = "".join(self._texts)
+        self.row |= {self._holder: [self._part(text)], "status": status}
+        done = {**self._index, "text": text, **self._told(self._logprobs)}
+        return [(f"{self._text_event}.done", done), self._part_event("done", text)]
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {**self._part_fields, "text": text, **self._told(self._logprobs)}
+
+    def _told(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"logprobs": logprobs} if self._has_logprobs else {}
+
+    def _part_event(self, end: str, text: str) -> _ItemEvent:
+        return f"{self._part_event_name}.{end}", {**self._index, "part": self._part(text)}
+
+
+def _message(item_id: str) -> _TextItem:
+    row = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
+    part = {"type": "output_text", "annotations": []}
+    row |= {"status": "in_progress"}
+    return _TextItem(row, part, "response.content_part", "response.output_text")
+
+
+def _reasoning(item_id: str, signature: str, *, as_summary: bool) -> _TextItem:
+    """Return a reasoning item: clients that ask for a summary show that, and send it back."""
+    row: dict[str, Any] = {"id": f"rs_{item_id}", "type": "reasoning", "summary": []}
+    if not as_summary:
+        row["content"] = []
+    row |= {"encrypted_content": signature or None, "status": "in_progress"}
+    if as_summary:
+        events = ("response.reasoning_summary_part", "response.reasoning_summary_text")
+        return _TextItem(row, {"type": "summary_text"}, *events, holder="summary")
+    events = ("response.content_part", "response.reasoning_text")
+    return _TextItem(row, {"type": "reasoning_text"}, *events)
+
+
+class _CallItem:
+    """A call of a function, of a tool of free text, or of the client's search for tools.
+
+    It is told as ended even where its arguments are no object, as clients wait for its end and run
+    it whatever its status: a function's arguments are then the text as it is, in which a client
+    finds what is wrong, and of others nothing is given, so that none runs half a call. A free text
+    is sent once it is whole: it comes inside JSON.
+    """
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        self._pieces: list[str] = []
+
+    def opened(self) -> list[_ItemEvent]:
+        return []
+
+    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+        self._pieces.append(text)
+        is_told = text and self.row["type"] == "function_call"
+        return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_told else []
+
+    def closed(self, status: str) -> list[_ItemEvent]:
+        text = "".join(self._pieces)
+        given = tools.whole_object(text)
+        self.row["status"] = "incomplete" if given is None else status
+        if self.row["type"] == "custom_tool_call":
+            self.row["input"] = free = tools.free_text(text)
+            return [(f"{_INPUT}.delta", {"delta": free}), (f"{_INPUT}.done", {"input": free})]
+        is_function = self.row["type"] == "function_call"
+        self.row["arguments"] = text if is_function else given or {}
+        done = {"arguments": text, "name": self.row.get("name")}
+        return [(f"{_ARGUMENTS}.done", done)] if is_function else []
+
+
+def _call_item(item_id: str, start: CallStart, origin: ToolOrigin) -> _CallItem:
+    """Return the item of a call, as the client knows the tool."""
+    row: dict[str, Any] = {"call_id": start.id, "status": "in_progress"}
+    if origin.kind == SEARCH:
+        search = {"id": f"tsc_{item_id}", "type": "tool_search_call", "execution": "client"}
+        return _CallItem(search | row | {"arguments": {}})
+    row["name"] = origin.name
+    if origin.namespace:
+        row["namespace"] = origin.namespace
+    if origin.kind == "custom":
+        return _CallItem({"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row)
+    return _CallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)
+
+
+# ---------------------------------------------------------------- the response
+
+
 class ResponseWriter(FrameWriter):
     """The response object of one answer as it grows, and the numbering of its events."""
 
@@ -81,7 +218,7 @@ class ResponseWriter(FrameWriter):
         self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
         self._sequence = -1
         self._output: list[dict[str, Any]] = []
-        self._item: OutputItem | None = None  # the open one
+        self._item: _TextItem | _CallItem | None = None  # the open one
         self._channel = ""  # of that
         self.response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
 
@@ -155,12 +292,12 @@ class ResponseWriter(FrameWriter):
         if delta.channel == "tool_call":
             assert delta.call is not None, "the worker begins each call with its name"
             origin = self._tools.origin(delta.call.name)
-            self._item = output_items.call(item_id, delta.call, origin)
+            self._item = _call_item(item_id, delta.call, origin)
         elif delta.channel == "reasoning":
             signature = self._answer.signature
-            self._item = output_items.reasoning(item_id, signature, as_summary=self._summarises)
+            self._item = _reasoning(item_id, signature, as_summary=self._summarises)
         else:
-            self._item = output_items.message(item_id)
+            self._item = _message(item_id)
         self._output.append(self._item.row)
         index = len(self._output) - 1
         told = {"output_index": index, "item": self._item.row}
@@ -178,7 +315,7 @@ class ResponseWriter(FrameWriter):
         frames.append(self.event("response.output_item.done", told))
         return frames
 
-    def _events(self, events: list[output_items.OutputEvent]) -> list[bytes]:
+    def _events(self, events: list[_ItemEvent]) -> list[bytes]:
         item = self._output[-1]
         place = {"item_id": item["id"], "output_index": len(self._output) - 1}
         return [self.event(kind, place | fields) for kind, fields in events]
