@@ -94,6 +94,6 @@ def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield record(row, where), where
 
 
-def optional_rows(body: Body, name: str) -> list[Any]:
+def optional_rows(body: Body, name: str, param: str | None = None) -> list[Any]:
     value = body.get(name)
-    return [] if value is None else rows(value, name)
+    return [] if value is None else rows(value, param or name)

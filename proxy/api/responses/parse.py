@@ -1,4 +1,4 @@
-"""Turns the body of an OpenAI Responses request into our request."""
+"""Turns the body of an OpenAI Responses request, and the items of its input, into our request."""
 
 import dataclasses
 from typing import Any, Final
@@ -8,15 +8,26 @@ from hearth.proxy.api.body import (
     sampling_params,
     thinking_options,
     tool_definitions as tools,
+    unknown_blocks_to_text as unknown_blocks,
+)
+from hearth.proxy.api.body.message_content import (
+    read_content,
+    result_content,
+    said_texts,
+    text_content,
 )
 from hearth.proxy.api.body.response_format import read_format
-from hearth.proxy.api.responses.input_items import InputItemReader
-from hearth.proxy.api.responses.tools import ResponsesTools, responses_tools_of
+from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, responses_tools_of
+from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
+from hearth.shared.our_ids import is_our_signature
 from hearth.shared.wire_messages import Prompt
 
 LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
+ROLES: Final = ("system", "developer", "user", "assistant")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
+_NOTHING_FOUND: Final = "No tools were found."
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -27,9 +38,21 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     """
     _refuse_unsupported(body)
     request_tools = responses_tools_of(body)
-    items = _read_items(body, request_tools)
+    items = _InputItemReader(request_tools)
+    if instructions := fields.text(body, "instructions"):
+        items.messages.append({"role": "system", "content": instructions})
+    rows = input_items(body)
+    for row, param in fields.records(rows, "input"):
+        items.read(row, param)
+    items.flush_reasoning()
+    if not rows:
+        raise RequestError(
+            "input is empty; send at least one item.", code="empty_messages", param="input"
+        )
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
+    top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
+    wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
@@ -38,7 +61,10 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
-            body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
+            body,
+            max_tokens=limit,
+            stop="stop",
+            top_logprobs=top_logprobs if wants_logprobs else None,
         ),
         stream=fields.boolean(body, "stream"),
         body=body,
@@ -52,12 +78,6 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             thinking_budget=thinking.budget,
         ),
     )
-
-
-def _top_logprobs(body: dict[str, Any]) -> int | None:
-    """Return how many alternatives of each token are wanted; None where no log probability is."""
-    count = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX)
-    return (count or 0) if LOGPROBS in fields.optional_rows(body, "include") else None
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
@@ -79,21 +99,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         fields.optional_record(body, name)
 
 
-def _read_items(body: dict[str, Any], request_tools: ResponsesTools) -> InputItemReader:
-    items = InputItemReader(request_tools)
-    if instructions := fields.text(body, "instructions"):
-        items.messages.append({"role": "system", "content": instructions})
-    rows = input_items(body)
-    for row, param in fields.records(rows, "input"):
-        items.read(row, param)
-    items.flush_reasoning()
-    if not rows:
-        raise RequestError(
-            "input is empty; send at least one item.", code="empty_messages", param="input"
-        )
-    return items
-
-
 def input_items(body: dict[str, Any]) -> list[Any]:
     """Return the input as a list of items: a string is what a user says.
 
@@ -106,3 +111,163 @@ def input_items(body: dict[str, Any]) -> list[Any]:
     if type(given) is not list:
         fields.refuse("input", given, "a string or a list of items")
     return given
+
+
+# ---------------------------------------------------------------- the items of its input
+
+
+class _InputItemReader:
+    """Turns input items into messages: what one assistant turn said and called becomes one."""
+
+    def __init__(self, request_tools: ResponsesTools) -> None:
+        self.messages: list[Any] = []
+        self.left_out: list[str] = []  # types of items that no model here made or reads
+        self._request_tools = request_tools
+        self._reasoning: list[str] = []
+        self._signatures: list[str] = []  # of reasoning, read or only encrypted
+
+    def read(self, item: dict[str, Any], param: str) -> None:
+        """Take the next item.
+
+        Raises:
+            RequestError: it is none, or holds what a text model cannot read.
+        """
+        kind = fields.text(item, "type", f"{param}.type") or "message"
+        if kind == "message":
+            self._message(item, param)
+        elif kind == "reasoning":
+            self._thought(item, param)
+        elif kind == "function_call":
+            arguments = fields.text(item, "arguments", f"{param}.arguments") or ""
+            self._call(item, param, self._name(item, param), arguments)
+        elif kind == "custom_tool_call":
+            given = fields.text(item, "input", f"{param}.input")
+            self._call(item, param, self._name(item, param), {tools.FREE_TEXT: given or ""})
+        elif kind == "tool_search_call" and item.get("call_id"):  # else the server ran it
+            given = item.get("arguments")
+            self._call(item, param, SEARCH, given if type(given) is dict else {})
+        elif kind in _OUTPUTS:
+            result = result_content(item.get("output"), f"{param}.output", self.left_out)
+            self._tool(item, param, result)
+        elif kind in LOADING:
+            self._loaded(item, param)
+        elif kind == "item_reference":
+            fields.refuse(f"{param}.type", kind, "the item itself: nothing is kept to refer to")
+        else:
+            self._foreign(item, kind)
+
+    # ---------------------------------------------------------------- what was said
+
+    def _message(self, item: dict[str, Any], param: str) -> None:
+        role = item.get("role")
+        if type(role) is not str or role not in ROLES:
+            fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
+        content = item.get("content")
+        where = f"{param}.content"
+        if role == "user":
+            self._asked(role, "" if content is None else read_content(content, where))
+            return
+        if role == "assistant" and type(content) is list:  # another server's may have any parts
+            texts, thoughts = said_texts(content, where, self.left_out)
+            self._reasoning += thoughts
+            self._said(join(texts))
+            return
+        text = "" if content is None else text_content(content, where)
+        if role == "assistant":
+            self._said(text)
+        else:
+            self._asked("system", text)
+
+    def _asked(self, role: str, content: MessageContent) -> None:
+        self.flush_reasoning()
+        self.messages.append({"role": role, "content": content})
+
+    def _said(self, text: MessageContent) -> None:
+        self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
+
+    def _thought(self, item: dict[str, Any], param: str) -> None:
+        """Take reasoning: what is readable of another model's stands in the history as well."""
+        texts = _reasoning_texts(item, param)
+        self._reasoning += texts
+        if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
+            self._signatures.append(sealed)
+            if not texts and not is_our_signature(sealed):
+                self.left_out.append("reasoning")
+
+    def _foreign(self, item: dict[str, Any], kind: str) -> None:
+        """Keep the text of an item that another server made."""
+        self.left_out.append(kind)
+        if texts := unknown_blocks.texts_of(item):
+            text = join_text(texts)
+            if kind == "agent_message":  # one that another agent sent to this one
+                self._asked("user", text)
+            else:
+                self._said(text)
+
+    # ---------------------------------------------------------------- calls and their results
+
+    def _name(self, item: dict[str, Any], param: str) -> str:
+        name = fields.required_text(item, "name", f"{param}.name")
+        namespace = fields.text(item, "namespace", f"{param}.namespace") or ""
+        return self._request_tools.shown_name(name, namespace)
+
+    def _call(self, item: dict[str, Any], param: str, name: str, arguments: Any) -> None:
+        call_id = fields.required_text(item, "call_id", f"{param}.call_id")
+        call = tools.tool_call(call_id, name, arguments)
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") == "assistant" and not self._reasoning:
+            last.setdefault("tool_calls", []).append(call)
+            self._with_reasoning(last)
+            return
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        self.messages.append(self._with_reasoning(message))
+
+    def _tool(
+        self, item: dict[str, Any], param: str, content: MessageContent, *loaded: str
+    ) -> None:
+        self.flush_reasoning()
+        call_id = fields.required_text(item, "call_id", f"{param}.call_id")
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        self.messages.append(message | {"tool_references": list(loaded)} if loaded else message)
+
+    def _loaded(self, item: dict[str, Any], param: str) -> None:
+        """Take tools that come with an item; they are shown where it stands."""
+        where = f"{param}.tools"
+        rows = fields.optional_rows(item, "tools", where)
+        names = self._request_tools.add(rows, where, late=True)
+        if item.get("call_id"):
+            self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
+        elif names:
+            self._asked("system", "")
+            self.messages[-1]["tool_references"] = names
+
+    # ---------------------------------------------------------------- reasoning
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._reasoning:
+            message["reasoning_content"] = join_text(self._reasoning)
+            self._reasoning = []
+        if self._signatures:
+            message["signatures"] = message.get("signatures", []) + self._signatures
+            self._signatures = []
+        return message
+
+    def flush_reasoning(self) -> None:
+        """Keep reasoning that nothing of its turn follows: a turn that was cut off.
+
+        What is only encrypted goes: there is nothing of such a turn to show.
+        """
+        if self._reasoning:
+            self.messages.append(self._with_reasoning({"role": "assistant", "content": ""}))
+        self._signatures = []
+
+
+def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
+    """Return the reasoning itself, else its summary; one that is only encrypted has neither."""
+    for name in ("content", "summary"):
+        given = item.get(name)
+        parts = fields.records([] if given is None else given, f"{param}.{name}")
+        texts = [fields.text(part, "text", f"{where}.text") or "" for part, where in parts]
+        if any(texts):
+            return texts
+    return []
