@@ -8,8 +8,8 @@ from typing import Any
 from hearth.proxy.api.body import (
     field_readers as fields,
     prompt_limits,
-    unknown_blocks_to_text as unknown_blocks,
 )
+from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.document_reader import DocumentReader
@@ -63,7 +63,7 @@ class BodyParser:
         request = DIALECTS[dialect].parse(body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
-        unknown_blocks.note(request.left_out)
+        note_left_out(request.left_out)
         title = title_of(request.prompt.messages)
         speaker = dataclasses.replace(session_of(headers, body, key_digest(headers)), title=title)
         prompts = (request.prompt, *request.more_prompts)

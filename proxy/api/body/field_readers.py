@@ -63,6 +63,12 @@ def text(body: Body, name: str, param: str | None = None) -> str | None:
     return value
 
 
+def some_text(body: Body, name: str, param: str) -> str:
+    """Return a string that has to be there and may be empty."""
+    value = text(body, name, param)
+    return value if value is not None else refuse(param, value, "a string")
+
+
 def required_text(body: Body, name: str, param: str) -> str:
     value = text(body, name, param)
     if not value:

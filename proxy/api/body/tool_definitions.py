@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
+from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
@@ -125,7 +126,7 @@ def _left_out(chosen: str) -> Constraints:
 
     A client that sends a search of the web as a request of its own can't take one back.
     """
-    unknown_blocks.note((f"tool_choice {chosen}",))
+    note_left_out((f"tool_choice {chosen}",))
     return Constraints("none")
 
 
@@ -261,27 +262,3 @@ def _last_comma(text: str) -> int:
             at = found.start()
         depth += (mark in ("{", "[")) - (mark in ("}", "]"))
     return at
-
-
-# ---------------------------------------------------------------- what a text model cannot read
-
-
-def is_media(kind: str) -> bool:
-    return "image" in kind or "audio" in kind or "video" in kind
-
-
-def omitted(kind: str) -> str:
-    """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
-    word = kind.removeprefix("input_").removesuffix("_url")
-    return f"[{word} omitted: no model here reads it]"
-
-
-def refuse_media(param: str, kind: str) -> None:
-    """Raise where a content part of type `kind` is something that no model here can read."""
-    if is_media(kind):
-        raise RequestError(
-            f"{param} is of type {kind!r}; text is read here and, by models that take them, "
-            "images in this API's own form. Remove it.",
-            code="unsupported_content",
-            param=param,
-        )

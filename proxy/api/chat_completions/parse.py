@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from hearth.proxy.api.body import (
     field_readers as fields,
-    response_format,
     sampling_params,
     thinking_options,
     tool_definitions as tools,
@@ -16,7 +15,6 @@ from hearth.proxy.api.body.message_content import (
     said_texts,
     text_content,
 )
-from hearth.proxy.api.body.prediction import read_prediction
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
@@ -26,6 +24,8 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # as chat templates know them
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")  # the last is llama.cpp's
 CHOICES_MAX: Final = 8  # answers to one request
+PREDICTION_CHARS_MAX: Final = 1_000_000
+PREDICTION_PARTS_MAX: Final = 1_000
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -57,8 +57,45 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         left_out=(*dropped, *left_out),
         constraints=_constraints(body, [*shown, *deferred], dropped, thinking.budget),
         choices=choices,
-        prediction=read_prediction(body, choices),
+        prediction=_prediction(body, choices),
     )
+
+
+def _prediction(body: dict[str, Any], choices: int) -> str:
+    """Return the text that a client expects its answer to repeat; "" where there is none.
+
+    It is there to draft from and says nothing to the model: the prompt is the same without it.
+
+    Raises:
+        RequestError: it is not what the API allows, too long, or there are several `choices`:
+            they are decoded together, and nothing is drafted for them.
+    """
+    if body.get("prediction") is None:
+        return ""
+    given = fields.record(body["prediction"], "prediction")
+    if given.get("type") != "content":
+        fields.refuse("prediction.type", given.get("type"), "'content'")
+    if choices > 1:
+        fields.refuse("n", choices, "1 together with prediction")
+    text = given.get("content")
+    if type(text) is list and len(text) <= PREDICTION_PARTS_MAX:
+        texts = []
+        for part, param in fields.records(text, "prediction.content"):
+            if part.get("type") != "text":
+                fields.refuse(f"{param}.type", part.get("type"), "'text'")
+            texts.append(fields.some_text(part, "text", f"{param}.text"))
+        text = "".join(texts)
+    if type(text) is not str:
+        allowed = f"a string or a list of up to {PREDICTION_PARTS_MAX:,} text parts"
+        fields.refuse("prediction.content", text, allowed)
+    if len(text) > PREDICTION_CHARS_MAX:
+        raise RequestError(
+            f"prediction has {len(text):,} characters and this server accepts "
+            f"{PREDICTION_CHARS_MAX:,}. Remove at least {len(text) - PREDICTION_CHARS_MAX:,}.",
+            code="prediction_too_long",
+            param="prediction",
+        )
+    return text
 
 
 def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
@@ -79,7 +116,7 @@ def _constraints(
     names = {tool["function"]["name"]: [tool["function"]["name"]] for tool in offered}
     return dataclasses.replace(
         tools.openai_choice(_tool_choice(body), names, dropped),
-        **response_format.read_format(
+        **sampling_params.read_format(
             body.get("response_format"), "response_format", "json_schema"
         ),
         parallel_calls=fields.boolean(body, "parallel_tool_calls", default=not is_legacy(body)),

@@ -9,14 +9,17 @@ from hearth.proxy.api.body import (
     sampling_params,
     thinking_options,
     tool_definitions as tools,
-    unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
     document,
     ends_open,
     image,
+    is_media,
     no_files,
     no_urls,
+    omitted,
+    refuse_media,
+    texts_of,
     texts_only,
 )
 from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
@@ -254,7 +257,7 @@ class _MessagesReader:
         elif _is_lost(kind, block):
             # No client can take a result back: refused, it would end the session.
             self.left_out.append(kind)
-            pieces.append(tools.omitted(kind))
+            pieces.append(omitted(kind))
         else:
             pieces += self._block(block, where)
 
@@ -272,10 +275,7 @@ class _MessagesReader:
         """Return what a block shows: nothing where it is of a kind that has nothing to show."""
         kind = fields.text(block, "type", f"{param}.type")
         if kind == "text":
-            found = fields.text(block, "text", f"{param}.text")
-            return [
-                found if found is not None else fields.refuse(f"{param}.text", None, "a string")
-            ]
+            return [fields.some_text(block, "text", f"{param}.text")]
         if kind == "image":
             return [_image(block, param)]
         if kind == "document":
@@ -285,9 +285,9 @@ class _MessagesReader:
             return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
-        tools.refuse_media(param, kind)
+        refuse_media(param, kind)
         self.left_out.append(kind)
-        return as_one(list(unknown_blocks.texts_of(block)))
+        return as_one(list(texts_of(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
@@ -314,7 +314,7 @@ def _is_lost(kind: str, block: dict[str, Any]) -> bool:
     if kind == "document":
         source = block.get("source")
         return type(source) is not dict or source.get("type") not in _READABLE
-    return kind != "image" and tools.is_media(kind)
+    return kind != "image" and is_media(kind)
 
 
 def _image(block: dict[str, Any], param: str) -> ContentPart:

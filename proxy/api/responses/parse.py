@@ -8,15 +8,14 @@ from hearth.proxy.api.body import (
     sampling_params,
     thinking_options,
     tool_definitions as tools,
-    unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
     read_content,
     result_content,
     said_texts,
     text_content,
+    texts_of,
 )
-from hearth.proxy.api.body.response_format import read_format
 from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, responses_tools_of
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -52,6 +51,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
+    text = fields.optional_record(body, "text")
     wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
     return ParsedRequest(
         dialect="responses",
@@ -73,7 +73,9 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             tools.openai_choice(
                 body.get("tool_choice"), request_tools.choosable, request_tools.dropped
             ),
-            **read_format(fields.optional_record(body, "text").get("format"), "text.format"),
+            **sampling_params.read_format(
+                fields.optional_record(body, "text").get("format"), "text.format"
+            ),
             parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
             thinking_budget=thinking.budget,
         ),
@@ -197,7 +199,7 @@ class _InputItemReader:
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        if texts := unknown_blocks.texts_of(item):
+        if texts := texts_of(item):
             text = join_text(texts)
             if kind == "agent_message":  # one that another agent sent to this one
                 self._asked("user", text)

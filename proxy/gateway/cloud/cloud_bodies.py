@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from hearth.proxy.api.body import unknown_blocks_to_text as unknown_blocks
+from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.gateway.cloud import cloud_fields, crossing
 from hearth.proxy.gateway.cloud.allowed_parts import Row
 from hearth.proxy.gateway.cloud.schema_limits import check_schemas
@@ -57,7 +57,7 @@ def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
     elif "thinking" in picked:
         crossing.end_thinking(picked)
     check_schemas(picked)
-    unknown_blocks.note(left_out)
+    note_left_out(left_out)
     return picked
 
 

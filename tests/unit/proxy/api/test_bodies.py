@@ -5,7 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.api.body.prediction import CHARS_MAX, PARTS_MAX
+from hearth.proxy.api.chat_completions.parse import (
+    PREDICTION_CHARS_MAX as CHARS_MAX,
+    PREDICTION_PARTS_MAX as PARTS_MAX,
+)
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.ollama.parse import CHAT, GENERATE, is_question, unloads
 from hearth.proxy.api.responses.tools import ToolOrigin, responses_tools_of
