@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, choice_events, merged
+from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 
@@ -116,6 +117,11 @@ def prediction_fields(usage: Usage) -> dict[str, int]:
         "accepted_prediction_tokens": usage.accepted_prediction_tokens,
         "rejected_prediction_tokens": usage.rejected_prediction_tokens,
     }
+
+
+def prefill_fields(answer: AnswerStream) -> dict[str, int]:
+    """Return how far the prefill is, for a stream that is silent meanwhile."""
+    return {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
 
 
 def image_fields(usage: Usage) -> dict[str, int]:

@@ -13,6 +13,7 @@ from hearth.proxy.api.answer_frames import (
     image_fields,
     logprob_rows,
     prediction_fields,
+    prefill_fields,
     sse_data,
 )
 from hearth.proxy.api.body import tool_definitions as tools
@@ -45,9 +46,10 @@ def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": logprob_rows(rows), "refusal": None}
 
 
-def _shell(admitted: AdmittedRequest, kind: str) -> dict[str, Any]:
+def shell(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
+    """Return what a completion, or each chunk of one, begins with."""
     return {
-        "id": f"chatcmpl-{admitted.answer.request_id}",
+        "id": f"{prefix}-{admitted.answer.request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": admitted.model,
@@ -157,7 +159,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         }
         for index, choice in enumerate(wholes)
     ]
-    return _shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
+    return shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
 
 
 # ---------------------------------------------------------------- the stream
@@ -171,7 +173,7 @@ class ChatWriter(FrameWriter):
         self._answer = admitted.answer
         self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
-        self._shell = _shell(admitted, "chat.completion.chunk")
+        self._shell = shell(admitted, "chat.completion.chunk")
         opening = sse_data(self._shell).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
         self._writers = [_DeltaWriter(self._body) for _ in range(count)]
@@ -201,10 +203,8 @@ class ChatWriter(FrameWriter):
         return chunks if usage is None else [*chunks, SSE_DONE]
 
     def alive(self) -> bytes:
-        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
         silent = [{"index": 0, "delta": {}, "finish_reason": None}]
-        progress = {"done_tokens": done, "prompt_tokens": prompt}
-        return sse_data(self._shell | {"choices": silent, "prefill": progress})
+        return sse_data(self._shell | {"choices": silent, "prefill": prefill_fields(self._answer)})
 
     def broken(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]

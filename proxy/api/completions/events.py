@@ -1,12 +1,11 @@
 """Turns our events into OpenAI's legacy completion, whole or as a stream of its chunks."""
 
 import codecs
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from hearth.proxy.api.answer_frames import LOGPROB_MIN, SSE_DONE, FrameWriter, sse_data
-from hearth.proxy.api.chat_completions.events import usage_fields
+from hearth.proxy.api.chat_completions.events import shell, usage_fields
 from hearth.proxy.api.completions.errors import error_event
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.shared.errors import RequestError
@@ -63,15 +62,6 @@ def _writers(admitted: AdmittedRequest) -> list[_TextWriter]:
     return [_TextWriter(i, wants, text if echoes else "") for i, text in enumerate(texts)]
 
 
-def _shell(admitted: AdmittedRequest) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{admitted.answer.request_id}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": admitted.model,
-    }
-
-
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the completions once all are complete.
 
@@ -83,7 +73,10 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         writer.choice(choice.text("content"), choice.logprobs, choice.end.reason)
         for writer, choice in zip(_writers(admitted), wholes, strict=True)
     ]
-    return _shell(admitted) | {"choices": rows, "usage": usage_fields(usage)}
+    return shell(admitted, "text_completion", "cmpl") | {
+        "choices": rows,
+        "usage": usage_fields(usage),
+    }
 
 
 class CompletionWriter(FrameWriter):
@@ -91,7 +84,7 @@ class CompletionWriter(FrameWriter):
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._writers = _writers(admitted)
-        self._shell = _shell(admitted)
+        self._shell = shell(admitted, "text_completion", "cmpl")
         self._includes_usage = admitted.request.include_usage
 
     def begun(self) -> list[bytes]:

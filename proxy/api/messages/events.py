@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, sse_event
+from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, prefill_fields, sse_event
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.messages.errors import error_event
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
@@ -162,8 +162,7 @@ class MessageWriter(FrameWriter):
         return [*frames, *self._close(is_cut=row.is_cut), end, sse_event("message_stop", {})]
 
     def alive(self) -> bytes:
-        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
-        return sse_event("ping", {"prefill": {"done_tokens": done, "prompt_tokens": prompt}})
+        return sse_event("ping", {"prefill": prefill_fields(self._answer)})
 
     def broken(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]

@@ -8,6 +8,7 @@ from hearth.proxy.api.answer_frames import (
     extra_fields,
     image_fields,
     logprob_rows,
+    prefill_fields,
     sse_event,
 )
 from hearth.proxy.api.body import tool_definitions as tools
@@ -268,9 +269,8 @@ class ResponseWriter(FrameWriter):
         at the beginning is not told again.
         """
         response = self.response | {"instructions": None, "tools": [], "output": self._output}
-        done, whole = self._answer.done_tokens, self._answer.prompt_tokens
-        progress = {"done_tokens": done, "prompt_tokens": whole}
-        return self.event("response.in_progress", {"response": response, "prefill": progress})
+        told = {"response": response, "prefill": prefill_fields(self._answer)}
+        return self.event("response.in_progress", told)
 
     # -------------------------------------------------- items: each opened, grown, closed
 

@@ -51,7 +51,6 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
-    text = fields.optional_record(body, "text")
     wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
     return ParsedRequest(
         dialect="responses",
