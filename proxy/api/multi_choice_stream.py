@@ -33,7 +33,7 @@ class AdmittedRequest:
         return (self.answer, *self.others)
 
 
-def choice_events(
+async def choice_events(
     admitted: AdmittedRequest, wait_s: float | None = None
 ) -> AsyncGenerator[ChoiceEvent, None]:
     """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
@@ -43,20 +43,13 @@ def choice_events(
     Raises:
         RequestError: one of them failed; this is the end of all.
     """
-    if admitted.others:
-        return _of_several(admitted.answers, wait_s)
-    return _of_one(admitted.answer, wait_s)
-
-
-async def _of_one(answer: AnswerStream, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
-    while not isinstance(row := await answer.next_event(wait_s), Finished):
-        yield 0, row
-    yield 0, row
-
-
-async def _of_several(
-    answers: Sequence[AnswerStream], wait_s: float | None
-) -> AsyncGenerator[ChoiceEvent, None]:
+    answers = admitted.answers
+    if len(answers) == 1:
+        row: Delta | Finished | None = None
+        while not isinstance(row, Finished):
+            row = await admitted.answer.next_event(wait_s)
+            yield 0, row
+        return
     pending = {asyncio.create_task(each.next_event()): at for at, each in enumerate(answers)}
     try:
         while pending:

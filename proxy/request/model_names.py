@@ -62,7 +62,16 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}
     for entry in settings.models:
-        model = _model(entry)
+        # A path, a hub id, or name=path; a path may have an "=" in it.
+        name, is_named, path = (part.strip() for part in entry.partition("="))
+        model = ServedModel(name, path)
+        if not is_named or "/" in name or name.startswith((".", "~")):
+            model = ServedModel(public_name(entry), entry)
+        elif not (name and path):
+            raise StartError(
+                f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or "
+                "hub id."
+            )
         if paths.setdefault(model.name, model.path) != model.path:
             raise StartError(
                 f"MODELS has {entry!r}, and {model.name!r} is the name of "
@@ -84,18 +93,6 @@ def sources_of(settings: Settings) -> list[str]:
     models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
     return [*filter(None, models), *(path for _, path in settings.adapters)]
-
-
-def _model(entry: str) -> ServedModel:
-    """Return the model of one entry of MODELS: a path, a hub id, or name=path."""
-    name, is_named, path = (part.strip() for part in entry.partition("="))
-    if not is_named or "/" in name or name.startswith((".", "~")):  # a path may have an "=" in it
-        return ServedModel(public_name(entry), entry)
-    if not (name and path):
-        raise StartError(
-            f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or hub id."
-        )
-    return ServedModel(name, path)
 
 
 def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str, ...]:

@@ -27,9 +27,8 @@ def number(
     value = body.get(name)
     if value is None:
         return None
-    allowed = f"a number from {low:g} to {high:g}"
     if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-        refuse(param or name, value, allowed)
+        refuse(param or name, value, f"a number from {low:g} to {high:g}")
     return float(value)
 
 

@@ -87,11 +87,10 @@ def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
     pieces: list[ContentPart] = []
     for row, where in fields.records(content, param):
         kind = fields.text(row, "type", f"{where}.type") or untyped
-        if kind in _IMAGE_PARTS:
-            pieces.append(_image(row, where))
+        if kind in _IMAGE_PARTS or kind in _FILE_PARTS:
+            pieces.append(_image(row, where) if kind in _IMAGE_PARTS else _file_part(row, where))
         else:
-            is_file = kind in _FILE_PARTS
-            pieces.append(_file_part(row, where) if is_file else _text(row, kind, where))
+            pieces.append(_text(row, kind, where))
     return pieces
 
 
@@ -132,21 +131,18 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     pieces: list[ContentPart] = []
     for part, where in fields.records(output, param):
         kind = fields.text(part, "type", f"{where}.type") or ""
+        file = part.get("file", part)
+        data = file.get("file_data") if type(file) is dict else None
         if type(part.get("text")) is str:
             pieces.append(part["text"])
         elif kind in _IMAGE_PARTS:
             pieces.append(_image(part, where))
-        elif kind in _FILE_PARTS and _holds_data(part):
+        elif kind in _FILE_PARTS and type(data) is str and data:
             pieces.append(_file_part(part, where))
         else:
             left_out.append(kind)
             pieces.append(omitted(kind or "content"))
     return join(pieces)
-
-
-def _holds_data(part: dict[str, Any]) -> bool:
-    held = part.get("file", part)
-    return type(held) is dict and type(held.get("file_data")) is str and bool(held["file_data"])
 
 
 def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
@@ -261,8 +257,7 @@ def is_media(kind: str) -> bool:
 
 def omitted(kind: str) -> str:
     """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
-    word = kind.removeprefix("input_").removesuffix("_url")
-    return f"[{word} omitted: no model here reads it]"
+    return f"[{kind.removeprefix('input_').removesuffix('_url')} omitted: no model here reads it]"
 
 
 def refuse_media(param: str, kind: str) -> None:

@@ -237,7 +237,12 @@ def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
 
     Only pairs with a comma behind them are sure to be whole: 12 may have been going to be 1234.
     """
-    comma = _last_comma(text)
+    depth, comma = 0, 0  # the last comma between pairs of the outermost object
+    for found in _MARKS.finditer(text):
+        mark = found[0]
+        if mark == "," and depth == 1:
+            comma = found.start()
+        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
     return as_written(text) or (comma and as_written(text[:comma] + "}")) or {}
 
 
@@ -251,14 +256,3 @@ def free_text(arguments: str) -> str:
         given = {FREE_TEXT: next(iter(given.values()))}
     found = given.get(FREE_TEXT)
     return found if type(found) is str else ""
-
-
-def _last_comma(text: str) -> int:
-    """Return where the last comma between pairs of the outermost object is; 0 where none is."""
-    depth, at = 0, 0
-    for found in _MARKS.finditer(text):
-        mark = found[0]
-        if mark == "," and depth == 1:
-            at = found.start()
-        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
-    return at

@@ -114,8 +114,11 @@ def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]
     if call.name in custom:
         free = {"name": call.name, "input": tools.free_text(text)}
         return {"id": call.id, "type": "custom", "custom": free}
-    function = {"name": call.name, "arguments": text}
-    return {"id": call.id, "type": "function", "function": function}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": text},
+    }
 
 
 def _reason(finished: Finished, body: dict[str, Any]) -> str:
@@ -192,8 +195,7 @@ class ChatWriter(FrameWriter):
         return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, told)]
 
     def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
-        writer = self._writers[index]
-        deltas = writer.close()
+        deltas = self._writers[index].close()
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]

@@ -15,7 +15,7 @@ from hearth.proxy.api.body.message_content import (
     said_texts,
     text_content,
 )
-from hearth.proxy.request.content_pieces import MessageContent, join, join_text
+from hearth.proxy.request.content_pieces import join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
@@ -143,8 +143,9 @@ def is_legacy(body: dict[str, Any]) -> bool:
 
 def custom_names(body: dict[str, Any]) -> frozenset[str]:
     """Return the names of the tools of a parsed `body` that take free text."""
-    rows = body.get("tools") or []
-    return frozenset(row["custom"]["name"] for row in rows if row.get("type") == "custom")
+    return frozenset(
+        row["custom"]["name"] for row in body.get("tools") or [] if row.get("type") == "custom"
+    )
 
 
 def _top_logprobs(body: dict[str, Any]) -> int | None:
@@ -236,17 +237,21 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
 
 def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str, Any]:
     calls = _tool_calls(row, param)
-    content, thoughts = _said(row.get("content"), f"{param}.content", left_out)
+    content, thoughts = row.get("content"), ""  # null where it only called
+    if type(content) is list:
+        texts, told = said_texts(content, f"{param}.content", left_out)
+        content, thoughts = join(texts), join_text(told)
+    else:
+        content = "" if content is None else text_content(content, f"{param}.content")
     if row.get("thinking_blocks") is not None:  # of a cloud model, as LiteLLM tells them
         where = f"{param}.thinking_blocks"
-        blocks = fields.rows(row["thinking_blocks"], where)
-        thoughts = join_text(said_texts(blocks, where, left_out)[1]) or thoughts
+        _, told = said_texts(fields.rows(row["thinking_blocks"], where), where, left_out)
+        thoughts = join_text(told) or thoughts
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if refusal := fields.text(row, "refusal", f"{param}.refusal"):
-        message["content"] = content or refusal
+    refusal = fields.text(row, "refusal", f"{param}.refusal") or ""
+    message: dict[str, Any] = {"role": "assistant", "content": content or refusal}
     if reasoning := reasoning or thoughts:
         message["reasoning_content"] = reasoning
     if calls:
@@ -262,11 +267,12 @@ def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
         kind = "custom" if call.get("type") == "custom" else "function"
         inner = fields.record(call.get(kind), f"{where}.{kind}")
         name = fields.required_text(inner, "name", f"{where}.{kind}.name")
-        if kind == "custom":
-            free = fields.text(inner, "input", f"{where}.custom.input") or ""
-            calls.append(tools.tool_call(call_id, name, {"input": free}))
-        else:
-            calls.append(tools.tool_call(call_id, name, _arguments(inner, where)))
+        given = (
+            _arguments(inner, where)
+            if kind == "function"
+            else {"input": fields.text(inner, "input", f"{where}.custom.input") or ""}
+        )
+        calls.append(tools.tool_call(call_id, name, given))
     if row.get("function_call") is not None:
         where = f"{param}.function_call"
         inner = fields.record(row["function_call"], where)
@@ -277,18 +283,6 @@ def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
 
 def _arguments(inner: dict[str, Any], where: str) -> Any:
     arguments = inner.get("arguments")
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, str | dict):
+    if arguments is not None and not isinstance(arguments, str | dict):
         fields.refuse(f"{where}.arguments", arguments, "a string of JSON")
-    return arguments
-
-
-def _said(content: Any, param: str, left_out: list[str]) -> tuple[MessageContent, str]:
-    """Return what an assistant said and what it thought; null where it only called."""
-    if content is None:
-        return "", ""
-    if type(content) is not list:
-        return text_content(content, param), ""
-    texts, thoughts = said_texts(content, param, left_out)
-    return join(texts), join_text(thoughts)
+    return {} if arguments is None else arguments

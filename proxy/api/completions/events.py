@@ -29,20 +29,19 @@ class _TextWriter:
     ) -> dict[str, Any]:
         text, self.prefix = self.prefix + text, ""
         reason = "length" if reason == "prefilled" else reason  # none was asked for
-        logprobs = self._logprobs(rows) if self.wants_logprobs and rows else None
-        return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, rows: list[TokenLogprob]) -> dict[str, Any]:
-        offsets = []
-        for row in rows:
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(row.token_bytes))
-        return {
-            "tokens": [row.token for row in rows],
-            "token_logprobs": [max(row.logprob, LOGPROB_MIN) for row in rows],
-            "top_logprobs": [_top(row) for row in rows],
-            "text_offset": offsets,
-        }
+        told: dict[str, Any] | None = None
+        if self.wants_logprobs and rows:
+            offsets = []
+            for row in rows:
+                offsets.append(self._offset)
+                self._offset += len(self._decoder.decode(row.token_bytes))
+            told = {
+                "tokens": [row.token for row in rows],
+                "token_logprobs": [max(row.logprob, LOGPROB_MIN) for row in rows],
+                "top_logprobs": [_top(row) for row in rows],
+                "text_offset": offsets,
+            }
+        return {"index": self.index, "text": text, "logprobs": told, "finish_reason": reason}
 
 
 def _top(row: TokenLogprob) -> dict[str, float]:

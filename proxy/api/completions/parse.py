@@ -70,8 +70,7 @@ def _refuse_unsupported(
 ) -> None:
     if body.get("suffix") not in (None, ""):
         _unsupported("suffix", "this server only continues a prompt; leave it out")
-    best_of = fields.integer(body, "best_of", 1, CHOICES_MAX)
-    if best_of not in (None, count):
+    if fields.integer(body, "best_of", 1, CHOICES_MAX) not in (None, count):
         _unsupported("best_of", f"it has to equal n, which is {count}")
     if fields.boolean(body, "echo"):
         if prompt.text is None:
@@ -81,5 +80,6 @@ def _refuse_unsupported(
 
 
 def _unsupported(param: str, reason: str) -> NoReturn:
-    text = f"{param} is not supported so: {reason}."
-    raise RequestError(text, code="unsupported_parameter", param=param)
+    raise RequestError(
+        f"{param} is not supported so: {reason}.", code="unsupported_parameter", param=param
+    )

@@ -71,8 +71,10 @@ def _within(content: Any) -> list[Any]:
 def _ending(finished: Finished) -> dict[str, Any]:
     if finished.stop_sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop_sequence}
-    reason = _STOP_REASONS.get(finished.reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": None}
+    return {
+        "stop_reason": _STOP_REASONS.get(finished.reason, "end_turn"),
+        "stop_sequence": None,
+    }
 
 
 def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
@@ -157,9 +159,9 @@ class MessageWriter(FrameWriter):
         """Return the events behind the last piece: of an empty text where there was none at all."""
         is_empty = self._index < 0 and row.reason != "prefilled"
         frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
-        used = usage_fields(row.usage, self._is_marked)
-        end = sse_event("message_delta", {"delta": _ending(row), "usage": used})
-        return [*frames, *self._close(is_cut=row.is_cut), end, sse_event("message_stop", {})]
+        told = {"delta": _ending(row), "usage": usage_fields(row.usage, self._is_marked)}
+        ends = [sse_event("message_delta", told), sse_event("message_stop", {})]
+        return [*frames, *self._close(is_cut=row.is_cut), *ends]
 
     def alive(self) -> bytes:
         return sse_event("ping", {"prefill": prefill_fields(self._answer)})
@@ -209,6 +211,9 @@ class MessageWriter(FrameWriter):
 
     def _delta(self, text: str) -> bytes:
         kind, name = _DELTAS[self._channel]
-        delta = {"type": kind, name: text}
-        row = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        row = {
+            "type": "content_block_delta",
+            "index": self._index,
+            "delta": {"type": kind, name: text},
+        }
         return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse_event`, in half the time

@@ -161,33 +161,27 @@ class _MessagesReader:
         texts: list[str] = []
         loaded: list[str] = []
         for block, param in blocks:
-            if block.get("type") in ("tool_addition", "tool_removal"):
-                self._tool_change(block, param, texts, loaded)
-            else:
+            if block.get("type") not in ("tool_addition", "tool_removal"):
                 texts += texts_only(self._block(block, param))
+            elif (name := self._changed_tool(block, param)) and block["type"] == "tool_addition":
+                loaded.append(name)
+            elif name:
+                gone = f"The tool {name} is not available from here on."
+                texts[-1:] = [join_text([*texts[-1:], gone])]
         message: dict[str, Any] = {"role": "system", "content": join(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
-    def _tool_change(
-        self, block: dict[str, Any], param: str, texts: list[str], loaded: list[str]
-    ) -> None:
-        """Take a tool that comes or goes in mid-conversation."""
+    def _changed_tool(self, block: dict[str, Any], param: str) -> str:
+        """Return which tool comes or goes in mid-conversation; "" of a server's."""
         tool = fields.record(block.get("tool"), f"{param}.tool")
         kind = tool.get("type")
         if kind == "tool_definition" and block["type"] == "tool_addition":
             where = f"{param}.tool.definition"
-            name = self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
-        elif kind == "tool_reference":
-            name = fields.required_text(tool, "name", f"{param}.tool.name")
-        else:
-            name = ""  # a server's tools, which are not run here
-            self.left_out.append(str(kind))
-        if name and block["type"] == "tool_addition":
-            loaded.append(name)
-        elif name:
-            texts[-1:] = [
-                join_text([*texts[-1:], f"The tool {name} is not available from here on."])
-            ]
+            return self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
+        if kind == "tool_reference":
+            return fields.required_text(tool, "name", f"{param}.tool.name")
+        self.left_out.append(str(kind))  # which are not run here
+        return ""
 
     def _user(self, blocks: list[_Placed]) -> None:
         count = len(self.messages)
@@ -239,27 +233,22 @@ class _MessagesReader:
             pieces.append(content)
         elif content is not None:
             for part, where in fields.records(content, f"{param}.content"):
-                self._result_part(part, where, pieces, references)
+                kind = fields.text(part, "type", f"{where}.type") or ""
+                if kind == "tool_reference":  # the name of a deferred tool, which it loads
+                    name = fields.required_text(part, "tool_name", f"{where}.tool_name")
+                    references.append(name)
+                elif _is_lost(kind, part):
+                    # No client can take a result back: refused, it would end the session.
+                    self.left_out.append(kind)
+                    pieces.append(omitted(kind))
+                else:
+                    pieces += self._block(part, where)
         if fields.boolean(block, "is_error"):  # templates have no other place for it
             head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
             assert isinstance(head, str), type(head)
             pieces.insert(0, head if head.lower().startswith("error") else f"Error: {head}")
         message = {"role": "tool", "tool_call_id": call_id, "content": join(pieces)}
         return message | {"tool_references": references} if references else message
-
-    def _result_part(
-        self, block: dict[str, Any], where: str, pieces: list[ContentPart], references: list[str]
-    ) -> None:
-        """Take one block of a result: what it shows, or the name of a deferred tool it loads."""
-        kind = fields.text(block, "type", f"{where}.type") or ""
-        if kind == "tool_reference":
-            references.append(fields.required_text(block, "tool_name", f"{where}.tool_name"))
-        elif _is_lost(kind, block):
-            # No client can take a result back: refused, it would end the session.
-            self.left_out.append(kind)
-            pieces.append(omitted(kind))
-        else:
-            pieces += self._block(block, where)
 
     # ---------------------------------------------------------------- what blocks show
 

@@ -78,25 +78,18 @@ def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> li
 
 
 def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[str, Any]:
-    """Return the fields of an answer's end; `content` is all that it said."""
-    total_ms = round((awake_s() - admitted.came_at) * 1000)
-    reason = "length" if finished.reason == "length" else "stop"
-    row = {"done": True, "done_reason": reason, **_durations(finished.usage, total_ms)}
-    request = admitted.request
-    if request.dialect != CHAT and request.prompt.messages:  # not of a raw prompt
-        row["context"] = context_of(request.prompt.messages, content)
-    return row | extra_fields(finished.usage)
+    """Return the fields of an answer's end; `content` is all that it said.
 
-
-def _durations(usage: Usage, total_ms: int) -> dict[str, int]:
-    """Return the API's figures, which are ns. Clients divide by them: nothing takes under 1 ms.
-
-    Loading is all that is neither reading nor answering: the model's loading, and the queue.
+    Durations are in ns. Clients divide by them: nothing takes under 1 ms. Loading is all that is
+    neither reading nor answering: the model's loading, and the queue.
     """
+    request, usage = admitted.request, finished.usage
     read_ms = max(1, usage.ttft_ms - usage.queue_ms)
     answer_ms = max(1, usage.finish_ms - usage.ttft_ms)
-    total_ms = max(total_ms, read_ms + answer_ms)
-    return {
+    total_ms = max(round((awake_s() - admitted.came_at) * 1000), read_ms + answer_ms)
+    row: dict[str, Any] = {
+        "done": True,
+        "done_reason": "length" if finished.reason == "length" else "stop",
         "total_duration": total_ms * _NS_PER_MS,
         "load_duration": (total_ms - read_ms - answer_ms) * _NS_PER_MS,
         "prompt_eval_count": usage.prompt_tokens,
@@ -104,6 +97,9 @@ def _durations(usage: Usage, total_ms: int) -> dict[str, int]:
         "eval_count": usage.completion_tokens,
         "eval_duration": answer_ms * _NS_PER_MS,
     }
+    if request.dialect != CHAT and request.prompt.messages:  # not of a raw prompt
+        row["context"] = context_of(request.prompt.messages, content)
+    return row | extra_fields(usage)
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:

@@ -99,12 +99,19 @@ _UNSUPPORTED: Final = {
 
 def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> ParsedRequest:
     logprobs = fields.boolean(body, "logprobs")
+    options, shape = _options(body), body.get("format")
+    if type(shape) is dict:
+        shape = {"type": "json_schema", "json_schema": {"schema": shape}}
+    elif shape == "json":
+        shape = {"type": "json_object"}
+    elif shape not in (None, ""):
+        fields.refuse("format", shape, "'json' or a JSON schema")
     chat = {
-        **_options(body),
+        **options,
         "model": body.get("model"),
         "messages": messages,
         "tools": body.get("tools") if dialect == CHAT else None,
-        "response_format": _format(body.get("format")),
+        "response_format": shape or None,
         "think": body.get("think"),
         "stream": fields.boolean(body, "stream", default=True),
         "logprobs": logprobs,
@@ -141,16 +148,6 @@ def _options(body: Body) -> dict[str, Any]:
     found = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
     limit = fields.integer(given, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
     return found if limit is None or limit <= 0 else {**found, "max_tokens": limit}
-
-
-def _format(value: Any) -> dict[str, Any] | None:
-    if value is None or value == "":
-        return None
-    if value == "json":
-        return {"type": "json_object"}
-    if type(value) is not dict:
-        fields.refuse("format", value, "'json' or a JSON schema")
-    return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
 # ---------------------------------------------------------------- messages

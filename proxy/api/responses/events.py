@@ -136,13 +136,6 @@ class _TextItem:
         return f"{self._part_event_name}.{end}", {**self._index, "part": self._part(text)}
 
 
-def _message(item_id: str) -> _TextItem:
-    row = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
-    part = {"type": "output_text", "annotations": []}
-    row |= {"status": "in_progress"}
-    return _TextItem(row, part, "response.content_part", "response.output_text")
-
-
 def _reasoning(item_id: str, signature: str, *, as_summary: bool) -> _TextItem:
     """Return a reasoning item: clients that ask for a summary show that, and send it back."""
     row: dict[str, Any] = {"id": f"rs_{item_id}", "type": "reasoning", "summary": []}
@@ -291,33 +284,31 @@ class ResponseWriter(FrameWriter):
         self._channel = delta.channel
         if delta.channel == "tool_call":
             assert delta.call is not None, "the worker begins each call with its name"
-            origin = self._tools.origin(delta.call.name)
-            self._item = _call_item(item_id, delta.call, origin)
+            self._item = _call_item(item_id, delta.call, self._tools.origin(delta.call.name))
         elif delta.channel == "reasoning":
-            signature = self._answer.signature
-            self._item = _reasoning(item_id, signature, as_summary=self._summarises)
+            self._item = _reasoning(item_id, self._answer.signature, as_summary=self._summarises)
         else:
-            self._item = _message(item_id)
+            row = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
+            part = {"type": "output_text", "annotations": []}
+            events = ("response.content_part", "response.output_text")
+            self._item = _TextItem(row | {"status": "in_progress"}, part, *events)
         self._output.append(self._item.row)
-        index = len(self._output) - 1
-        told = {"output_index": index, "item": self._item.row}
-        added = self.event("response.output_item.added", told)
-        return [added, *self._events(self._item.opened())]
+        return [self._item_event("added"), *self._events(self._item.opened())]
 
     def close_item(self, status: str = "completed") -> list[bytes]:
         """Return the events that end the open item; none where none is open."""
         item, self._item = self._item, None
         if item is None:
             return []
-        frames = self._events(item.closed(status))
-        index = len(self._output) - 1
-        told = {"output_index": index, "item": item.row}
-        frames.append(self.event("response.output_item.done", told))
-        return frames
+        return [*self._events(item.closed(status)), self._item_event("done")]
+
+    def _item_event(self, end: str) -> bytes:
+        """Return the event that begins or ends the newest item."""
+        told = {"output_index": len(self._output) - 1, "item": self._output[-1]}
+        return self.event(f"response.output_item.{end}", told)
 
     def _events(self, events: list[_ItemEvent]) -> list[bytes]:
-        item = self._output[-1]
-        place = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return [self.event(kind, place | fields) for kind, fields in events]
 
 
