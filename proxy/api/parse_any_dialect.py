@@ -64,10 +64,13 @@ class BodyParser:
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         note_left_out(request.left_out)
-        title = title_of(request.prompt.messages)
-        speaker = dataclasses.replace(session_of(headers, body, key_digest(headers)), title=title)
-        prompts = (request.prompt, *request.more_prompts)
-        prompt, *more = (dataclasses.replace(each, speaker=speaker) for each in prompts)
+        speaker = dataclasses.replace(
+            session_of(headers, body, key_digest(headers)), title=title_of(request.prompt.messages)
+        )
+        prompt, *more = (
+            dataclasses.replace(each, speaker=speaker)
+            for each in (request.prompt, *request.more_prompts)
+        )
         return dataclasses.replace(
             request, prompt=prompt, more_prompts=tuple(more), use_kv_cache=use_kv_cache
         )

@@ -220,10 +220,8 @@ class ModelNames:
 
     def find_pattern(self, name: str) -> str | None:
         loose = loose_name(name)
-        for row in self.patterns:
-            if fnmatchcase(name, row) or fnmatchcase(loose, loose_name(row)):
-                return self.public
-        return None
+        fits = (fnmatchcase(name, p) or fnmatchcase(loose, loose_name(p)) for p in self.patterns)
+        return self.public if any(fits) else None
 
     def known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""

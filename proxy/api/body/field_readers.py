@@ -6,11 +6,12 @@ JSON null counts as absent, as it does for the official APIs. Booleans are not n
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hearth.shared.errors import RequestError
 
 Body = Mapping[str, Any]
+T = TypeVar("T")
 
 _SHORT = reprlib.Repr()  # never spells out a value of megabytes
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -43,11 +44,14 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def optional_boolean(body: Body, name: str) -> bool | None:
-    value = body.get(name)
-    if value is not None and type(value) is not bool:
-        refuse(name, value, "true or false")
+def _optional(value: Any, kind: type[T], param: str, allowed: str) -> T | None:
+    if value is not None and type(value) is not kind:
+        refuse(param, value, allowed)
     return value
+
+
+def optional_boolean(body: Body, name: str) -> bool | None:
+    return _optional(body.get(name), bool, name, "true or false")
 
 
 def boolean(body: Body, name: str, default: bool = False) -> bool:
@@ -56,10 +60,7 @@ def boolean(body: Body, name: str, default: bool = False) -> bool:
 
 
 def text(body: Body, name: str, param: str | None = None) -> str | None:
-    value = body.get(name)
-    if value is not None and type(value) is not str:
-        refuse(param or name, value, "a string")
-    return value
+    return _optional(body.get(name), str, param or name, "a string")
 
 
 def some_text(body: Body, name: str, param: str) -> str:
@@ -100,5 +101,4 @@ def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def optional_rows(body: Body, name: str, param: str | None = None) -> list[Any]:
-    value = body.get(name)
-    return [] if value is None else rows(value, param or name)
+    return _optional(body.get(name), list, param or name, "a list") or []

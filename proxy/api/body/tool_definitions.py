@@ -143,15 +143,15 @@ def _checked(
     Raises:
         RequestError: a call is required and no tool was ever there.
     """
-    if choice.tool_choice == "required" and not offered and dropped:
+    if choice.tool_choice != "required" or offered:
+        return choice
+    if dropped:
         return _left_out(choice.tool_choice)
-    if choice.tool_choice == "required" and not offered:
-        raise RequestError(
-            "tool_choice requires a call, and tools holds none that could be called here.",
-            code="invalid_tool_choice",
-            param="tool_choice",
-        )
-    return choice
+    raise RequestError(
+        "tool_choice requires a call, and tools holds none that could be called here.",
+        code="invalid_tool_choice",
+        param="tool_choice",
+    )
 
 
 def _named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:

@@ -183,8 +183,10 @@ class ChatWriter(FrameWriter):
 
     def begun(self) -> list[bytes]:
         """Return each choice's first chunk."""
-        opening = {"role": "assistant", "content": ""}
-        return [self._chunk(index, opening) for index in range(len(self._heads))]
+        return [
+            self._chunk(index, {"role": "assistant", "content": ""})
+            for index in range(len(self._heads))
+        ]
 
     def grown(self, index: int, row: Delta) -> list[bytes]:
         deltas = self._writers[index].deltas(row)

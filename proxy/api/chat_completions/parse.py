@@ -113,27 +113,20 @@ def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
 def _constraints(
     body: dict[str, Any], offered: list[Any], dropped: tuple[str, ...], budget: int | None
 ) -> Constraints:
+    choice, legacy = body.get("tool_choice"), body.get("function_call")
+    if choice is None and legacy is not None:  # which says it in the words before tools
+        choice = {"type": "function", "function": legacy} if type(legacy) is dict else legacy
+        if type(legacy) is not dict and legacy not in ("none", "auto"):
+            fields.refuse("function_call", legacy, "none, auto or an object with a name")
     names = {tool["function"]["name"]: [tool["function"]["name"]] for tool in offered}
     return dataclasses.replace(
-        tools.openai_choice(_tool_choice(body), names, dropped),
+        tools.openai_choice(choice, names, dropped),
         **sampling_params.read_format(
             body.get("response_format"), "response_format", "json_schema"
         ),
         parallel_calls=fields.boolean(body, "parallel_tool_calls", default=not is_legacy(body)),
         thinking_budget=budget,
     )
-
-
-def _tool_choice(body: dict[str, Any]) -> Any:
-    """Return the `tool_choice`, or what the legacy `function_call` says in its words."""
-    legacy = body.get("function_call")
-    if body.get("tool_choice") is not None or legacy is None:
-        return body.get("tool_choice")
-    if type(legacy) is dict:
-        return {"type": "function", "function": legacy}
-    if legacy not in ("none", "auto"):
-        fields.refuse("function_call", legacy, "none, auto or an object with a name")
-    return legacy
 
 
 def is_legacy(body: dict[str, Any]) -> bool:

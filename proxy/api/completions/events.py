@@ -56,9 +56,11 @@ def _top(row: TokenLogprob) -> dict[str, float]:
 def _writers(admitted: AdmittedRequest) -> list[_TextWriter]:
     request = admitted.request
     wants = request.sampling.top_logprobs is not None
-    texts = [row.prompt.text or "" for row in request.submissions()]
     echoes = bool(request.body.get("echo"))
-    return [_TextWriter(i, wants, text if echoes else "") for i, text in enumerate(texts)]
+    return [
+        _TextWriter(index, wants, (row.prompt.text or "") if echoes else "")
+        for index, row in enumerate(request.submissions())
+    ]
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, logprob_ro
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.api.ollama.errors import error_event
-from hearth.proxy.api.ollama.generate_context import context_of
-from hearth.proxy.api.ollama.parse import CHAT
+from hearth.proxy.api.ollama.parse import CHAT, context_of
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

@@ -4,15 +4,18 @@ Each becomes the body of a chat completion, which is then read as any other: so 
 the same prompt, and finds the same KV, whichever of the two APIs it comes by.
 """
 
+import contextlib
 import dataclasses
 import re
 from typing import Any, Final
+
+import orjson
 
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.field_readers import Body
 from hearth.proxy.api.body.message_content import ends_open
 from hearth.proxy.api.chat_completions.parse import parse as parse_chat_completion
-from hearth.proxy.api.ollama import generate_context
+from hearth.proxy.request.content_pieces import text_of
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
@@ -43,22 +46,21 @@ def parse_chat(body: dict[str, Any]) -> ParsedRequest:
     for index, row in enumerate(parsed.prompt.messages):
         _name_images(row, f"messages[{index}].images")
         row.pop("name", None)  # of a result's tool, which its call has
-    continues = ends_open(parsed.prompt.messages)
-    return dataclasses.replace(
-        parsed, prompt=dataclasses.replace(parsed.prompt, continues=continues)
-    )
+    prompt = dataclasses.replace(parsed.prompt, continues=ends_open(parsed.prompt.messages))
+    return dataclasses.replace(parsed, prompt=prompt)
 
 
 def parse_generate(body: dict[str, Any]) -> ParsedRequest:
     """Return the request in a body of /api/generate. Raises: RequestError."""
     for name, remedy in _UNSUPPORTED.items():
         if body.get(name):
-            text = f"{name} is not supported: {remedy}"
-            raise RequestError(text, code="unsupported_parameter", param=name)
+            raise RequestError(
+                f"{name} is not supported: {remedy}", code="unsupported_parameter", param=name
+            )
     prompt = fields.text(body, "prompt") or ""
     if fields.boolean(body, "raw"):
         return _raw(body, prompt)
-    rows = generate_context.messages_of(body.get("context"))
+    rows = messages_of(body.get("context"))
     if system := fields.text(body, "system"):
         others = [row for row in rows if row["role"] != "system"]
         rows = [{"role": "system", "content": system}, *others]
@@ -184,6 +186,53 @@ def _content(row: Body, content: Any, param: str) -> Any:
 def _name_images(message: dict[str, Any], param: str) -> None:
     """Have refusals name the images of a parsed message by their places in Ollama's body."""
     parts = message["content"] if type(message["content"]) is list else []
-    images = [part for part in parts if part["type"] == "image"]
-    for index, part in enumerate(images):
+    for index, part in enumerate(part for part in parts if part["type"] == "image"):
         part["param"] = f"{param}[{index}]"
+
+
+# ---------------------------------------------------------------- the context of /api/generate
+#
+# Ollama's `context` is token ids, which only the worker knows. Clients take it for what it is
+# called, an encoding of the conversation: here it is the JSON of the messages, three bytes a
+# number, which clients send back.
+
+CONTEXT_BYTES_MAX: Final = 256 * 1024  # of JSON: encoding it takes the event loop some ms
+_NUMBER_BYTES: Final = 3  # which every client can hold in a number
+_SPOKEN: Final = ("system", "user", "assistant")
+
+
+def context_of(messages: list[Any], answer: str) -> list[int]:
+    """Return the encoding of `messages` and the answer to them; [] where they are too long.
+
+    Images are left out.
+    """
+    rows = [[row["role"], text_of(row["content"])] for row in messages]
+    octets = orjson.dumps([*rows, ["assistant", answer]])
+    if len(octets) > CONTEXT_BYTES_MAX:
+        return []
+    octets += b" " * (-len(octets) % _NUMBER_BYTES)
+    starts = range(0, len(octets), _NUMBER_BYTES)
+    return [int.from_bytes(octets[start : start + _NUMBER_BYTES], "big") for start in starts]
+
+
+def messages_of(context: Any) -> list[dict[str, Any]]:
+    """Return the messages in a `context` of ours; none where there is none.
+
+    Raises:
+        RequestError: it is another server's.
+    """
+    if not context:
+        return []
+    numbers = fields.rows(context, "context")
+    if len(numbers) * _NUMBER_BYTES <= CONTEXT_BYTES_MAX + _NUMBER_BYTES:
+        with contextlib.suppress(AttributeError, OverflowError, TypeError, ValueError):
+            octets = b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)
+            messages = [{"role": role, "content": text} for role, text in orjson.loads(octets)]
+            if all(row["role"] in _SPOKEN and type(row["content"]) is str for row in messages):
+                return messages
+    raise RequestError(
+        "context is not what this server has answered: it holds a conversation, not the tokens of "
+        "a model. Leave it out, or send the messages to /api/chat.",
+        code="invalid_context",
+        param="context",
+    )

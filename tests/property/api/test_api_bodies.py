@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.ollama import generate_context
-from hearth.proxy.api.ollama.parse import unloads
+from hearth.proxy.api.ollama.parse import context_of, messages_of, unloads
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -169,15 +168,15 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 @given(st.lists(st.tuples(st.sampled_from(("system", "user", "assistant")), TEXTS)), TEXTS)
 def test_a_context_brings_back_what_was_said(rows: list[tuple[str, str]], answer: str) -> None:
     messages = [{"role": role, "content": text} for role, text in rows]
-    numbers = orjson.loads(orjson.dumps(generate_context.context_of(messages, answer)))
-    back = generate_context.messages_of(numbers)
+    numbers = orjson.loads(orjson.dumps(context_of(messages, answer)))
+    back = messages_of(numbers)
     assert back == [*messages, {"role": "assistant", "content": answer}]
 
 
 @given(JSON | st.lists(st.integers(-2, 2**25) | st.integers(2**62, 2**64), max_size=30))
 def test_any_other_context_is_refused_with_words(context: Any) -> None:
     try:
-        assert generate_context.messages_of(context) == []
+        assert messages_of(context) == []
         assert not context
     except RequestError as error:
         assert error.param == "context"

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 from hearth.proxy.api import answer_frames
 from hearth.proxy.api.answer_frames import logprob_rows
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.ollama import events as ollama_events, generate_context
+from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.shared.errors import WorkerLost
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import TokenLogprob
@@ -208,7 +208,7 @@ def test_durations_add_up_to_all_the_time_since_the_request_came() -> None:
 
 
 def test_a_conversation_too_long_for_a_context_has_none() -> None:
-    long = read("ollama_generate", prompt="x" * generate_context.BYTES_MAX)
+    long = read("ollama_generate", prompt="x" * ollama_parse.CONTEXT_BYTES_MAX)
     assert whole_of(long, [said("yes"), done()])["context"] == []
 
 
