@@ -9,6 +9,7 @@ from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, prefill_fi
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.messages.errors import error_event
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
+from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 
@@ -35,20 +36,20 @@ def usage_fields(usage: Usage, is_marked: bool) -> dict[str, Any]:
     What was not read from the cache was prefilled and is kept; it counts as its creation where the
     client marked what to keep (`is_marked`), and as plain input where it did not.
     """
-    fresh = usage.prompt_tokens - usage.cached_tokens
     return {
-        **_input_fields(fresh, usage.cached_tokens, is_marked),
+        **_input_fields(usage, is_marked),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         **extra_fields(usage),
     }
 
 
-def _input_fields(fresh: int, cached: int, is_marked: bool) -> dict[str, int]:
+def _input_fields(prompt: Usage | AnswerStream, is_marked: bool) -> dict[str, int]:
+    fresh = prompt.prompt_tokens - prompt.cached_tokens
     return {
         "input_tokens": 0 if is_marked else fresh,
         "cache_creation_input_tokens": fresh if is_marked else 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": prompt.cached_tokens,
     }
 
 
@@ -69,19 +70,15 @@ def _within(content: Any) -> list[Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
+    reason = _STOP_REASONS.get(finished.reason, "end_turn")
     if finished.stop_sequence is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop_sequence}
-    return {
-        "stop_reason": _STOP_REASONS.get(finished.reason, "end_turn"),
-        "stop_sequence": None,
-    }
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence}
 
 
 def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
     """Return the message before anything of it is there."""
     answer = admitted.answer
-    fresh = answer.prompt_tokens - answer.cached_tokens
-    used = _input_fields(fresh, answer.cached_tokens, is_marked) | {"output_tokens": 0}
     return {
         "id": f"msg_{answer.request_id}",
         "type": "message",
@@ -90,7 +87,7 @@ def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": used,
+        "usage": _input_fields(answer, is_marked) | {"output_tokens": 0},
     }
 
 

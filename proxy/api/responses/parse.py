@@ -165,19 +165,17 @@ class _InputItemReader:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
         content = item.get("content")
         where = f"{param}.content"
-        if role == "user":
-            self._asked(role, "" if content is None else read_content(content, where))
-            return
         if role == "assistant" and type(content) is list:  # another server's may have any parts
             texts, thoughts = said_texts(content, where, self.left_out)
             self._reasoning += thoughts
-            self._said(join(texts))
-            return
-        text = "" if content is None else text_content(content, where)
-        if role == "assistant":
-            self._said(text)
+            content = join(texts)
         else:
-            self._asked("system", text)
+            read = read_content if role == "user" else text_content
+            content = "" if content is None else read(content, where)
+        if role == "assistant":
+            self._said(content)
+        else:
+            self._asked("user" if role == "user" else "system", content)
 
     def _asked(self, role: str, content: MessageContent) -> None:
         self.flush_reasoning()
@@ -198,12 +196,11 @@ class _InputItemReader:
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        if texts := texts_of(item):
-            text = join_text(texts)
-            if kind == "agent_message":  # one that another agent sent to this one
-                self._asked("user", text)
-            else:
-                self._said(text)
+        texts = texts_of(item)
+        if texts and kind == "agent_message":  # one that another agent sent to this one
+            self._asked("user", join_text(texts))
+        elif texts:
+            self._said(join_text(texts))
 
     # ---------------------------------------------------------------- calls and their results
 
@@ -216,12 +213,11 @@ class _InputItemReader:
         call_id = fields.required_text(item, "call_id", f"{param}.call_id")
         call = tools.tool_call(call_id, name, arguments)
         last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant" and not self._reasoning:
-            last.setdefault("tool_calls", []).append(call)
-            self._with_reasoning(last)
-            return
-        message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        self.messages.append(self._with_reasoning(message))
+        if last.get("role") != "assistant" or self._reasoning:
+            last = {"role": "assistant", "content": ""}
+            self.messages.append(last)
+        last.setdefault("tool_calls", []).append(call)
+        self._with_reasoning(last)
 
     def _tool(
         self, item: dict[str, Any], param: str, content: MessageContent, *loaded: str
