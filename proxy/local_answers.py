@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_frames import AdmittedRequest, frames, merged
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
 from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.gateway.accounts.local_account import LocalAccount

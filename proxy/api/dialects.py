@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.proxy.api.answer_frames import FrameWriter
+from hearth.proxy.api.answer_frames import AdmittedRequest, FrameWriter
 from hearth.proxy.api.chat_completions import (
     errors as chat_errors,
     events as chat_events,
@@ -23,7 +23,6 @@ from hearth.proxy.api.messages import (
     events as messages_events,
     parse as messages_parse,
 )
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import (
     errors as ollama_errors,
     events as ollama_events,

@@ -117,12 +117,17 @@ def loose_name(name: str) -> str:
     return name.casefold().removesuffix(LATEST) or name
 
 
+def _firsts(pairs: Iterable[tuple[str, V]]) -> dict[str, V]:
+    """Return the pairs of (name, what it means); of those with one name the first counts."""
+    found: dict[str, V] = {}
+    for name, meant in pairs:
+        found.setdefault(name, meant)
+    return found
+
+
 def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     """Return `known` by loose names; of two that are one then the first counts."""
-    found: dict[str, V] = {}
-    for name, meant in known.items():
-        found.setdefault(loose_name(name), meant)
-    return found
+    return _firsts((loose_name(name), meant) for name, meant in known.items())
 
 
 # Kept for a moment: that the former model's name was told: nothing of a request
@@ -225,14 +230,10 @@ class ModelNames:
 
     def known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
-        known = {self.public: self.public} | {model.name: model.name for model in self.others}
-        known |= {name: name for name in self.adapters}
-        for name in self.aliases:
-            known.setdefault(name, self.public)
-        for model in self.others:
-            for name in model.names:
-                known.setdefault(name, model.name)
-        return known
+        public = ((name, name) for name in (*self.models, *self.adapters))
+        aliases = ((name, self.public) for name in self.aliases)
+        paths = ((name, model.name) for model in self.others for name in model.names)
+        return _firsts((*public, *aliases, *paths))
 
     def target(self, name: str) -> str:
         """Return the model, or the adapter, that `name` asks for; "" where there is no choice.

@@ -8,18 +8,20 @@ import orjson
 
 from hearth.proxy.api.answer_frames import (
     SSE_DONE,
+    AdmittedRequest,
     FrameWriter,
+    WholeChoice,
     extra_fields,
     image_fields,
     logprob_rows,
     prediction_fields,
     prefill_fields,
     sse_data,
+    whole_choices,
 )
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.chat_completions.errors import error_event
 from hearth.proxy.api.chat_completions.parse import custom_names, is_legacy
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 

@@ -4,10 +4,16 @@ import codecs
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.proxy.api.answer_frames import LOGPROB_MIN, SSE_DONE, FrameWriter, sse_data
+from hearth.proxy.api.answer_frames import (
+    LOGPROB_MIN,
+    SSE_DONE,
+    AdmittedRequest,
+    FrameWriter,
+    sse_data,
+    whole_choices,
+)
 from hearth.proxy.api.chat_completions.events import shell, usage_fields
 from hearth.proxy.api.completions.errors import error_event
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 

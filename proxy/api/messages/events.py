@@ -5,10 +5,16 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, prefill_fields, sse_event
+from hearth.proxy.api.answer_frames import (
+    AdmittedRequest,
+    FrameWriter,
+    extra_fields,
+    prefill_fields,
+    sse_event,
+    whole_choices,
+)
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.messages.errors import error_event
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage

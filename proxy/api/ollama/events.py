@@ -7,9 +7,14 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_frames import FrameWriter, extra_fields, logprob_rows
+from hearth.proxy.api.answer_frames import (
+    AdmittedRequest,
+    FrameWriter,
+    extra_fields,
+    logprob_rows,
+    whole_choices,
+)
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.api.ollama.errors import error_event
 from hearth.proxy.api.ollama.parse import CHAT, context_of
 from hearth.proxy.request.parsed_request import Dialect

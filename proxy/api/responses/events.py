@@ -4,6 +4,7 @@ import time
 from typing import Any, Final
 
 from hearth.proxy.api.answer_frames import (
+    AdmittedRequest,
     FrameWriter,
     extra_fields,
     image_fields,
@@ -13,7 +14,6 @@ from hearth.proxy.api.answer_frames import (
 )
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.chat_completions.errors import openai_error
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses.tools import SEARCH, ToolOrigin, responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
+from hearth.proxy.api.answer_frames import WholeChoice, merged
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import AccountDialect, LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine

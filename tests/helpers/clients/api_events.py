@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 
 from hearth.proxy.api import answer_frames
-from hearth.proxy.api.answer_frames import FrameWriter, frames
+from hearth.proxy.api.answer_frames import AdmittedRequest, FrameWriter, frames
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage

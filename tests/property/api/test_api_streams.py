@@ -7,9 +7,8 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_frames import AdmittedRequest, frames
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.clients.api_events import SIGNATURE, Scripted, frames_of, whole_of
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from hearth.proxy.api.answer_frames import AdmittedRequest
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.http.strict_json import parse_object
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared import wire_messages as wire

@@ -10,10 +10,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_frames import AdmittedRequest, choice_events, frames, merged
 from hearth.proxy.api.chat_completions.events import ChatWriter
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, choice_events, merged
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
