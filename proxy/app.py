@@ -8,13 +8,14 @@ import contextlib
 import logging
 import uuid
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
-from hearth.proxy.api.error_bodies import error_body, error_headers
-from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
+from hearth.proxy.api.dialects import ANSWER_PATHS, COUNT_PATHS, DIALECTS
+from hearth.proxy.api.error_texts import error_headers
+from hearth.proxy.api.ollama.routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
 from hearth.proxy.embeddings.encoders import Encoders
@@ -44,7 +45,7 @@ from hearth.proxy.monitoring.dashboard import Dashboard
 from hearth.proxy.monitoring.metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import EncoderKind
-from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
+from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import Overloaded, RequestError
@@ -52,24 +53,10 @@ from hearth.shared.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_GENERATE: Final[dict[str, Dialect]] = {
-    "/v1/chat/completions": "chat",
-    "/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/completions": "completions",
-    "/v1/messages": "messages",
-    "/v1/responses": "responses",
-    "/responses": "responses",
-    "/api/chat": "ollama_chat",
-    "/api/generate": "ollama_generate",
-}
-_COUNT: Final[dict[str, tuple[Dialect, CloudDialect]]] = {  # its dialect, here and elsewhere
-    "/v1/messages/count_tokens": ("messages", "messages_count"),
-    "/v1/responses/input_tokens": ("responses", "responses_count"),
-}
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
-_OF_MODELS: Final = frozenset((*_GENERATE, *_COUNT, *_OWN, *ENCODER_PATHS))
-_COUNTED: Final = {**_GENERATE, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}  # in the metrics
+_OF_MODELS: Final = frozenset((*ANSWER_PATHS, *COUNT_PATHS, *_OWN, *ENCODER_PATHS))
+# How metrics name what a path is asked for.
+_COUNTED: Final = {**ANSWER_PATHS, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}
 _OPEN_PATHS: Final = ("/health", "/health/ready")  # the only ones that need no key
 HEADERS_MAX: Final = 100
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
@@ -148,10 +135,12 @@ class ProxyApp:
             error.status,
             error.code,
         )
-        dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
+        dialect = ANSWER_PATHS.get(exchange.path) or COUNT_PATHS.get(exchange.path) or "chat"
         if exchange.path.startswith(OLLAMA_PREFIX):
             dialect = "ollama_chat"
-        body = error_body(error, dialect, exchange.request_id)
+        elif exchange.is_anthropic:
+            dialect = "messages"
+        body = DIALECTS[dialect].error_body(error, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
 
@@ -159,7 +148,8 @@ class ProxyApp:
         """Return headers and body that tell a client why its connection is read no further."""
         request_id = uuid.uuid4().hex
         log.info("refused id=%s status=%d code=%s", request_id, error.status, error.code)
-        body = orjson.dumps(error_body(error, "messages" if is_anthropic else "chat", request_id))
+        api = DIALECTS["messages" if is_anthropic else "chat"]
+        body = orjson.dumps(api.error_body(error, request_id))
         return [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -231,8 +221,7 @@ class ProxyApp:
         """Have a request answered by a page or figure of ours, a local model, or by the config."""
         path = exchange.path
         kind = ENCODER_PATHS.get(path)
-        counted, asked = _COUNT.get(path, (None, None))
-        dialect = _GENERATE.get(path) or counted or "chat"  # encoders have none
+        dialect = ANSWER_PATHS.get(path) or COUNT_PATHS.get(path) or "chat"  # encoders have none
         if path not in _OF_MODELS:
             await self.routes.serve(exchange)
             return
@@ -240,6 +229,7 @@ class ProxyApp:
             raise wrong_method(exchange, "POST")
         gateway, encoder = self._gateway, None
         is_here = path in _OWN or path.startswith(OLLAMA_PREFIX) or kind == "rerank"
+        is_here |= DIALECTS[dialect].crossed != dialect  # nobody else reads such bodies
         if kind is not None and (is_here or gateway is None):
             encoder = self.encoders.model(kind)  # refuses before the body is read
         body = await exchange.read_object()
@@ -259,7 +249,7 @@ class ProxyApp:
             await self._answer_here(exchange, dialect, body, local)
             return
         group = encoder.public if encoder is not None else self._group(gateway, kind, body)
-        if path in _COUNT:  # of a local model none leaves this machine
+        if path in COUNT_PATHS:  # of a local model none leaves this machine
             is_here |= any(row.local for row in gateway.table.deployments(group))
 
         async def answer_here(deployment: Deployment) -> None:
@@ -268,9 +258,10 @@ class ProxyApp:
         if is_here:
             await answer_here(gateway.local_deployment(group))
             return
-        if kind is not None:
-            asked = "embeddings"
-        call = GatewayCall(asked or crossed_dialect(dialect), body.fields, body.size, answer_here)
+        asked: CloudDialect = "embeddings" if kind is not None else DIALECTS[dialect].crossed
+        if path in COUNT_PATHS:
+            asked = cast(CloudDialect, f"{dialect}_count")
+        call = GatewayCall(asked, body.fields, body.size, answer_here)
         await gateway.serve(exchange, group, call)
 
     def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
@@ -305,14 +296,14 @@ class ProxyApp:
         telling: AbstractAsyncContextManager[LocalAccount | None] = contextlib.nullcontext()
         if self._gateway is not None and deployment is not None:
             accounts = self._gateway.accounts
-            if kind is not None or path in _GENERATE:
-                asked = kind or crossed_dialect(dialect)
+            if kind is not None or path in ANSWER_PATHS:
+                asked = kind or DIALECTS[dialect].crossed
                 telling = accounts.telling(exchange, asked, deployment, body)
             else:
                 await accounts.check(exchange, deployment.group)
         target = self._names.target(local)
         async with telling as account:
-            if path in _COUNT:
+            if path in COUNT_PATHS:
                 await self.local.count(exchange, dialect, body, target)
                 return
             if path in tokenize_endpoints.PATHS:

@@ -3,24 +3,16 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from hearth.proxy.api import (
-    chat_completions_events,
-    legacy_completions,
-    prefill_endpoint,
-    tokenize_endpoints,
-)
-from hearth.proxy.api.answer_frames import FrameWriter, frames
-from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
-from hearth.proxy.api.ollama import ollama_events, ollama_request
+from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
+from hearth.proxy.api.answer_frames import AdmittedRequest, frames, merged
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
-from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.local_accounts import LocalAccount
 from hearth.proxy.http.http_exchange import (
-    EVENT_STREAM,
     SERVED_BY_HEADER,
     SMALL_BYTES_MAX,
     ClientBody,
@@ -31,7 +23,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.metrics import served_here
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -39,16 +31,6 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 CACHE_HEADER: Final = b"x-hearth-cache"
-# By dialect: what makes its answer whole, and what writes it as a stream.
-_Whole = Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]
-ANSWERS: Final[dict[Dialect, tuple[_Whole, Callable[[AdmittedRequest], FrameWriter]]]] = {
-    "chat": (chat_completions_events.whole, chat_completions_events.ChatWriter),
-    "completions": (legacy_completions.whole, legacy_completions.CompletionWriter),
-    "messages": (messages_events.whole, messages_events.MessageWriter),
-    "responses": (responses_events.whole, responses_events.ResponseWriter),
-    "ollama_chat": (ollama_events.whole, ollama_events.OllamaWriter),
-    "ollama_generate": (ollama_events.whole, ollama_events.OllamaWriter),
-}
 
 
 class LocalAnswers:
@@ -149,10 +131,12 @@ class LocalAnswers:
         Raises:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
         """
-        unloads = ollama_request.unloads(dialect, body.fields)
-        if not ollama_request.is_question(dialect, body.fields):
-            await self._load(exchange, dialect, body, target, unloads)
-            return
+        unloads = False
+        if dialect in (ollama_parse.CHAT, ollama_parse.GENERATE):
+            unloads = ollama_parse.unloads(body.fields)
+            if not ollama_parse.is_question(dialect, body.fields):
+                await self._load(exchange, dialect, body, target, unloads)
+                return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
         started = awake_s()
@@ -173,13 +157,12 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            whole, writer = ANSWERS[dialect]
+            api = DIALECTS[dialect]
             if request.stream:
-                is_ollama = dialect in OLLAMA_DIALECTS
-                kind = ollama_events.MEDIA_TYPE if is_ollama else EVENT_STREAM
-                await exchange.send_events(frames(admitted, writer(admitted)), kind=kind)
+                events = frames(admitted, api.writer(admitted))
+                await exchange.send_events(events, kind=api.media_type)
             else:
-                await exchange.send_json(200, await whole(admitted))
+                await exchange.send_json(200, await api.whole(admitted))
         finally:
             _close(admitted.answers)
             exchange.counting.callback(

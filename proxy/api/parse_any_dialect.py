@@ -3,37 +3,23 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.body import (
     field_readers as fields,
     prompt_limits,
-    unknown_blocks_to_text as unknown_blocks,
 )
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.prompt_documents import DocumentReader, holds_documents, with_documents
 from hearth.proxy.http.http_exchange import work_on_body
 from hearth.proxy.images.prompt_images import ImageFetcher, shows_images, with_images
-from hearth.proxy.request.conversation_names import conversation_of
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import key_digest, session_of
-from hearth.proxy.request.session_title import title_of
+from hearth.proxy.request.session_id import conversation_of, key_digest, session_of, title_of
 from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
-
-_PARSERS: Final = {
-    "chat": chat_completions.parse,
-    "completions": legacy_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
-    ollama_request.CHAT: ollama_request.parse_chat,
-    ollama_request.GENERATE: ollama_request.parse_generate,
-}
 
 
 def has_files(request: ParsedRequest) -> bool:
@@ -72,14 +58,17 @@ class BodyParser:
             RequestError: a field is not what the API allows, or needs what this server lacks.
         """
         prompt_limits.check_body(body)
-        request = _PARSERS[dialect](body)
+        request = DIALECTS[dialect].parse(body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
-        unknown_blocks.note(request.left_out)
-        title = title_of(request.prompt.messages)
-        speaker = dataclasses.replace(session_of(headers, body, key_digest(headers)), title=title)
-        prompts = (request.prompt, *request.more_prompts)
-        prompt, *more = (dataclasses.replace(each, speaker=speaker) for each in prompts)
+        note_left_out(request.left_out)
+        speaker = dataclasses.replace(
+            session_of(headers, body, key_digest(headers)), title=title_of(request.prompt.messages)
+        )
+        prompt, *more = (
+            dataclasses.replace(each, speaker=speaker)
+            for each in (request.prompt, *request.more_prompts)
+        )
         return dataclasses.replace(
             request, prompt=prompt, more_prompts=tuple(more), use_kv_cache=use_kv_cache
         )

@@ -30,8 +30,9 @@ def dialect_of(
     if "prompt" in body and "messages" not in body:
         return "completions"
     tools = body.get("tools")
-    rows = tools if type(tools) is list else []
-    has_schemas = any(type(row) is dict and "input_schema" in row for row in rows)
+    has_schemas = type(tools) is list and any(
+        type(row) is dict and "input_schema" in row for row in tools
+    )
     is_anthropic = "anthropic-version" in headers or "system" in body or has_schemas
     return "messages" if is_anthropic else "chat"
 

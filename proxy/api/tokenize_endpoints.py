@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.legacy_completions import TOKEN_ID_MAX
+from hearth.proxy.api.completions.parse import TOKEN_ID_MAX
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Counted, Prompt, TokenQuery
 

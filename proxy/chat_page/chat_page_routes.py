@@ -17,7 +17,7 @@ from hearth.proxy.http.browser_pages import (
     page_headers,
 )
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
-from hearth.proxy.request.client_name import PAGE_HEADER
+from hearth.proxy.request.session_id import PAGE_HEADER
 from hearth.shared.errors import RequestError
 
 FILES: Final = "/chat"

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
+from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
 from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import (

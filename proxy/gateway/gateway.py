@@ -11,12 +11,12 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
 from hearth.proxy.api.body import prompt_limits
-from hearth.proxy.api.error_bodies import error_event
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud_failure import CloudError
@@ -43,9 +43,9 @@ from hearth.proxy.monitoring.metrics import (
     served_here,
 )
 from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
-from hearth.proxy.request.conversation_names import session_digest
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.session_id import key_digest, session_digest, session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.settings import Settings
@@ -501,7 +501,7 @@ class Gateway:
             if cloud.failure is not None:
                 reply.error = cloud.failure
                 if not cloud.is_complete:  # LiteLLM has not written of it
-                    await exchange.body(error_event(reply.error, call.dialect), more=True)
+                    await exchange.body(_error_event(reply.error, call.dialect), more=True)
             await exchange.body(b"", more=False)
 
 
@@ -521,6 +521,11 @@ def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -
     accounts = Accounts(table.config.values, litellm, checks_keys=table.checks_keys)
     accounts.on_lost = metrics.gateway.log_lost
     return Gateway(table, names, litellm, routes.stored, records, accounts)
+
+
+def _error_event(error: RequestError, dialect: CloudDialect) -> bytes:
+    """Return what ends a stream of `dialect`; counts and embeddings are told as chat is."""
+    return DIALECTS.get(cast(Dialect, dialect), DIALECTS["chat"]).error_event(error)
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
+from hearth.proxy.api.answer_frames import WholeChoice, merged
+from hearth.proxy.api.dialects import ANSWER_PATHS
 from hearth.proxy.gateway.config_file import leaves
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
@@ -36,7 +37,7 @@ _MODELS: Final = ("/v1/models", "/models")  # LiteLLM has those below for keys o
 _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 _LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteLLM's do
     prefill_endpoint.PATH: _CHAT,
-    **dict.fromkeys(("/api/chat", "/api/generate"), _CHAT),
+    **dict.fromkeys(ANSWER_PATHS, _CHAT),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
 }
 

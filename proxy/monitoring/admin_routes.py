@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.ollama.ollama_routes import OllamaRoutes
+from hearth.proxy.api.ollama.routes import OllamaRoutes
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring.dashboard import DashboardFeed

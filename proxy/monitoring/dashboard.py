@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import sse_event
 from hearth.proxy.http.browser_pages import HTML, BrowserSignIns, PageFiles, form_key, page_headers
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.monitoring.recent_requests import RecentRequests, divergence_fields
@@ -280,7 +280,7 @@ class DashboardFeed:
         totals = self.requests.of(key)
         number, told = totals.requests, totals.totals()
         state, trees = view.state, view.trees
-        yield sse.event(
+        yield sse_event(
             "snapshot",
             {
                 "requests": list(totals.rows),
@@ -294,14 +294,14 @@ class DashboardFeed:
             if (sums := totals.totals()) != told:
                 rows = [row for row in totals.rows if row["number"] > number]
                 number, told = totals.requests, sums
-                yield sse.event("requests", {"requests": rows, "totals": told})
+                yield sse_event("requests", {"requests": rows, "totals": told})
             elif view.state is not state:
                 state = view.state
-                yield sse.event("state", {"state": state})
+                yield sse_event("state", {"state": state})
             elif view.trees is not trees:
                 known, trees = trees, view.trees
                 changes = {"order": list(trees), "sessions": view.sessions(known)}
-                yield sse.event("sessions", changes)
+                yield sse_event("sessions", changes)
             else:
                 await changed.wait()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.answer_frames import merged
 from hearth.proxy.monitoring.metrics import (
     CANCELLED,
     MATCHES,

@@ -130,5 +130,4 @@ def _as_javascript(value: Any) -> Any:
 
 
 def _digest(value: Any, option: int) -> bytes:
-    octets = orjson.dumps(value, option=option)
-    return blake2b(octets, digest_size=DIGEST_BYTES).digest()
+    return blake2b(orjson.dumps(value, option=option), digest_size=DIGEST_BYTES).digest()

@@ -62,7 +62,16 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}
     for entry in settings.models:
-        model = _model(entry)
+        # A path, a hub id, or name=path; a path may have an "=" in it.
+        name, is_named, path = (part.strip() for part in entry.partition("="))
+        model = ServedModel(name, path)
+        if not is_named or "/" in name or name.startswith((".", "~")):
+            model = ServedModel(public_name(entry), entry)
+        elif not (name and path):
+            raise StartError(
+                f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or "
+                "hub id."
+            )
         if paths.setdefault(model.name, model.path) != model.path:
             raise StartError(
                 f"MODELS has {entry!r}, and {model.name!r} is the name of "
@@ -84,18 +93,6 @@ def sources_of(settings: Settings) -> list[str]:
     models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
     return [*filter(None, models), *(path for _, path in settings.adapters)]
-
-
-def _model(entry: str) -> ServedModel:
-    """Return the model of one entry of MODELS: a path, a hub id, or name=path."""
-    name, is_named, path = (part.strip() for part in entry.partition("="))
-    if not is_named or "/" in name or name.startswith((".", "~")):  # a path may have an "=" in it
-        return ServedModel(public_name(entry), entry)
-    if not (name and path):
-        raise StartError(
-            f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or hub id."
-        )
-    return ServedModel(name, path)
 
 
 def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str, ...]:
@@ -120,12 +117,17 @@ def loose_name(name: str) -> str:
     return name.casefold().removesuffix(LATEST) or name
 
 
+def _firsts(pairs: Iterable[tuple[str, V]]) -> dict[str, V]:
+    """Return the pairs of (name, what it means); of those with one name the first counts."""
+    found: dict[str, V] = {}
+    for name, meant in pairs:
+        found.setdefault(name, meant)
+    return found
+
+
 def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     """Return `known` by loose names; of two that are one then the first counts."""
-    found: dict[str, V] = {}
-    for name, meant in known.items():
-        found.setdefault(loose_name(name), meant)
-    return found
+    return _firsts((loose_name(name), meant) for name, meant in known.items())
 
 
 # Kept for a moment: that the former model's name was told: nothing of a request
@@ -223,21 +225,15 @@ class ModelNames:
 
     def find_pattern(self, name: str) -> str | None:
         loose = loose_name(name)
-        for row in self.patterns:
-            if fnmatchcase(name, row) or fnmatchcase(loose, loose_name(row)):
-                return self.public
-        return None
+        fits = (fnmatchcase(name, p) or fnmatchcase(loose, loose_name(p)) for p in self.patterns)
+        return self.public if any(fits) else None
 
     def known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
-        known = {self.public: self.public} | {model.name: model.name for model in self.others}
-        known |= {name: name for name in self.adapters}
-        for name in self.aliases:
-            known.setdefault(name, self.public)
-        for model in self.others:
-            for name in model.names:
-                known.setdefault(name, model.name)
-        return known
+        public = ((name, name) for name in (*self.models, *self.adapters))
+        aliases = ((name, self.public) for name in self.aliases)
+        paths = ((name, model.name) for model in self.others for name in model.names)
+        return _firsts((*public, *aliases, *paths))
 
     def target(self, name: str) -> str:
         """Return the model, or the adapter, that `name` asks for; "" where there is no choice.

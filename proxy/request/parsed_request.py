@@ -5,20 +5,12 @@ A body is parsed once and submitted.
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling
 
 CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has them too
 Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
-OLLAMA_DIALECTS: Final[tuple[Dialect, ...]] = ("ollama_chat", "ollama_generate")
-
-
-def crossed_dialect(dialect: Dialect) -> CrossedDialect:
-    """Return the dialect in which another server, and LiteLLM, is told of a request."""
-    if dialect == "ollama_chat" or dialect == "ollama_generate":
-        return "chat"
-    return dialect
 
 
 @dataclass(frozen=True, slots=True)

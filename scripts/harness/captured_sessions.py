@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.commands.replay.traces import Captured, load_trace
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
@@ -17,9 +15,9 @@ from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 
 PARSE = {
-    "chat": chat_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
+    "chat": DIALECTS["chat"].parse,
+    "messages": DIALECTS["messages"].parse,
+    "responses": DIALECTS["responses"].parse,
 }
 _QUESTION = {"role": "user", "content": "?"}
 

@@ -6,11 +6,12 @@ JSON null counts as absent, as it does for the official APIs. Booleans are not n
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hearth.shared.errors import RequestError
 
 Body = Mapping[str, Any]
+T = TypeVar("T")
 
 _SHORT = reprlib.Repr()  # never spells out a value of megabytes
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -27,9 +28,8 @@ def number(
     value = body.get(name)
     if value is None:
         return None
-    allowed = f"a number from {low:g} to {high:g}"
     if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
-        refuse(param or name, value, allowed)
+        refuse(param or name, value, f"a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -44,11 +44,14 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def optional_boolean(body: Body, name: str) -> bool | None:
-    value = body.get(name)
-    if value is not None and type(value) is not bool:
-        refuse(name, value, "true or false")
+def _optional(value: Any, kind: type[T], param: str, allowed: str) -> T | None:
+    if value is not None and type(value) is not kind:
+        refuse(param, value, allowed)
     return value
+
+
+def optional_boolean(body: Body, name: str) -> bool | None:
+    return _optional(body.get(name), bool, name, "true or false")
 
 
 def boolean(body: Body, name: str, default: bool = False) -> bool:
@@ -57,10 +60,13 @@ def boolean(body: Body, name: str, default: bool = False) -> bool:
 
 
 def text(body: Body, name: str, param: str | None = None) -> str | None:
-    value = body.get(name)
-    if value is not None and type(value) is not str:
-        refuse(param or name, value, "a string")
-    return value
+    return _optional(body.get(name), str, param or name, "a string")
+
+
+def some_text(body: Body, name: str, param: str) -> str:
+    """Return a string that has to be there and may be empty."""
+    value = text(body, name, param)
+    return value if value is not None else refuse(param, value, "a string")
 
 
 def required_text(body: Body, name: str, param: str) -> str:
@@ -94,6 +100,5 @@ def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield record(row, where), where
 
 
-def optional_rows(body: Body, name: str) -> list[Any]:
-    value = body.get(name)
-    return [] if value is None else rows(value, name)
+def optional_rows(body: Body, name: str, param: str | None = None) -> list[Any]:
+    return _optional(body.get(name), list, param or name, "a list") or []

@@ -5,17 +5,18 @@ that a refusal names. So is a document, a PDF or a file of text: {"type": "docum
 "param", "head"}, with its base64 or data: URL, and the lines that stand above its text.
 """
 
+import logging
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.body import (
-    field_readers as fields,
-    tool_definitions as tools,
-    unknown_blocks_to_text as unknown_blocks,
-)
+from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, text_of
 from hearth.shared.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 _TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
 _IMAGE_PARTS: Final = frozenset(("image_url", "input_image"))
@@ -86,22 +87,20 @@ def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
     pieces: list[ContentPart] = []
     for row, where in fields.records(content, param):
         kind = fields.text(row, "type", f"{where}.type") or untyped
-        if kind in _IMAGE_PARTS:
-            pieces.append(_image(row, where))
+        if kind in _IMAGE_PARTS or kind in _FILE_PARTS:
+            pieces.append(_image(row, where) if kind in _IMAGE_PARTS else _file_part(row, where))
         else:
-            is_file = kind in _FILE_PARTS
-            pieces.append(_file_part(row, where) if is_file else _text(row, kind, where))
+            pieces.append(_text(row, kind, where))
     return pieces
 
 
 def _text(row: dict[str, Any], kind: str, param: str) -> str:
     if kind in _TEXT_PARTS:
-        found = fields.text(row, "text", f"{param}.text")
-        return found if found is not None else fields.refuse(f"{param}.text", None, "a string")
+        return fields.some_text(row, "text", f"{param}.text")
     if kind == "refusal":
         return fields.text(row, "refusal", f"{param}.refusal") or ""
     if "image" not in kind:
-        tools.refuse_media(param, kind)
+        refuse_media(param, kind)
     fields.refuse(f"{param}.type", kind, _ALLOWED)
 
 
@@ -132,21 +131,18 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     pieces: list[ContentPart] = []
     for part, where in fields.records(output, param):
         kind = fields.text(part, "type", f"{where}.type") or ""
+        file = part.get("file", part)
+        data = file.get("file_data") if type(file) is dict else None
         if type(part.get("text")) is str:
             pieces.append(part["text"])
         elif kind in _IMAGE_PARTS:
             pieces.append(_image(part, where))
-        elif kind in _FILE_PARTS and _holds_data(part):
+        elif kind in _FILE_PARTS and type(data) is str and data:
             pieces.append(_file_part(part, where))
         else:
             left_out.append(kind)
-            pieces.append(tools.omitted(kind or "content"))
+            pieces.append(omitted(kind or "content"))
     return join(pieces)
-
-
-def _holds_data(part: dict[str, Any]) -> bool:
-    held = part.get("file", part)
-    return type(held) is dict and type(held.get("file_data")) is str and bool(held["file_data"])
 
 
 def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
@@ -163,10 +159,10 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
             texts.append(_text(row, kind, where))
         elif kind in _THOUGHTS:
             held = (row.get(name) for name in ("thinking", "reasoning", "text", "summary"))
-            thoughts += [text for each in held for text in unknown_blocks.texts_of(each)]
+            thoughts += [text for each in held for text in texts_of(each)]
         else:
             left_out.append(kind)
-            texts += texts_only(as_one(list(unknown_blocks.texts_of(row))))
+            texts += texts_only(as_one(list(texts_of(row))))
     return texts, thoughts
 
 
@@ -216,3 +212,60 @@ def no_urls(param: str) -> RequestError:
         code="unsupported_content",
         param=param,
     )
+
+
+# ---------------------------------------------------------------- what no model here reads
+#
+# Hosted tools, their calls and results, and the like: a client that moves here with such a history
+# must be answered. The text of it stays, the rest is left out, and one line of the log says so.
+
+_NAMED_MAX: Final = 20  # kinds in one line of the log
+_KIND: Final = re.compile(r"(tool_choice )?[a-z][a-z0-9_]{0,59}")  # words of an API
+_TEXTS: Final = ("title", "url", "text", "stdout", "stderr", "logs")
+# Their content is base64 or the like.
+_OPAQUE: Final = ("base64", "file", "image_generation_call", "computer_call_output")
+_HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
+
+
+def texts_of(value: Any) -> list[str]:
+    """Return the readable texts in `value`, JSON of a kind that this server does not know."""
+    if type(value) is str:
+        return [value] if value.strip() else []
+    if type(value) is list:
+        return [text for item in value for text in texts_of(item)]
+    if type(value) is not dict:
+        return []
+    found = [value[name] for name in _TEXTS if type(value.get(name)) is str and value[name].strip()]
+    if value.get("type") == "text" and type(value.get("data")) is str:
+        found.append(value["data"])
+    for name in _HOLDERS:
+        if value.get("type") not in _OPAQUE and name in value:
+            found += texts_of(value[name])
+    return found
+
+
+def note_left_out(kinds: Iterable[str]) -> None:
+    """Log once what of a request this server has no use for."""
+    named = sorted({kind if _KIND.fullmatch(kind) else "(other)" for kind in kinds})
+    if named:
+        log.info("left out kinds=%r", ", ".join(named[:_NAMED_MAX]))
+
+
+def is_media(kind: str) -> bool:
+    return "image" in kind or "audio" in kind or "video" in kind
+
+
+def omitted(kind: str) -> str:
+    """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
+    return f"[{kind.removeprefix('input_').removesuffix('_url')} omitted: no model here reads it]"
+
+
+def refuse_media(param: str, kind: str) -> None:
+    """Raise where a content part of type `kind` is something that no model here can read."""
+    if is_media(kind):
+        raise RequestError(
+            f"{param} is of type {kind!r}; text is read here and, by models that take them, "
+            "images in this API's own form. Remove it.",
+            code="unsupported_content",
+            param=param,
+        )

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
+from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
@@ -125,7 +126,7 @@ def _left_out(chosen: str) -> Constraints:
 
     A client that sends a search of the web as a request of its own can't take one back.
     """
-    unknown_blocks.note((f"tool_choice {chosen}",))
+    note_left_out((f"tool_choice {chosen}",))
     return Constraints("none")
 
 
@@ -142,15 +143,15 @@ def _checked(
     Raises:
         RequestError: a call is required and no tool was ever there.
     """
-    if choice.tool_choice == "required" and not offered and dropped:
+    if choice.tool_choice != "required" or offered:
+        return choice
+    if dropped:
         return _left_out(choice.tool_choice)
-    if choice.tool_choice == "required" and not offered:
-        raise RequestError(
-            "tool_choice requires a call, and tools holds none that could be called here.",
-            code="invalid_tool_choice",
-            param="tool_choice",
-        )
-    return choice
+    raise RequestError(
+        "tool_choice requires a call, and tools holds none that could be called here.",
+        code="invalid_tool_choice",
+        param="tool_choice",
+    )
 
 
 def _named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
@@ -236,7 +237,12 @@ def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
 
     Only pairs with a comma behind them are sure to be whole: 12 may have been going to be 1234.
     """
-    comma = _last_comma(text)
+    depth, comma = 0, 0  # the last comma between pairs of the outermost object
+    for found in _MARKS.finditer(text):
+        mark = found[0]
+        if mark == "," and depth == 1:
+            comma = found.start()
+        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
     return as_written(text) or (comma and as_written(text[:comma] + "}")) or {}
 
 
@@ -250,38 +256,3 @@ def free_text(arguments: str) -> str:
         given = {FREE_TEXT: next(iter(given.values()))}
     found = given.get(FREE_TEXT)
     return found if type(found) is str else ""
-
-
-def _last_comma(text: str) -> int:
-    """Return where the last comma between pairs of the outermost object is; 0 where none is."""
-    depth, at = 0, 0
-    for found in _MARKS.finditer(text):
-        mark = found[0]
-        if mark == "," and depth == 1:
-            at = found.start()
-        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
-    return at
-
-
-# ---------------------------------------------------------------- what a text model cannot read
-
-
-def is_media(kind: str) -> bool:
-    return "image" in kind or "audio" in kind or "video" in kind
-
-
-def omitted(kind: str) -> str:
-    """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
-    word = kind.removeprefix("input_").removesuffix("_url")
-    return f"[{word} omitted: no model here reads it]"
-
-
-def refuse_media(param: str, kind: str) -> None:
-    """Raise where a content part of type `kind` is something that no model here can read."""
-    if is_media(kind):
-        raise RequestError(
-            f"{param} is of type {kind!r}; text is read here and, by models that take them, "
-            "images in this API's own form. Remove it.",
-            code="unsupported_content",
-            param=param,
-        )

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.responses.responses_request import input_items
+from hearth.proxy.api.responses.parse import input_items
 from hearth.shared.durable_journal import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json
@@ -253,7 +253,6 @@ class ResponseStore:
         """Nothing that is written refers to what was written before."""
 
     def _restore(self) -> None:
-        now = self._clock()
         for _, record in self.journal.read():
             try:
                 owner, response_id, *rest = record
@@ -261,7 +260,7 @@ class ResponseStore:
             except (TypeError, ValueError):
                 continue  # none of ours
             entry_key = (owner, response_id)
-            if entry is not None and now - entry.kept_at <= AGE_S_MAX:
+            if entry is not None and self._clock() - entry.kept_at <= AGE_S_MAX:
                 self._add(entry_key, entry)
             elif entry_key in self._entries:
                 self._drop(entry_key)
@@ -283,8 +282,9 @@ class ResponseStore:
             self._drop(first_of_largest((k[0], k, 1 if is_long else e.nbytes) for k, e in rows))
 
     def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
-        entry = self._kept(self._entry_key(key, response_id))
-        return entry or _missing(f"Response {response_id!r:.80}", param)
+        return self._kept(self._entry_key(key, response_id)) or _missing(
+            f"Response {response_id!r:.80}", param
+        )
 
     def _kept(self, entry_key: _EntryKey) -> _StoredResponse | None:
         entry = self._entries.get(entry_key)

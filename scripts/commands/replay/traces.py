@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.messages.parse import parse as parse_messages
+from hearth.proxy.api.responses.parse import parse as parse_responses
 from hearth.shared.paths import PROJECT_DIR
 
 Body = dict[str, Any]
@@ -32,7 +32,7 @@ CHAT_PATH = "/v1/chat/completions"
 CLOCK_S = 1e-3  # times of a capture are this exact
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _DEFAULT_LENGTH = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
-_PARSE = {"messages": messages_request.parse, "responses": responses_request.parse}
+_PARSE = {"messages": parse_messages, "responses": parse_responses}
 
 
 @dataclass(frozen=True, slots=True)

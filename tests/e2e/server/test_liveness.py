@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import httpx
 
-from hearth.proxy.api.server_sent_events import PING_S
+from hearth.proxy.api.answer_frames import PING_S
 from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.servers.audited_server import GENERATE, body_of, text_of
 from tests.helpers.servers.scripted_server import ScriptedServer

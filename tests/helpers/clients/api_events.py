@@ -7,10 +7,9 @@ from typing import Any
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import FrameWriter, frames
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
-from hearth.proxy.local_answers import ANSWERS
+from hearth.proxy.api import answer_frames
+from hearth.proxy.api.answer_frames import AdmittedRequest, FrameWriter, frames
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
@@ -110,14 +109,14 @@ def frames_of(
         return [frame async for frame in frames(ticket, writer(ticket))]
 
     made = asyncio.run(collect())
-    assert set(answer.waits) == {sse.PING_S}, "a silence goes unseen"
+    assert set(answer.waits) == {answer_frames.PING_S}, "a silence goes unseen"
     return made
 
 
 def events_of(request: ParsedRequest, rows: Sequence[Given]) -> list[Any]:
     """Return the events that `rows` become in the request's own dialect, each as its JSON."""
     read: list[Any] = []
-    for frame in frames_of(request, ANSWERS[request.dialect][1], rows):
+    for frame in frames_of(request, DIALECTS[request.dialect].writer, rows):
         *name, data = frame.decode().removesuffix("\n").removesuffix("\n").split("\n")
         data = data.removeprefix("data: ")
         read.append(data if data == "[DONE]" else orjson.loads(data))
@@ -128,7 +127,7 @@ def events_of(request: ParsedRequest, rows: Sequence[Given]) -> list[Any]:
 def whole_of(request: ParsedRequest, rows: Sequence[Given], **more_of: Any) -> Any:
     """Return the whole answer that `rows` become in the request's own dialect, as its JSON."""
     answer: Any = Scripted(*(row for row in rows if row is not None))
-    whole = ANSWERS[request.dialect][0](AdmittedRequest(request, "m", answer, **more_of))
+    whole = DIALECTS[request.dialect].whole(AdmittedRequest(request, "m", answer, **more_of))
 
     async def made() -> Any:
         return await whole

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from hearth.proxy.api.chat_completions import parse
+from hearth.proxy.api.chat_completions.parse import parse
 from hearth.shared.our_ids import new_id
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.cache.block_hash import common_length, pack

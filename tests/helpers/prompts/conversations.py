@@ -9,10 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.dialects import DIALECTS as API_DIALECTS
 
 Body = dict[str, Any]
 
@@ -149,8 +146,8 @@ def _ollama(body: Body) -> Body:
 
 
 DIALECTS: Final[dict[str, Any]] = {  # how a body is written, and how it is read
-    "chat": (dict, chat_completions.parse),
-    "Messages": (_messages, messages_request.parse),
-    "Responses": (_responses, responses_request.parse),
-    "Ollama": (_ollama, ollama_request.parse_chat),
+    "chat": (dict, API_DIALECTS["chat"].parse),
+    "Messages": (_messages, API_DIALECTS["messages"].parse),
+    "Responses": (_responses, API_DIALECTS["responses"].parse),
+    "Ollama": (_ollama, API_DIALECTS["ollama_chat"].parse),
 }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import LOADING, READY_WAIT_S_MAX, WorkerPool
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -106,7 +106,7 @@ async def stop(supervisor: Supervisor) -> None:
 
 
 def request(script: str, **fields: Any) -> ParsedRequest:
-    return chat_completions.parse(
+    return DIALECTS["chat"].parse(
         {"model": "m", "messages": [{"role": "user", "content": script}], **fields}
     )
 

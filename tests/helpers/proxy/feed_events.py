@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.monitoring.dashboard import DashboardFeed
 from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.monitoring.recent_requests import RecentRequests
@@ -85,7 +85,7 @@ def feed_of(workers: Workers | None = None) -> DashboardFeed:
 
 def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "the words"}], **fields}
-    parsed = chat_completions.parse(body)
+    parsed = DIALECTS["chat"].parse(body)
     prompt = dataclasses.replace(parsed.prompt, speaker=Speaker(key, session))
     return dataclasses.replace(parsed, prompt=prompt)
 

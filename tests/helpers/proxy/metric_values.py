@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import Metric
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.worker_link import AnswerStream
@@ -14,7 +14,7 @@ from hearth.shared.wire_messages import Admitted, Failed, Finished, Usage
 from tests.helpers.clients.scraped_metrics import Series, families_of, series_of
 from tests.helpers.proxy.app_over_workers import Front
 
-ASKED = chat_completions.parse({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+ASKED = DIALECTS["chat"].parse({"model": "m", "messages": [{"role": "user", "content": "x"}]})
 USAGE = Usage(250, 150, 100, 21, 5, "slot", 500, 1_500, None, 7, 100, "prefix", "agent")
 
 

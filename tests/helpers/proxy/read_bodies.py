@@ -1,26 +1,14 @@
 """Parses the body of any dialect, and shows what it became."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import chat_completions, legacy_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
-from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.wire_messages import Prompt
 
-PARSE: Final[dict[str, Callable[[dict[str, Any]], ParsedRequest]]] = {
-    "chat": chat_completions.parse,
-    "completions": legacy_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
-    "ollama_chat": ollama_request.parse_chat,
-    "ollama_generate": ollama_request.parse_generate,
-}
 _HI: Final = [{"role": "user", "content": "hi"}]
 BASES: Final[dict[str, dict[str, Any]]] = {
     "chat": {"model": "m", "messages": _HI},
@@ -32,12 +20,12 @@ BASES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def read(dialect: str, **body: Any) -> ParsedRequest:
+def read(dialect: Dialect, **body: Any) -> ParsedRequest:
     """Return what the dialect's plainest body becomes with `body` over it."""
-    return PARSE[dialect](BASES[dialect] | body)
+    return DIALECTS[dialect].parse(BASES[dialect] | body)
 
 
-def prompt_of(dialect: str, *rows: dict[str, Any], **fields: Any) -> Prompt:
+def prompt_of(dialect: Dialect, *rows: dict[str, Any], **fields: Any) -> Prompt:
     """Return the prompt of a body of the messages, or input items, `rows`."""
     place = "input" if dialect == "responses" else "messages"
     return read(dialect, **{place: list(rows)}, **fields).prompt

@@ -8,14 +8,14 @@ import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api.ollama import generate_context, ollama_request
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.ollama.parse import context_of, messages_of, unloads
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.clients.api_events import called, done, events_of, more, said, thought, whole_of
-from tests.helpers.proxy.read_bodies import PARSE
 
 FIELDS: Final = (
     "role content type text name id input output arguments call_id tool_use_id namespace tools "
@@ -135,7 +135,7 @@ def check_lines(request: ParsedRequest, whole: Any, lines: list[Any]) -> None:
     assert [call for part in parts for call in part.get("tool_calls", ())] == told["tool_calls"]
 
 
-@pytest.mark.parametrize("dialect", PARSE)
+@pytest.mark.parametrize("dialect", DIALECTS)
 @given(rows=ROWS, body=BODIES)
 def test_any_body_is_answered_or_refused(
     dialect: str, rows: list[Any], body: dict[str, Any]
@@ -145,8 +145,8 @@ def test_any_body_is_answered_or_refused(
     body = body | {place.get(dialect, "messages"): prompt}
     try:
         if dialect.startswith("ollama"):
-            ollama_request.unloads("ollama_chat", body)
-        check(PARSE[dialect](body))
+            unloads(body)
+        check(DIALECTS[dialect].parse(body))
     except RequestError as error:
         assert 400 <= error.status < 500 and str(error)
 
@@ -157,7 +157,7 @@ def test_any_input_goes_on_from_a_response(rows: list[Any], body: dict[str, Any]
     store.keep("k", {"input": "hi"}, {"id": "resp_r", "output": []})
     try:
         given_body = body | {"input": rows, "previous_response_id": "resp_r"}
-        check(PARSE["responses"](store.expanded("k", given_body)))
+        check(DIALECTS["responses"].parse(store.expanded("k", given_body)))
     except RequestError as error:
         assert 400 <= error.status < 500
 
@@ -168,15 +168,15 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 @given(st.lists(st.tuples(st.sampled_from(("system", "user", "assistant")), TEXTS)), TEXTS)
 def test_a_context_brings_back_what_was_said(rows: list[tuple[str, str]], answer: str) -> None:
     messages = [{"role": role, "content": text} for role, text in rows]
-    numbers = orjson.loads(orjson.dumps(generate_context.context_of(messages, answer)))
-    back = generate_context.messages_of(numbers)
+    numbers = orjson.loads(orjson.dumps(context_of(messages, answer)))
+    back = messages_of(numbers)
     assert back == [*messages, {"role": "assistant", "content": answer}]
 
 
 @given(JSON | st.lists(st.integers(-2, 2**25) | st.integers(2**62, 2**64), max_size=30))
 def test_any_other_context_is_refused_with_words(context: Any) -> None:
     try:
-        assert generate_context.messages_of(context) == []
+        assert messages_of(context) == []
         assert not context
     except RequestError as error:
         assert error.param == "context"

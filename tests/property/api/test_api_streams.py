@@ -7,11 +7,8 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api import chat_completions, chat_completions_events
-from hearth.proxy.api.answer_frames import frames
-from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
-from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.api.answer_frames import AdmittedRequest, frames
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.clients.api_events import SIGNATURE, Scripted, frames_of, whole_of
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader
@@ -70,9 +67,9 @@ openai_reader = OpenAIReader()
 def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool) -> None:
     thinking = {"type": "adaptive", "display": "omitted"} if hides else {"type": "adaptive"}
     body = {"messages": [{"role": "user", "content": "x"}], "thinking": thinking}
-    request = messages_request.parse(body)
+    request = DIALECTS["messages"].parse(body)
     reason = "tool_calls" if any(row.call for row in rows) else "stop"
-    frames = frames_of(request, messages_events.MessageWriter, with_silences(rows, reason))
+    frames = frames_of(request, DIALECTS["messages"].writer, with_silences(rows, reason))
     whole = whole_of(request, [*rows, Finished("r", reason, None, USAGE)])
     told = anthropic_reader.message(frames)
     for block in told["content"]:
@@ -112,7 +109,7 @@ def with_logprobs(rows: list[Delta]) -> list[Delta]:
 
 
 def chat_of(answers: list[list[Any]], **fields: Any) -> AdmittedRequest:
-    request = chat_completions.parse(CHAT | {"n": len(answers)} | fields)
+    request = DIALECTS["chat"].parse(CHAT | {"n": len(answers)} | fields)
     first, *others = (Scripted(*rows) for rows in answers)
     return AdmittedRequest(request, "m", first, tuple(others))
 
@@ -154,14 +151,14 @@ def test_the_chunks_of_a_chat_add_up_to_the_whole_completion(
 
     async def collect() -> list[bytes]:
         asked = chat_of(streamed, **options)
-        writer = chat_completions_events.ChatWriter(asked)
+        writer = DIALECTS["chat"].writer(asked)
         return [frame async for frame in frames(asked, writer)]
 
     *told, done = asyncio.run(collect())
     assert done == b"data: [DONE]\n\n"
     chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in told]
     given_whole = [[*rows, end] for rows, end in zip(answers, final, strict=True)]
-    whole = asyncio.run(chat_completions_events.whole(chat_of(given_whole)))
+    whole = asyncio.run(DIALECTS["chat"].whole(chat_of(given_whole)))
     assert [added_up(chunks, index) for index in range(len(answers))] == whole["choices"]
     told = [row["usage"] for row in chunks if "usage" in row]
     assert told == ([whole["usage"]] if wants_usage else [])
@@ -177,9 +174,9 @@ def without_times(response: dict[str, Any]) -> dict[str, Any]:
 @given(deltas(), st.booleans())
 def test_a_streamed_response_is_the_whole_response(rows: list[Delta], sums_up: bool) -> None:
     reasoning = {"effort": "low", "summary": "auto" if sums_up else None}
-    request = responses_request.parse({"input": "x", "tools": TOOLS, "reasoning": reasoning})
+    request = DIALECTS["responses"].parse({"input": "x", "tools": TOOLS, "reasoning": reasoning})
     reason = "tool_calls" if any(row.call for row in rows) else "stop"
-    frames = frames_of(request, responses_events.ResponseWriter, with_silences(rows, reason))
+    frames = frames_of(request, DIALECTS["responses"].writer, with_silences(rows, reason))
     whole = whole_of(request, [*rows, Finished("r", reason, None, USAGE)])
     read = openai_reader.response(frames)
     assert read.kinds[:2] == ["response.created", "response.in_progress"]

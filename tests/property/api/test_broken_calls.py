@@ -10,10 +10,7 @@ from typing import Any, Final
 
 from hypothesis import example, given, strategies as st
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.api.ollama import ollama_events, ollama_request
-from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.shared.errors import Overloaded, WorkerLost
 from hearth.shared.wire_messages import Delta, Finished
@@ -39,10 +36,10 @@ TOOLS: Final[list[dict[str, Any]]] = [
     {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
 ]
 USER: Final[list[Any]] = [{"role": "user", "content": "x"}]
-MESSAGES: Final = messages_request.parse({"messages": USER})
-RESPONSES: Final = responses_request.parse({"input": "x", "tools": TOOLS})
-OLLAMA: Final = ollama_request.parse_chat({"model": "m", "messages": USER})
-CHAT: Final = chat_completions.parse(
+MESSAGES: Final = DIALECTS["messages"].parse({"messages": USER})
+RESPONSES: Final = DIALECTS["responses"].parse({"input": "x", "tools": TOOLS})
+OLLAMA: Final = DIALECTS["ollama_chat"].parse({"model": "m", "messages": USER})
+CHAT: Final = DIALECTS["chat"].parse(
     {
         "messages": USER,
         "tools": [
@@ -107,7 +104,7 @@ def object_of(text: str) -> dict[str, Any]:
 def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) -> None:
     kept: list[dict[str, Any]] = []
     given_rows = [*rows, ENDS[end]()]
-    frames = frames_of(RESPONSES, responses_events.ResponseWriter, given_rows, note_end=kept.append)
+    frames = frames_of(RESPONSES, DIALECTS["responses"].writer, given_rows, note_end=kept.append)
     events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     assert [row["sequence_number"] for row in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]
@@ -137,7 +134,7 @@ def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) ->
 @example([called("c", "plain"), *map(more, "ls -la")], "calls")
 @example([called("c", "plain", "ls"), called("d", "plain", '{"a": 1}')], "calls")
 def test_anthropics_sdk_raised_at_arguments_that_are_no_object(rows: list[Delta], end: str) -> None:
-    frames = frames_of(MESSAGES, messages_events.MessageWriter, [*rows, ENDS[end]()])
+    frames = frames_of(MESSAGES, DIALECTS["messages"].writer, [*rows, ENDS[end]()])
     told = anthropic_reader.message(frames)["content"]
     inputs = [block["input"] for block in told if block["type"] == "tool_use"]
     assert inputs == [object_of(text) for _, text in calls_of(rows)]
@@ -152,7 +149,7 @@ def test_a_call_cut_off_behind_its_brace_was_told_as_one_without_arguments(text:
     """A worker holds back a value that is no string, so of `{"dry_run": tr` it gives the brace."""
     for cut in {text[:count] for count in (1, 2, len(text))}:
         given_rows: list[Given] = [called("c", "plain"), *map(more, cut), done("length")]
-        frames = frames_of(MESSAGES, messages_events.MessageWriter, given_rows)
+        frames = frames_of(MESSAGES, DIALECTS["messages"].writer, given_rows)
         assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
         assert written(frames) == cut, "nobody closes half a command"
 
@@ -169,7 +166,7 @@ def written(frames: list[bytes]) -> str:
 @given(answers(), st.sampled_from(["stop", "calls"]))
 @example([called("c", "plain", "ls"), called("d", "plain", '{"a": 1}')], "calls")
 def test_ollama_lost_a_call_whose_arguments_are_no_object(rows: list[Delta], end: str) -> None:
-    frames = frames_of(OLLAMA, ollama_events.OllamaWriter, [*rows, ENDS[end]()])
+    frames = frames_of(OLLAMA, DIALECTS["ollama_chat"].writer, [*rows, ENDS[end]()])
     told = [call for row in map(json.loads, frames) for call in calls_in(row)]
     expected = [(name, object_of(text)) for name, text in calls_of(rows)]
     assert [(call["name"], call["arguments"]) for call in told] == expected
@@ -225,7 +222,7 @@ def test_no_format_gives_a_call_at_which_anthropics_sdk_raises(
         else:
             rows.append(Delta("r", 0, part.channel, part.text))
     rows.append(done("stop" if is_whole else "length"))
-    told = anthropic_reader.message(frames_of(MESSAGES, messages_events.MessageWriter, rows))[
+    told = anthropic_reader.message(frames_of(MESSAGES, DIALECTS["messages"].writer, rows))[
         "content"
     ]
     whole = whole_of(MESSAGES, rows)["content"]

@@ -14,10 +14,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from hearth.proxy.api import chat_completions, chat_completions_events
-from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.api.ollama import ollama_events, ollama_request
-from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.wire_messages import Delta
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.stream.answer_parts import AnswerPart
@@ -42,12 +40,12 @@ WITH_HEADERS: Final = {"gpt_oss", "inkling", "kimi-k3", "muse_glimmer", "solar-o
 USER: Final[list[Any]] = [{"role": "user", "content": "x"}]
 CHAT: Final = [{"type": "function", "function": {"name": name}} for name in NAMES]
 RESPONSES: Final = [{"type": "function", "name": name, "parameters": {}} for name in NAMES]
-DIALECTS: Final = [
-    (chat_completions.parse({"messages": USER, "tools": CHAT}), chat_completions_events.ChatWriter),
-    (messages_request.parse({"messages": USER}), messages_events.MessageWriter),
-    (responses_request.parse({"input": "x", "tools": RESPONSES}), responses_events.ResponseWriter),
-    (ollama_request.parse_chat({"model": "m", "messages": USER}), ollama_events.OllamaWriter),
-]
+BODIES: Final[dict[Dialect, dict[str, Any]]] = {
+    "chat": {"messages": USER, "tools": CHAT},
+    "messages": {"messages": USER},
+    "responses": {"input": "x", "tools": RESPONSES},
+    "ollama_chat": {"model": "m", "messages": USER},
+}
 
 
 @cache
@@ -124,8 +122,9 @@ def test_marks_in_any_order_are_no_content_and_lose_nothing(name: str, data: st.
         else Delta("r", 0, part.channel, part.text)
         for at, part in enumerate(parts)
     ]
-    for request, events in DIALECTS:
-        told = b"".join(frames_of(request, events, [*rows, done()])).decode()
+    for dialect, body in BODIES.items():
+        api = DIALECTS[dialect]
+        told = b"".join(frames_of(api.parse(body), api.writer, [*rows, done()])).decode()
         for begin, end in (
             ("event: content_block_start", "event: content_block_stop"),
             ("event: response.output_item.added", "event: response.output_item.done"),

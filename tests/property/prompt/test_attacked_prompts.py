@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.render_messages import adapted
@@ -50,7 +50,7 @@ def test_a_call_that_spells_half_a_character_is_no_error(name: str) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abcdefgh1", "content": "saved"},
     ]
-    prompt = chat_completions.parse({"model": "m", "messages": rows}).prompt
+    prompt = DIALECTS["chat"].parse({"model": "m", "messages": rows}).prompt
     assert builder(name).build(PromptContent(prompt.messages, prompt.tools)).ids
 
 
@@ -71,7 +71,7 @@ def test_results_without_ids_belong_to_their_calls(counts: list[int]) -> None:
         calls = [{"type": "function", "function": {"name": f"f{at}"}} for at in range(count)]
         rows += [{"role": "assistant", "content": None, "tool_calls": calls}]
         rows += [{"role": "tool", "content": f"f{at}"} for at in range(count)]
-    messages = chat_completions.parse({"model": "m", "messages": rows}).prompt.messages
+    messages = DIALECTS["chat"].parse({"model": "m", "messages": rows}).prompt.messages
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     names = {call["id"]: call["function"]["name"] for call in calls}
     assert len(names) == sum(counts)

@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from hearth.proxy.api.error_bodies import (
-    anthropic_error,
-    error_body,
-    error_headers,
-    openai_error,
-)
+from hearth.proxy.api.chat_completions.errors import openai_error
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.error_texts import error_headers
+from hearth.proxy.api.messages.errors import anthropic_error
 from hearth.proxy.main import bind, bind_all
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import Dialect
@@ -84,7 +82,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_each_reader_acts_on
     """Claude Code compacts on some of them; LiteLLM asks another model on the last ones, on which
     Pi, opencode and OpenClaw compact behind one."""
     long = PromptTooLong(tokens=180_008, tokens_max=131_071)
-    text = json.dumps(error_body(long, dialect, "id"))
+    text = json.dumps(DIALECTS[dialect].error_body(long, "id"))
     assert "The prompt is 180,008 tokens and this server accepts 131,071. Remove at least" in text
     assert text.count("exceeds the available context size") == 1
     assert ("prompt is too long: " in text) == (dialect == "messages")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import SSE_DONE, sse_data, sse_event
 from scripts.faults.judge_replies import End, judge
 from scripts.faults.load import (
     AMID_A_FAULT,
@@ -26,7 +26,7 @@ CHAT_ROWS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {"content": "lo"}}]},
     {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
 ]
-CHAT = b"".join(map(sse.data, CHAT_ROWS)) + sse.DONE
+CHAT = b"".join(map(sse_data, CHAT_ROWS)) + SSE_DONE
 EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("message_start", {"message": {}}),
     ("ping", {}),
@@ -36,12 +36,12 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("message_delta", {"delta": {"stop_reason": "end_turn"}}),
     ("message_stop", {}),
 ]
-MESSAGES = b"".join(sse.event(kind, row) for kind, row in EVENTS)
+MESSAGES = b"".join(sse_event(kind, row) for kind, row in EVENTS)
 OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "Hello"}]}]
 RESPONSES = b"".join(
     [
-        sse.event("response.created", {"sequence_number": 0, "response": {}}),
-        sse.event(
+        sse_event("response.created", {"sequence_number": 0, "response": {}}),
+        sse_event(
             "response.completed",
             {"sequence_number": 1, "response": {"status": "completed", "output": OUTPUT}},
         ),

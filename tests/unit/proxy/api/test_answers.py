@@ -9,11 +9,10 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_fields import logprob_rows
-from hearth.proxy.api.ollama import generate_context, ollama_events
-from hearth.proxy.api.responses import responses_events
-from hearth.proxy.local_answers import ANSWERS
+from hearth.proxy.api import answer_frames
+from hearth.proxy.api.answer_frames import logprob_rows
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.shared.errors import WorkerLost
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import TokenLogprob
@@ -29,7 +28,7 @@ from tests.helpers.clients.api_events import (
     thought,
     whole_of,
 )
-from tests.helpers.proxy.read_bodies import PARSE, read
+from tests.helpers.proxy.read_bodies import read
 
 LEFT_OUT: Final = {
     *("created", "created_at", "completed_at", "total_duration", "load_duration"),
@@ -64,7 +63,7 @@ def usages_in(value: Any) -> list[Any]:
 def of_each_dialect(table: str) -> list[Any]:
     return [
         pytest.param(dialect, *row.values, id=f"{dialect}: {row.id}")
-        for dialect in PARSE
+        for dialect in DIALECTS
         for row in cases(f"api/{dialect}_answers.yaml", table)
     ]
 
@@ -85,7 +84,7 @@ def test_usage_tells_of_the_prompt_the_cache_and_drafts(dialect: str, case: dict
     assert usages_in(whole_of(request, rows)) == case["whole"]
 
 
-@pytest.mark.parametrize("dialect", PARSE)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_whole_answer_that_breaks_is_an_error(dialect: str) -> None:
     with pytest.raises(WorkerLost, match="gone"):
         whole_of(read(dialect), [said("a"), WorkerLost("gone")])
@@ -135,14 +134,14 @@ def test_whole_answers_are_what_openais_types_declare() -> None:
 def test_what_is_written_and_not_told_is_no_silence(
     dialect: str, body: dict[str, Any], rows: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "PING_S", 0.0)
+    monkeypatch.setattr(answer_frames, "PING_S", 0.0)
     told_rows = events_of(read(dialect, **body), [*rows, done()])
     assert sum("prefill" in row for row in told_rows) >= 4
 
 
 def test_thinking_without_a_signature_is_not_signed() -> None:
     request = read("messages")
-    rows = frames_of(request, ANSWERS["messages"][1], [thought("a"), done()], signature="")
+    rows = frames_of(request, DIALECTS["messages"].writer, [thought("a"), done()], signature="")
     assert b"signature_delta" not in b"".join(rows)
 
 
@@ -188,7 +187,7 @@ def test_what_was_asked_is_told_back_and_not_again_in_a_silence() -> None:
 
 def test_a_whole_end_is_noted_and_a_broken_one_never() -> None:
     ended: list[dict[str, Any]] = []
-    writer = responses_events.ResponseWriter
+    writer = DIALECTS["responses"].writer
     for end in (WorkerLost("gone"), done()):
         frames_of(read("responses"), writer, [said("a"), end], note_end=ended.append)
     assert [row["status"] for row in ended] == ["completed"]
@@ -209,7 +208,7 @@ def test_durations_add_up_to_all_the_time_since_the_request_came() -> None:
 
 
 def test_a_conversation_too_long_for_a_context_has_none() -> None:
-    long = read("ollama_generate", prompt="x" * generate_context.BYTES_MAX)
+    long = read("ollama_generate", prompt="x" * ollama_parse.CONTEXT_BYTES_MAX)
     assert whole_of(long, [said("yes"), done()])["context"] == []
 
 

@@ -5,20 +5,23 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.api.body.prediction import CHARS_MAX, PARTS_MAX
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE
-from hearth.proxy.api.responses.responses_tools import ToolOrigin, responses_tools_of
+from hearth.proxy.api.chat_completions.parse import (
+    PREDICTION_CHARS_MAX as CHARS_MAX,
+    PREDICTION_PARTS_MAX as PARTS_MAX,
+)
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.ollama.parse import CHAT, GENERATE, is_question, unloads
+from hearth.proxy.api.responses.tools import ToolOrigin, responses_tools_of
 from hearth.shared.errors import RequestError
 from tests.helpers.cases import cases
-from tests.helpers.proxy.read_bodies import PARSE, read, shown
+from tests.helpers.proxy.read_bodies import read, shown
 
 
 def in_each_dialect(table: str) -> list[Any]:
     """Return the table's cases of every dialect, each behind the dialect's name."""
     return [
         pytest.param(dialect, *row.values, id=f"{dialect}: {row.id}")
-        for dialect in PARSE
+        for dialect in DIALECTS
         for row in cases(f"api/{dialect}_bodies.yaml", table)
     ]
 
@@ -56,7 +59,7 @@ def test_what_is_wrong_is_named(dialect: str, case: dict[str, Any]) -> None:
     ("dialect", "name", "values"),
     [
         (dialect, row.id, row.values[0])
-        for dialect in PARSE
+        for dialect in DIALECTS
         for row in cases(f"api/{dialect}_bodies.yaml", "out of range")
     ],
 )
@@ -153,23 +156,21 @@ def test_a_prediction_is_bounded_in_characters_and_parts_and_is_of_one_choice() 
 
 
 def test_only_a_body_without_a_question_loads_the_model() -> None:
-    for dialect, body, is_question in (
+    for dialect, body, asks in (
         *((CHAT, body, False) for body in ({}, {"messages": []}, {"messages": None})),
         *((GENERATE, body, False) for body in ({}, {"prompt": ""})),
         (CHAT, {"messages": [{"role": "user"}]}, True),
         (GENERATE, {"images": ["iVBO"]}, True),
-        ("chat", {}, True),
     ):
-        assert ollama_request.is_question(dialect, body) is is_question, (dialect, body)
+        assert is_question(dialect, body) is asks, (dialect, body)
 
 
 def test_a_keep_alive_of_nothing_unloads_and_what_is_no_duration_is_refused() -> None:
     for value in (0, 0.0, "0", "0s", "0h0m"):
-        assert ollama_request.unloads(CHAT, {"keep_alive": value}), value
+        assert unloads({"keep_alive": value}), value
     for value in (None, -1, "-1", 300, "5m", "1h30m", "0.5s", "-1m"):
-        assert not ollama_request.unloads(CHAT, {"keep_alive": value}), value
-    assert not ollama_request.unloads("chat", {"keep_alive": 0}), "no other API has it"
+        assert not unloads({"keep_alive": value}), value
     for value in ("soon", "", "5 minutes", True, [], "m"):
         with pytest.raises(RequestError) as caught:
-            ollama_request.unloads(CHAT, {"keep_alive": value})
+            unloads({"keep_alive": value})
         assert caught.value.param == "keep_alive"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hearth.commands.replay.traces import EXCERPTS_DIR, WHOLE_DIR, load_trace
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.shared.wire_messages import Submit, decode, encode
-from tests.helpers.proxy.read_bodies import PARSE
 
 PATHS = [path for each in (EXCERPTS_DIR, WHOLE_DIR) for path in sorted(each.glob("*.xz"))]
 
@@ -22,10 +22,10 @@ def check_calls(rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
 def test_every_request_of_a_captured_session_is_understood(path: Path) -> None:
-    rows = [row for row in load_trace(path) if row.dialect in PARSE]
+    rows = [row for row in load_trace(path) if row.dialect in DIALECTS]
     assert rows
     for row in rows:
-        request = PARSE[row.dialect](row.body)
+        request = DIALECTS[row.dialect].parse(row.body)
         submit = Submit("r", request.prompt, request.sampling, request.constraints)
         assert decode(encode(submit)) == submit
         assert request.constraints.tool_choice == "auto"
@@ -42,7 +42,7 @@ def test_codex_offers_its_sub_agents_and_calls_them_by_the_same_name() -> None:
         pytest.skip("the excerpt has none of Codex' namespaces")
     offered, called = set(), set()
     for row in load_trace(path):
-        prompt = PARSE[row.dialect](row.body).prompt
+        prompt = DIALECTS[row.dialect].parse(row.body).prompt
         offered |= {tool["function"]["name"] for tool in prompt.tools}
         calls = [call for message in prompt.messages for call in message.get("tool_calls", ())]
         called |= {call["function"]["name"] for call in calls}

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.replay.traces import load_trace
-from hearth.proxy.api import chat_completions, prefill_endpoint
+from hearth.proxy.api import prefill_endpoint
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.worker_pool import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
@@ -189,7 +190,7 @@ def test_every_dialect_says_whether_its_request_is_kept_and_otherwise_it_is(
 
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
     body = BODIES["chat"] | {"prediction": {"type": "content", "content": "words"}}
-    request = chat_completions.parse(body)
+    request = DIALECTS["chat"].parse(body)
     assert request.prediction == "words"
     assert prefill_endpoint.prepared(request).prediction == ""
 

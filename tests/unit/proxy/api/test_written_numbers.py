@@ -8,13 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.answer_frames import AdmittedRequest
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.http.strict_json import parse_object
-from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared import wire_messages as wire
 from hearth.worker.prompt.render_messages import Renderer
@@ -41,43 +37,43 @@ CALL = '{"id": "c", "type": "function", "function": {"name": "f", "arguments": <
 CALLED = f'{{"messages": [{ASKED}, {{"role": "assistant", "tool_calls": [{CALL}]}}]}}'
 USED = '{"type": "tool_use", "id": "c", "name": "f", "input": <A>}'
 ITEM = '{"type": "function_call", "call_id": "c", "name": "f", "arguments": <A>}'
-DIALECTS: dict[str, tuple[Any, str]] = {  # parser, a body with arguments
-    "chat": (chat_completions.parse, CALLED),
+BODIES: dict[str, tuple[Any, str]] = {  # parser, a body with arguments
+    "chat": (DIALECTS["chat"].parse, CALLED),
     "messages": (
-        messages_request.parse,
+        DIALECTS["messages"].parse,
         f'{{"messages": [{ASKED}, {{"role": "assistant", "content": [{USED}]}}]}}',
     ),
-    "responses": (responses_request.parse, f'{{"input": [{ASKED}, {ITEM}]}}'),
-    "ollama": (ollama_request.parse_chat, CALLED),
+    "responses": (DIALECTS["responses"].parse, f'{{"input": [{ASKED}, {ITEM}]}}'),
+    "ollama": (DIALECTS["ollama_chat"].parse, CALLED),
 }
 PIECE = re.compile(r'"(?:arguments|delta|partial_json)":"((?:[^"\\]|\\.)*)"')
 
 
 def asked(dialect: str, arguments: str) -> ParsedRequest:
-    parse, text = DIALECTS[dialect]
+    parse, text = BODIES[dialect]
     written = json.dumps(arguments) if dialect in ("chat", "responses") else arguments
     request: ParsedRequest = parse(parse_object(text.replace("<A>", written).encode()))
     return request
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", BODIES)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_answer_has_the_digits_that_the_model_wrote(name: str, dialect: str) -> None:
     request = asked(dialect, "{}")
-    whole_of, writer = ANSWERS[request.dialect]
+    api = DIALECTS[request.dialect]
     for number in NUMBERS:
         splitter = reader(name).splitter(False, [tool(("f", {"n": "number"}))])
         parts = streamed(splitter, WRITTEN[name].format(number), is_complete=True)
         rows: list[Given] = [called("c", parts[0].name, parts[0].text)]
         rows += [*(more(part.text) for part in parts[1:]), done("tool_calls")]
         admitted = AdmittedRequest(request, "m", Scripted(*rows))
-        whole = orjson.dumps(asyncio.run(whole_of(admitted))).decode()
-        stream = b"".join(frames_of(request, writer, rows)).decode()
+        whole = orjson.dumps(asyncio.run(api.whole(admitted))).decode()
+        stream = b"".join(frames_of(request, api.writer, rows)).decode()
         assert re.search(rf'\\?"n\\?": ?{re.escape(number)}\}}', whole)
         assert f": {number}}}" in stream + "".join(PIECE.findall(stream))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", BODIES)
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "mistral", "gemma3", "deepseek"])
 def test_a_history_is_shown_to_the_model_with_its_digits(name: str, dialect: str) -> None:
     renderer = Renderer(family(name).tokenizer, True, True)

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.chat_page import chat_page_routes
-from hearth.proxy.request.client_name import PAGE_HEADER
+from hearth.proxy.request.session_id import PAGE_HEADER
 from tests.helpers.proxy.proxy_app import app_of, ask, cookie_of, sign_in
 
 KEYED = {"PROXY_API_KEY": "secret"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway import cloud_requests, gateway as cloud_requests
+from hearth.proxy.gateway import gateway as cloud_requests
 from hearth.proxy.gateway.gateway import CloudReply, CloudRequests
 from hearth.proxy.http.http_exchange import BodyBudget, ClientGone, HttpExchange
 from hearth.proxy.monitoring.metrics import CAUSES, CloudUsage

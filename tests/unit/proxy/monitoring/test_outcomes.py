@@ -8,9 +8,8 @@ from unittest import mock
 import orjson
 import pytest
 
-from hearth.proxy.api import legacy_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.pool import worker_link
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -58,14 +57,14 @@ async def post(made: Front, script: str, **fields: Any) -> int:
 async def test_a_reply_that_fails_after_its_answers_end_has_failed(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    whole, writer = ANSWERS["responses"]
+    api = DIALECTS["responses"]
 
     async def breaks(ticket: Any) -> Any:
-        await whole(ticket)
+        await api.whole(ticket)
         raise error
 
     async with front(1) as made:
-        monkeypatch.setitem(ANSWERS, "responses", (breaks, writer))
+        monkeypatch.setitem(DIALECTS, "responses", dataclasses.replace(api, whole=breaks))
         assert await post(made, "n=1") == 500
         assert outcomes(made.app, "responses") == {"failed": 1}
         assert last_row(made.app)["ended"] == "internal_error"
@@ -76,18 +75,18 @@ async def test_a_reply_that_fails_after_its_answers_end_has_failed(
 async def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, writer = ANSWERS["responses"]
+    api = DIALECTS["responses"]
 
     async with front(1) as made:
         gone = asyncio.Event()
 
         async def leaves(ticket: Any) -> Any:
-            told = await whole(ticket)
+            told = await api.whole(ticket)
             gone.set()
             await asyncio.sleep(0.01)
             return told
 
-        monkeypatch.setitem(ANSWERS, "responses", (leaves, writer))
+        monkeypatch.setitem(DIALECTS, "responses", dataclasses.replace(api, whole=leaves))
         content = orjson.dumps({"model": "smollm2", "input": "n=1"})
         await asked(made.app, "POST", RESPONSES, KEY, body=content, gone=gone)
         assert outcomes(made.app, "responses") == {"cancelled": 1}
@@ -114,7 +113,7 @@ async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_whe
     tmp_path: Any, ended_first: bool
 ) -> None:
     asked_for = {"model": "m", "prompt": ["a", "b"], "n": 3}
-    request = legacy_completions.parse(asked_for)
+    request = DIALECTS["completions"].parse(asked_for)
 
     edge = app_of(tmp_path)
     link, line = linked(edge)

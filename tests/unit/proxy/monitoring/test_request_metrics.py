@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client import Metric
 
-from hearth.proxy.api import legacy_completions
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
@@ -100,7 +100,7 @@ def test_what_asks_for_no_text_is_no_request_but_its_client_may_leave() -> None:
 def test_a_request_costs_what_the_table_says(case: dict[str, Any]) -> None:
     metrics, request = made(), replace(ASKED, choices=case.get("choices", 1))
     if body := case.get("body"):
-        request = legacy_completions.parse(body)
+        request = DIALECTS["completions"].parse(body)
     ended(metrics, request, [answered(replace(USAGE, **row)) for row in case["answers"]])
     told = {}
     for series in case["values"]:

@@ -4,20 +4,17 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.messages import messages_request
-from hearth.proxy.api.ollama import ollama_request
-from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 
 PARSERS: dict[str, Any] = {
-    "chat": chat_completions.parse,
-    "messages": messages_request.parse,
-    "responses": responses_request.parse,
-    "ollama chat": ollama_request.parse_chat,
+    "chat": DIALECTS["chat"].parse,
+    "messages": DIALECTS["messages"].parse,
+    "responses": DIALECTS["responses"].parse,
+    "ollama chat": DIALECTS["ollama_chat"].parse,
 }
 THINKERS = ("qwen3", "qwen3_5", "glm4")
 SAID = AnswerParts("I look first.", "All is well.")

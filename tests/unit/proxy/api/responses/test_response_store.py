@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api.responses import response_store, responses_request
+from hearth.proxy.api.dialects import DIALECTS
+from hearth.proxy.api.responses import response_store
 from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, ResponseStore
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.durable_journal import Journal
@@ -47,7 +48,7 @@ def refused(store: ResponseStore, key: str, body: dict[str, Any]) -> RequestErro
 def test_a_conversation_goes_on_from_a_response_without_its_instructions() -> None:
     store = kept(ResponseStore())
     body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
-    rows = responses_request.parse(body).prompt.messages
+    rows = DIALECTS["responses"].parse(body).prompt.messages
     assert [(row["role"], row["content"]) for row in rows] == [
         ("user", "hi"),
         ("assistant", "yo"),
@@ -67,7 +68,7 @@ def test_images_are_kept_as_they_were_sent_and_count(monkeypatch: pytest.MonkeyP
     store.keep("k", {"input": [{"role": "user", "content": [part]}]}, answer(1, said(1, "yo")))
     assert store.nbytes > len(url)
     body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
-    (shown,) = responses_request.parse(body).prompt.messages[0]["content"]
+    (shown,) = DIALECTS["responses"].parse(body).prompt.messages[0]["content"]
     assert (shown["type"], shown["url"]) == ("image", url)
     monkeypatch.setattr(response_store, "BYTES_MAX", 2_000)  # it alone is more
     store.keep("k", body, answer(2, said(2, "ok")))

@@ -106,9 +106,8 @@ class ResponsesTools:
         """List a tool under a name of its own; one that is known already stays as it is."""
         if origin in self._names:
             return self._names[origin]
-        name = origin.name
-        if origin.namespace:
-            name = f"{origin.namespace}{_JOINT}{name}"
+        prefix = f"{origin.namespace}{_JOINT}" if origin.namespace else ""
+        name = f"{prefix}{origin.name}"
         while name in self._origins:
             name += "_"
         self._names[origin], self._origins[name] = name, origin
@@ -130,15 +129,6 @@ def responses_tools_of(body: dict[str, Any]) -> ResponsesTools:
     for index, item in enumerate(given if type(given) is list else ()):
         if type(item) is dict and item.get("type") in LOADING:
             param = f"input[{index}].tools"
-            request_tools.add(loaded_rows(item, param), param, late=True)
+            rows = fields.optional_rows(item, "tools", param)  # none where a search found none
+            request_tools.add(rows, param, late=True)
     return request_tools
-
-
-def loaded_rows(item: dict[str, Any], param: str) -> list[Any]:
-    """Return the tools that an item of LOADING brings along: none where a search found none.
-
-    Raises:
-        RequestError: they are no list.
-    """
-    given = item.get("tools")
-    return [] if given is None else fields.rows(given, param)

@@ -1,28 +1,123 @@
-"""Turns the input items of a Responses request into messages of our kind."""
+"""Turns the body of an OpenAI Responses request, and the items of its input, into our request."""
 
+import dataclasses
 from typing import Any, Final
 
 from hearth.proxy.api.body import (
     field_readers as fields,
+    sampling_params,
+    thinking_options,
     tool_definitions as tools,
-    unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
     read_content,
     result_content,
     said_texts,
     text_content,
+    texts_of,
 )
-from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
+from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, responses_tools_of
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_signature
+from hearth.shared.wire_messages import Prompt
 
+LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
 ROLES: Final = ("system", "developer", "user", "assistant")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 _NOTHING_FOUND: Final = "No tools were found."
 
 
-class InputItemReader:
+def parse(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in `body`, whose `previous_response_id` is already part of its input.
+
+    Raises:
+        RequestError: a field is not what the API allows, or needs what this server lacks.
+    """
+    _refuse_unsupported(body)
+    request_tools = responses_tools_of(body)
+    items = _InputItemReader(request_tools)
+    if instructions := fields.text(body, "instructions"):
+        items.messages.append({"role": "system", "content": instructions})
+    rows = input_items(body)
+    for row, param in fields.records(rows, "input"):
+        items.read(row, param)
+    items.flush_reasoning()
+    if not rows:
+        raise RequestError(
+            "input is empty; send at least one item.", code="empty_messages", param="input"
+        )
+    template_kwargs, thinking = thinking_options.read(body)
+    limit = sampling_params.read_max_tokens(body, "max_output_tokens")
+    top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
+    wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
+    return ParsedRequest(
+        dialect="responses",
+        model=str(body.get("model") or ""),
+        prompt=Prompt(
+            *(items.messages, request_tools.shown, template_kwargs, request_tools.deferred),
+            thinking=thinking,
+        ),
+        sampling=sampling_params.read_sampling(
+            body,
+            max_tokens=limit,
+            stop="stop",
+            top_logprobs=top_logprobs if wants_logprobs else None,
+        ),
+        stream=fields.boolean(body, "stream"),
+        body=body,
+        left_out=(*request_tools.dropped, *items.left_out),
+        constraints=dataclasses.replace(
+            tools.openai_choice(
+                body.get("tool_choice"), request_tools.choosable, request_tools.dropped
+            ),
+            **sampling_params.read_format(
+                fields.optional_record(body, "text").get("format"), "text.format"
+            ),
+            parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
+            thinking_budget=thinking.budget,
+        ),
+    )
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    if body.get("conversation") is not None:
+        raise RequestError(
+            "conversation is not supported; name the last response in previous_response_id, or "
+            "send the whole conversation in input.",
+            code="unsupported_parameter",
+            param="conversation",
+        )
+    if fields.boolean(body, "background"):
+        raise RequestError(
+            "background is not supported: a response is made while its client waits. Leave it out, "
+            "or send false.",
+            code="unsupported_parameter",
+            param="background",
+        )
+    for name in ("reasoning", "metadata"):  # the answer repeats them
+        fields.optional_record(body, name)
+
+
+def input_items(body: dict[str, Any]) -> list[Any]:
+    """Return the input as a list of items: a string is what a user says.
+
+    Raises:
+        RequestError: it is neither a string nor a list.
+    """
+    given = body.get("input")
+    if type(given) is str:
+        return [{"type": "message", "role": "user", "content": given}] if given else []
+    if type(given) is not list:
+        fields.refuse("input", given, "a string or a list of items")
+    return given
+
+
+# ---------------------------------------------------------------- the items of its input
+
+
+class _InputItemReader:
     """Turns input items into messages: what one assistant turn said and called becomes one."""
 
     def __init__(self, request_tools: ResponsesTools) -> None:
@@ -70,19 +165,17 @@ class InputItemReader:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
         content = item.get("content")
         where = f"{param}.content"
-        if role == "user":
-            self._asked(role, "" if content is None else read_content(content, where))
-            return
         if role == "assistant" and type(content) is list:  # another server's may have any parts
             texts, thoughts = said_texts(content, where, self.left_out)
             self._reasoning += thoughts
-            self._said(join(texts))
-            return
-        text = "" if content is None else text_content(content, where)
-        if role == "assistant":
-            self._said(text)
+            content = join(texts)
         else:
-            self._asked("system", text)
+            read = read_content if role == "user" else text_content
+            content = "" if content is None else read(content, where)
+        if role == "assistant":
+            self._said(content)
+        else:
+            self._asked("user" if role == "user" else "system", content)
 
     def _asked(self, role: str, content: MessageContent) -> None:
         self.flush_reasoning()
@@ -103,12 +196,11 @@ class InputItemReader:
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        if texts := unknown_blocks.texts_of(item):
-            text = join_text(texts)
-            if kind == "agent_message":  # one that another agent sent to this one
-                self._asked("user", text)
-            else:
-                self._said(text)
+        texts = texts_of(item)
+        if texts and kind == "agent_message":  # one that another agent sent to this one
+            self._asked("user", join_text(texts))
+        elif texts:
+            self._said(join_text(texts))
 
     # ---------------------------------------------------------------- calls and their results
 
@@ -121,12 +213,11 @@ class InputItemReader:
         call_id = fields.required_text(item, "call_id", f"{param}.call_id")
         call = tools.tool_call(call_id, name, arguments)
         last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant" and not self._reasoning:
-            last.setdefault("tool_calls", []).append(call)
-            self._with_reasoning(last)
-            return
-        message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        self.messages.append(self._with_reasoning(message))
+        if last.get("role") != "assistant" or self._reasoning:
+            last = {"role": "assistant", "content": ""}
+            self.messages.append(last)
+        last.setdefault("tool_calls", []).append(call)
+        self._with_reasoning(last)
 
     def _tool(
         self, item: dict[str, Any], param: str, content: MessageContent, *loaded: str
@@ -139,7 +230,8 @@ class InputItemReader:
     def _loaded(self, item: dict[str, Any], param: str) -> None:
         """Take tools that come with an item; they are shown where it stands."""
         where = f"{param}.tools"
-        names = self._request_tools.add(loaded_rows(item, where), where, late=True)
+        rows = fields.optional_rows(item, "tools", where)
+        names = self._request_tools.add(rows, where, late=True)
         if item.get("call_id"):
             self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
         elif names:

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from hearth.proxy.api.body import (
     field_readers as fields,
-    response_format,
     sampling_params,
     thinking_options,
     tool_definitions as tools,
@@ -16,8 +15,7 @@ from hearth.proxy.api.body.message_content import (
     said_texts,
     text_content,
 )
-from hearth.proxy.api.body.prediction import read_prediction
-from hearth.proxy.request.content_pieces import MessageContent, join, join_text
+from hearth.proxy.request.content_pieces import join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
@@ -26,6 +24,8 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # as chat templates know them
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")  # the last is llama.cpp's
 CHOICES_MAX: Final = 8  # answers to one request
+PREDICTION_CHARS_MAX: Final = 1_000_000
+PREDICTION_PARTS_MAX: Final = 1_000
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -57,8 +57,45 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         left_out=(*dropped, *left_out),
         constraints=_constraints(body, [*shown, *deferred], dropped, thinking.budget),
         choices=choices,
-        prediction=read_prediction(body, choices),
+        prediction=_prediction(body, choices),
     )
+
+
+def _prediction(body: dict[str, Any], choices: int) -> str:
+    """Return the text that a client expects its answer to repeat; "" where there is none.
+
+    It is there to draft from and says nothing to the model: the prompt is the same without it.
+
+    Raises:
+        RequestError: it is not what the API allows, too long, or there are several `choices`:
+            they are decoded together, and nothing is drafted for them.
+    """
+    if body.get("prediction") is None:
+        return ""
+    given = fields.record(body["prediction"], "prediction")
+    if given.get("type") != "content":
+        fields.refuse("prediction.type", given.get("type"), "'content'")
+    if choices > 1:
+        fields.refuse("n", choices, "1 together with prediction")
+    text = given.get("content")
+    if type(text) is list and len(text) <= PREDICTION_PARTS_MAX:
+        texts = []
+        for part, param in fields.records(text, "prediction.content"):
+            if part.get("type") != "text":
+                fields.refuse(f"{param}.type", part.get("type"), "'text'")
+            texts.append(fields.some_text(part, "text", f"{param}.text"))
+        text = "".join(texts)
+    if type(text) is not str:
+        allowed = f"a string or a list of up to {PREDICTION_PARTS_MAX:,} text parts"
+        fields.refuse("prediction.content", text, allowed)
+    if len(text) > PREDICTION_CHARS_MAX:
+        raise RequestError(
+            f"prediction has {len(text):,} characters and this server accepts "
+            f"{PREDICTION_CHARS_MAX:,}. Remove at least {len(text) - PREDICTION_CHARS_MAX:,}.",
+            code="prediction_too_long",
+            param="prediction",
+        )
+    return text
 
 
 def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
@@ -76,27 +113,20 @@ def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
 def _constraints(
     body: dict[str, Any], offered: list[Any], dropped: tuple[str, ...], budget: int | None
 ) -> Constraints:
+    choice, legacy = body.get("tool_choice"), body.get("function_call")
+    if choice is None and legacy is not None:  # which says it in the words before tools
+        choice = {"type": "function", "function": legacy} if type(legacy) is dict else legacy
+        if type(legacy) is not dict and legacy not in ("none", "auto"):
+            fields.refuse("function_call", legacy, "none, auto or an object with a name")
     names = {tool["function"]["name"]: [tool["function"]["name"]] for tool in offered}
     return dataclasses.replace(
-        tools.openai_choice(_tool_choice(body), names, dropped),
-        **response_format.read_format(
+        tools.openai_choice(choice, names, dropped),
+        **sampling_params.read_format(
             body.get("response_format"), "response_format", "json_schema"
         ),
         parallel_calls=fields.boolean(body, "parallel_tool_calls", default=not is_legacy(body)),
         thinking_budget=budget,
     )
-
-
-def _tool_choice(body: dict[str, Any]) -> Any:
-    """Return the `tool_choice`, or what the legacy `function_call` says in its words."""
-    legacy = body.get("function_call")
-    if body.get("tool_choice") is not None or legacy is None:
-        return body.get("tool_choice")
-    if type(legacy) is dict:
-        return {"type": "function", "function": legacy}
-    if legacy not in ("none", "auto"):
-        fields.refuse("function_call", legacy, "none, auto or an object with a name")
-    return legacy
 
 
 def is_legacy(body: dict[str, Any]) -> bool:
@@ -106,8 +136,9 @@ def is_legacy(body: dict[str, Any]) -> bool:
 
 def custom_names(body: dict[str, Any]) -> frozenset[str]:
     """Return the names of the tools of a parsed `body` that take free text."""
-    rows = body.get("tools") or []
-    return frozenset(row["custom"]["name"] for row in rows if row.get("type") == "custom")
+    return frozenset(
+        row["custom"]["name"] for row in body.get("tools") or [] if row.get("type") == "custom"
+    )
 
 
 def _top_logprobs(body: dict[str, Any]) -> int | None:
@@ -199,17 +230,21 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
 
 def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str, Any]:
     calls = _tool_calls(row, param)
-    content, thoughts = _said(row.get("content"), f"{param}.content", left_out)
+    content, thoughts = row.get("content"), ""  # null where it only called
+    if type(content) is list:
+        texts, told = said_texts(content, f"{param}.content", left_out)
+        content, thoughts = join(texts), join_text(told)
+    else:
+        content = "" if content is None else text_content(content, f"{param}.content")
     if row.get("thinking_blocks") is not None:  # of a cloud model, as LiteLLM tells them
         where = f"{param}.thinking_blocks"
-        blocks = fields.rows(row["thinking_blocks"], where)
-        thoughts = join_text(said_texts(blocks, where, left_out)[1]) or thoughts
+        _, told = said_texts(fields.rows(row["thinking_blocks"], where), where, left_out)
+        thoughts = join_text(told) or thoughts
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if refusal := fields.text(row, "refusal", f"{param}.refusal"):
-        message["content"] = content or refusal
+    refusal = fields.text(row, "refusal", f"{param}.refusal") or ""
+    message: dict[str, Any] = {"role": "assistant", "content": content or refusal}
     if reasoning := reasoning or thoughts:
         message["reasoning_content"] = reasoning
     if calls:
@@ -225,11 +260,12 @@ def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
         kind = "custom" if call.get("type") == "custom" else "function"
         inner = fields.record(call.get(kind), f"{where}.{kind}")
         name = fields.required_text(inner, "name", f"{where}.{kind}.name")
-        if kind == "custom":
-            free = fields.text(inner, "input", f"{where}.custom.input") or ""
-            calls.append(tools.tool_call(call_id, name, {"input": free}))
-        else:
-            calls.append(tools.tool_call(call_id, name, _arguments(inner, where)))
+        given = (
+            _arguments(inner, where)
+            if kind == "function"
+            else {"input": fields.text(inner, "input", f"{where}.custom.input") or ""}
+        )
+        calls.append(tools.tool_call(call_id, name, given))
     if row.get("function_call") is not None:
         where = f"{param}.function_call"
         inner = fields.record(row["function_call"], where)
@@ -240,18 +276,6 @@ def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
 
 def _arguments(inner: dict[str, Any], where: str) -> Any:
     arguments = inner.get("arguments")
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, str | dict):
+    if arguments is not None and not isinstance(arguments, str | dict):
         fields.refuse(f"{where}.arguments", arguments, "a string of JSON")
-    return arguments
-
-
-def _said(content: Any, param: str, left_out: list[str]) -> tuple[MessageContent, str]:
-    """Return what an assistant said and what it thought; null where it only called."""
-    if content is None:
-        return "", ""
-    if type(content) is not list:
-        return text_content(content, param), ""
-    texts, thoughts = said_texts(content, param, left_out)
-    return join(texts), join_text(thoughts)
+    return {} if arguments is None else arguments

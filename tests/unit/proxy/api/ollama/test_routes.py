@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.api.ollama.ollama_routes import tagged
+from hearth.proxy.api.ollama.routes import tagged
 from hearth.proxy.request.model_names import ListedGroup
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.metric_values import value

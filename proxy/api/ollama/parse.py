@@ -4,16 +4,19 @@ Each becomes the body of a chat completion, which is then read as any other: so 
 the same prompt, and finds the same KV, whichever of the two APIs it comes by.
 """
 
+import contextlib
 import dataclasses
 import re
 from typing import Any, Final
 
-from hearth.proxy.api import chat_completions
+import orjson
+
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.field_readers import Body
 from hearth.proxy.api.body.message_content import ends_open
-from hearth.proxy.api.ollama import generate_context
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
+from hearth.proxy.api.chat_completions.parse import parse as parse_chat_completion
+from hearth.proxy.request.content_pieces import text_of
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
@@ -43,22 +46,21 @@ def parse_chat(body: dict[str, Any]) -> ParsedRequest:
     for index, row in enumerate(parsed.prompt.messages):
         _name_images(row, f"messages[{index}].images")
         row.pop("name", None)  # of a result's tool, which its call has
-    continues = ends_open(parsed.prompt.messages)
-    return dataclasses.replace(
-        parsed, prompt=dataclasses.replace(parsed.prompt, continues=continues)
-    )
+    prompt = dataclasses.replace(parsed.prompt, continues=ends_open(parsed.prompt.messages))
+    return dataclasses.replace(parsed, prompt=prompt)
 
 
 def parse_generate(body: dict[str, Any]) -> ParsedRequest:
     """Return the request in a body of /api/generate. Raises: RequestError."""
     for name, remedy in _UNSUPPORTED.items():
         if body.get(name):
-            text = f"{name} is not supported: {remedy}"
-            raise RequestError(text, code="unsupported_parameter", param=name)
+            raise RequestError(
+                f"{name} is not supported: {remedy}", code="unsupported_parameter", param=name
+            )
     prompt = fields.text(body, "prompt") or ""
     if fields.boolean(body, "raw"):
         return _raw(body, prompt)
-    rows = generate_context.messages_of(body.get("context"))
+    rows = messages_of(body.get("context"))
     if system := fields.text(body, "system"):
         others = [row for row in rows if row["role"] != "system"]
         rows = [{"role": "system", "content": system}, *others]
@@ -69,22 +71,19 @@ def parse_generate(body: dict[str, Any]) -> ParsedRequest:
 
 
 def is_question(dialect: Dialect, body: Body) -> bool:
-    """Return whether `body` asks for an answer; one that does not loads the model, or unloads it.
-
-    Of other dialects every body does.
-    """
-    asking = {CHAT: ("messages",), GENERATE: ("prompt", "images")}.get(dialect)
-    return asking is None or any(body.get(name) for name in asking)
+    """Return whether `body` asks for an answer; else it has the model loaded, or unloaded."""
+    asking = ("messages",) if dialect == CHAT else ("prompt", "images")
+    return any(body.get(name) for name in asking)
 
 
-def unloads(dialect: Dialect, body: Body) -> bool:
+def unloads(body: Body) -> bool:
     """Return whether the model is to be unloaded once the request is answered: keep_alive is 0.
 
     Raises:
         RequestError: it is no duration.
     """
     value = body.get("keep_alive")
-    if dialect not in OLLAMA_DIALECTS or value is None:
+    if value is None:
         return False
     if type(value) in (int, float):
         return bool(value == 0)
@@ -102,18 +101,25 @@ _UNSUPPORTED: Final = {
 
 def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> ParsedRequest:
     logprobs = fields.boolean(body, "logprobs")
+    options, shape = _options(body), body.get("format")
+    if type(shape) is dict:
+        shape = {"type": "json_schema", "json_schema": {"schema": shape}}
+    elif shape == "json":
+        shape = {"type": "json_object"}
+    elif shape not in (None, ""):
+        fields.refuse("format", shape, "'json' or a JSON schema")
     chat = {
-        **_options(body),
+        **options,
         "model": body.get("model"),
         "messages": messages,
         "tools": body.get("tools") if dialect == CHAT else None,
-        "response_format": _format(body.get("format")),
+        "response_format": shape or None,
         "think": body.get("think"),
         "stream": fields.boolean(body, "stream", default=True),
         "logprobs": logprobs,
         "top_logprobs": body.get("top_logprobs") if logprobs else None,
     }
-    return dataclasses.replace(chat_completions.parse(chat), dialect=dialect, body=body)
+    return dataclasses.replace(parse_chat_completion(chat), dialect=dialect, body=body)
 
 
 def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
@@ -144,16 +150,6 @@ def _options(body: Body) -> dict[str, Any]:
     found = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
     limit = fields.integer(given, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
     return found if limit is None or limit <= 0 else {**found, "max_tokens": limit}
-
-
-def _format(value: Any) -> dict[str, Any] | None:
-    if value is None or value == "":
-        return None
-    if value == "json":
-        return {"type": "json_object"}
-    if type(value) is not dict:
-        fields.refuse("format", value, "'json' or a JSON schema")
-    return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
 # ---------------------------------------------------------------- messages
@@ -190,6 +186,53 @@ def _content(row: Body, content: Any, param: str) -> Any:
 def _name_images(message: dict[str, Any], param: str) -> None:
     """Have refusals name the images of a parsed message by their places in Ollama's body."""
     parts = message["content"] if type(message["content"]) is list else []
-    images = [part for part in parts if part["type"] == "image"]
-    for index, part in enumerate(images):
+    for index, part in enumerate(part for part in parts if part["type"] == "image"):
         part["param"] = f"{param}[{index}]"
+
+
+# ---------------------------------------------------------------- the context of /api/generate
+#
+# Ollama's `context` is token ids, which only the worker knows. Clients take it for what it is
+# called, an encoding of the conversation: here it is the JSON of the messages, three bytes a
+# number, which clients send back.
+
+CONTEXT_BYTES_MAX: Final = 256 * 1024  # of JSON: encoding it takes the event loop some ms
+_NUMBER_BYTES: Final = 3  # which every client can hold in a number
+_SPOKEN: Final = ("system", "user", "assistant")
+
+
+def context_of(messages: list[Any], answer: str) -> list[int]:
+    """Return the encoding of `messages` and the answer to them; [] where they are too long.
+
+    Images are left out.
+    """
+    rows = [[row["role"], text_of(row["content"])] for row in messages]
+    octets = orjson.dumps([*rows, ["assistant", answer]])
+    if len(octets) > CONTEXT_BYTES_MAX:
+        return []
+    octets += b" " * (-len(octets) % _NUMBER_BYTES)
+    starts = range(0, len(octets), _NUMBER_BYTES)
+    return [int.from_bytes(octets[start : start + _NUMBER_BYTES], "big") for start in starts]
+
+
+def messages_of(context: Any) -> list[dict[str, Any]]:
+    """Return the messages in a `context` of ours; none where there is none.
+
+    Raises:
+        RequestError: it is another server's.
+    """
+    if not context:
+        return []
+    numbers = fields.rows(context, "context")
+    if len(numbers) * _NUMBER_BYTES <= CONTEXT_BYTES_MAX + _NUMBER_BYTES:
+        with contextlib.suppress(AttributeError, OverflowError, TypeError, ValueError):
+            octets = b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)
+            messages = [{"role": role, "content": text} for role, text in orjson.loads(octets)]
+            if all(row["role"] in _SPOKEN and type(row["content"]) is str for row in messages):
+                return messages
+    raise RequestError(
+        "context is not what this server has answered: it holds a conversation, not the tokens of "
+        "a model. Leave it out, or send the messages to /api/chat.",
+        code="invalid_context",
+        param="context",
+    )

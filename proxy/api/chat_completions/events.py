@@ -6,17 +6,23 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_fields import (
+from hearth.proxy.api.answer_frames import (
+    SSE_DONE,
+    AdmittedRequest,
+    FrameWriter,
+    WholeChoice,
     extra_fields,
     image_fields,
     logprob_rows,
     prediction_fields,
+    prefill_fields,
+    sse_data,
+    whole_choices,
 )
-from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.chat_completions import custom_names, is_legacy
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
+from hearth.proxy.api.chat_completions.errors import error_event
+from hearth.proxy.api.chat_completions.parse import custom_names, is_legacy
+from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
@@ -42,9 +48,10 @@ def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
     return {"content": logprob_rows(rows), "refusal": None}
 
 
-def _shell(admitted: AdmittedRequest, kind: str) -> dict[str, Any]:
+def shell(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
+    """Return what a completion, or each chunk of one, begins with."""
     return {
-        "id": f"chatcmpl-{admitted.answer.request_id}",
+        "id": f"{prefix}-{admitted.answer.request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": admitted.model,
@@ -80,7 +87,7 @@ class _DeltaWriter:
     def _called(self, row: Delta) -> list[dict[str, Any]]:
         if row.call is None:
             if self._open is None:
-                return [self._more(row.text)] if row.text else []
+                return [self._delta({"function": {"arguments": row.text}})] if row.text else []
             self._arguments.append(row.text)
             return []
         ended = self.close()
@@ -88,23 +95,20 @@ class _DeltaWriter:
         if row.call.name in self._custom:
             self._open, self._arguments = row.call, [row.text]
             return ended
-        return [*ended, self._begun(row.call, row.text)]
+        return [*ended, self._delta(_call(row.call, row.text, self._custom))]
 
-    def _begun(self, call: CallStart, text: str) -> dict[str, Any]:
-        begun = _call(call, text, self._custom)
+    def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the delta of the newest call, or of a part of it."""
         if self._is_legacy:
-            return {"function_call": begun["function"]}
-        return {"tool_calls": [{"index": self._calls - 1, **begun}]}
-
-    def _more(self, text: str) -> dict[str, Any]:
-        if self._is_legacy:
-            return {"function_call": {"arguments": text}}
-        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
+            return {"function_call": call["function"]}
+        return {"tool_calls": [{"index": self._calls - 1, **call}]}
 
     def close(self) -> list[dict[str, Any]]:
         """Return the delta of the custom call that was open, if one was."""
         call, self._open = self._open, None
-        return [] if call is None else [self._begun(call, "".join(self._arguments))]
+        if call is None:
+            return []
+        return [self._delta(_call(call, "".join(self._arguments), self._custom))]
 
 
 def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]:
@@ -112,8 +116,11 @@ def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]
     if call.name in custom:
         free = {"name": call.name, "input": tools.free_text(text)}
         return {"id": call.id, "type": "custom", "custom": free}
-    function = {"name": call.name, "arguments": text}
-    return {"id": call.id, "type": "function", "function": function}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": text},
+    }
 
 
 def _reason(finished: Finished, body: dict[str, Any]) -> str:
@@ -157,7 +164,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         }
         for index, choice in enumerate(wholes)
     ]
-    return _shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
+    return shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
 
 
 # ---------------------------------------------------------------- the stream
@@ -171,15 +178,17 @@ class ChatWriter(FrameWriter):
         self._answer = admitted.answer
         self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
-        self._shell = _shell(admitted, "chat.completion.chunk")
-        opening = sse.data(self._shell).removesuffix(b"}\n\n")
+        self._shell = shell(admitted, "chat.completion.chunk")
+        opening = sse_data(self._shell).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
         self._writers = [_DeltaWriter(self._body) for _ in range(count)]
 
     def begun(self) -> list[bytes]:
         """Return each choice's first chunk."""
-        opening = {"role": "assistant", "content": ""}
-        return [self._chunk(index, opening) for index in range(len(self._heads))]
+        return [
+            self._chunk(index, {"role": "assistant", "content": ""})
+            for index in range(len(self._heads))
+        ]
 
     def grown(self, index: int, row: Delta) -> list[bytes]:
         deltas = self._writers[index].deltas(row)
@@ -190,21 +199,21 @@ class ChatWriter(FrameWriter):
         return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, told)]
 
     def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
-        writer = self._writers[index]
-        deltas = writer.close()
+        deltas = self._writers[index].close()
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]
         chunks.append(self._chunk(index, {}, {"finish_reason": _reason(row, self._body)}))
         if usage is not None and self._includes_usage:
-            chunks.append(sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
-        return chunks if usage is None else [*chunks, sse.DONE]
+            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+        return chunks if usage is None else [*chunks, SSE_DONE]
 
     def alive(self) -> bytes:
-        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
         silent = [{"index": 0, "delta": {}, "finish_reason": None}]
-        progress = {"done_tokens": done, "prompt_tokens": prompt}
-        return sse.data(self._shell | {"choices": silent, "prefill": progress})
+        return sse_data(self._shell | {"choices": silent, "prefill": prefill_fields(self._answer)})
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [error_event(error)]
 
     def _chunk(
         self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None

@@ -10,11 +10,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.api.answer_frames import frames
-from hearth.proxy.api.chat_completions_events import ChatWriter
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
-from hearth.proxy.local_answers import ANSWERS
+from hearth.proxy.api.answer_frames import AdmittedRequest, choice_events, frames, merged
+from hearth.proxy.api.chat_completions.events import ChatWriter
+from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
@@ -36,41 +34,41 @@ async def listed(iterator: Any) -> list[Any]:
 
 def made(*scripts: Sequence[Given]) -> AdmittedRequest:
     body = {"messages": [{"role": "user", "content": "x"}], "n": len(scripts)}
-    return ticket(chat_completions.parse(body), *scripts)
+    return ticket(DIALECTS["chat"].parse(body), *scripts)
 
 
-def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any], MergedChoices]:
-    choices = MergedChoices(given)
-    return run_in_virtual_time(listed(choices.events(wait_s))), choices
+def read(given: AdmittedRequest, wait_s: float | None = None) -> list[Any]:
+    found: list[Any] = run_in_virtual_time(listed(choice_events(given, wait_s)))
+    return found
 
 
 def chunks(given: AdmittedRequest) -> list[Any]:
     """Return the chunks of a stream that ends well."""
-    writer = ANSWERS[given.request.dialect][1](given)
+    writer = DIALECTS[given.request.dialect].writer(given)
     *rows, _ = run_in_virtual_time(listed(frames(given, writer)))
     return [json.loads(row.removeprefix(b"data: ")) for row in rows]
 
 
 def whole(given: AdmittedRequest) -> Any:
     async def told() -> Any:
-        return await ANSWERS[given.request.dialect][0](given)
+        return await DIALECTS[given.request.dialect].whole(given)
 
     return run_in_virtual_time(told())
 
 
 def test_each_choice_keeps_its_own_order_and_ends_once() -> None:
     given = made([said("a"), 0.03, said("b"), done()], [0.01, said("c"), done("length")])
-    rows, _ = read(given)
+    rows = read(given)
     assert [row for index, row in rows if index == 0] == [said("a"), said("b"), done()]
     assert [row for index, row in rows if index == 1] == [said("c"), done("length")]
     assert rows.index((1, said("c"))) < rows.index((0, said("b")))  # nobody waits for another
 
 
 def test_a_silence_of_all_is_told_and_one_of_some_is_not() -> None:
-    rows, _ = read(made([0.25, said("a"), done()], [0.25, said("b"), done()]), wait_s=0.1)
+    rows = read(made([0.25, said("a"), done()], [0.25, said("b"), done()]), wait_s=0.1)
     assert rows.count((0, None)) == 2
     talking = [step for _ in range(5) for step in (0.05, said("b"))]
-    rows, _ = read(made([0.25, said("a"), done()], [*talking, done()]), wait_s=0.15)
+    rows = read(made([0.25, said("a"), done()], [*talking, done()]), wait_s=0.15)
     assert (0, None) not in rows
 
 
@@ -102,7 +100,7 @@ def test_nothing_is_left_running_when_the_reader_stops(caplog: Any) -> None:
     given = made([said("a"), 9.0], [0.001, RequestError("late")])
 
     async def stop_early() -> int:
-        events = MergedChoices(given).events()
+        events = choice_events(given)
         await anext(events)
         await asyncio.sleep(0.01)
         await events.aclose()
@@ -118,8 +116,7 @@ def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
     for number, row in enumerate(usages):
         drafted = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5 * number}
         usages[number] = dataclasses.replace(row, **drafted, decode_forwards=2 + number)
-    _, choices = read(made(*([done(**dataclasses.asdict(row))] for row in usages)))
-    told = choices.usage
+    told = merged(usages, per_prompt=2)
     assert (told.prompt_tokens, told.cached_tokens, told.prefilled_tokens) == (10, 4, 6)
     assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")
     drafted = (told.accepted_prediction_tokens, told.rejected_prediction_tokens)

@@ -1,32 +1,114 @@
-"""Turns Anthropic's messages and their content blocks into messages of our kind."""
+"""Turns the body of an Anthropic Messages request, and the blocks in it, into our request."""
 
+import dataclasses
 import itertools
 from typing import Any, Final
 
 from hearth.proxy.api.body import (
     field_readers as fields,
+    sampling_params,
+    thinking_options,
     tool_definitions as tools,
-    unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
     document,
+    ends_open,
     image,
+    is_media,
     no_files,
     no_urls,
+    omitted,
+    refuse_media,
+    texts_of,
     texts_only,
 )
-from hearth.proxy.api.messages.messages_tools import MessagesTools
+from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
+from hearth.proxy.api.messages.tools import MessagesTools, read_choice, read_tools
 from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
 
 ROLES: Final = ("system", "user", "assistant")
-_TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # the words that show any other are ours
+_RESULT: Final = "tool_result"
+_TEMPLATES_KNOW: Final = ("text", "image", _RESULT)  # the words that show any other are ours
 _Placed = tuple[dict[str, Any], str]  # a block, and where it stands
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 
-class MessagesReader:
+def parse(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in `body`.
+
+    Raises:
+        RequestError: a field is not what the API allows, or needs what this server lacks.
+    """
+    if body.get("thread") is not None:
+        # We would have to hold the conversation: passed over, it would lose its history. At this
+        # code the SDK sends the whole from then on.
+        raise RequestError(
+            "thread is not supported; send the whole conversation in messages.",
+            code=THREAD_UNSUPPORTED,
+            param="thread",
+        )
+    found = read_tools(body)
+    given = fields.rows(body.get("messages"), "messages")
+    if not given:
+        raise RequestError(
+            "messages is empty; send at least one message.", code="empty_messages", param="messages"
+        )
+    conversation = _MessagesReader(found)
+    conversation.read_system(body.get("system"))
+    for index, value in enumerate(given):
+        conversation.read(value, f"messages[{index}]")
+    template_kwargs, thinking = thinking_options.read(body)
+    limit = sampling_params.read_max_tokens(body, "max_tokens", low=0)
+    return ParsedRequest(
+        dialect="messages",
+        model=str(body.get("model") or ""),
+        prompt=Prompt(
+            conversation.messages,
+            found.shown,
+            template_kwargs,
+            found.deferred,
+            continues=ends_open(conversation.messages),
+            thinking=thinking,
+        ),
+        sampling=sampling_params.read_sampling(
+            body, max_tokens=limit or None, stop="stop_sequences"
+        ),
+        stream=fields.boolean(body, "stream"),
+        body=body,
+        left_out=(*found.dropped, *conversation.left_out),
+        constraints=dataclasses.replace(
+            read_choice(body, found), **_format(body), thinking_budget=thinking.budget
+        ),
+        prefill_only=limit == 0,
+    )
+
+
+def _format(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of Constraints that ask for a JSON schema, by its name or the beta's."""
+    config = fields.optional_record(body, "output_config")
+    for value, param in (
+        (config.get("format"), "output_config.format"),
+        (body.get("output_format"), "output_format"),
+    ):
+        if value is not None:
+            shape = fields.record(value, param)
+            if shape.get("type") != "json_schema":
+                fields.refuse(f"{param}.type", shape.get("type"), "json_schema")
+            return {
+                "is_json": True,
+                "schema": fields.record(shape.get("schema"), f"{param}.schema"),
+            }
+    return {}
+
+
+# ---------------------------------------------------------------- the conversation
+
+
+class _MessagesReader:
     """Turns messages into ours, each into one or more, in its blocks' order."""
 
     def __init__(self, found: MessagesTools) -> None:
@@ -79,38 +161,34 @@ class MessagesReader:
         texts: list[str] = []
         loaded: list[str] = []
         for block, param in blocks:
-            if block.get("type") in ("tool_addition", "tool_removal"):
-                self._tool_change(block, param, texts, loaded)
-            else:
+            if block.get("type") not in ("tool_addition", "tool_removal"):
                 texts += texts_only(self._block(block, param))
+            elif (name := self._changed_tool(block, param)) and block["type"] == "tool_addition":
+                loaded.append(name)
+            elif name:
+                gone = f"The tool {name} is not available from here on."
+                texts[-1:] = [join_text([*texts[-1:], gone])]
         message: dict[str, Any] = {"role": "system", "content": join(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
-    def _tool_change(
-        self, block: dict[str, Any], param: str, texts: list[str], loaded: list[str]
-    ) -> None:
-        """Take a tool that comes or goes in mid-conversation."""
+    def _changed_tool(self, block: dict[str, Any], param: str) -> str:
+        """Return which tool comes or goes in mid-conversation; "" of a server's."""
         tool = fields.record(block.get("tool"), f"{param}.tool")
         kind = tool.get("type")
         if kind == "tool_definition" and block["type"] == "tool_addition":
             where = f"{param}.tool.definition"
-            name = self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
-        elif kind == "tool_reference":
-            name = fields.required_text(tool, "name", f"{param}.tool.name")
-        else:
-            name = ""  # a server's tools, which are not run here
-            self.left_out.append(str(kind))
-        if name and block["type"] == "tool_addition":
-            loaded.append(name)
-        elif name:
-            texts[-1:] = [
-                join_text([*texts[-1:], f"The tool {name} is not available from here on."])
-            ]
+            return self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
+        if kind == "tool_reference":
+            return fields.required_text(tool, "name", f"{param}.tool.name")
+        self.left_out.append(str(kind))  # which are not run here
+        return ""
 
     def _user(self, blocks: list[_Placed]) -> None:
         count = len(self.messages)
         is_plain = all(block.get("type") in _TEMPLATES_KNOW for block, _ in blocks)
-        for are_results, run in itertools.groupby(blocks, _is_result):
+        for are_results, run in itertools.groupby(
+            blocks, lambda each: each[0].get("type") == _RESULT
+        ):
             if are_results:
                 self.messages += [self._tool_result(*each) for each in run]
             elif pieces := [piece for each in run for piece in self._block(*each)]:
@@ -155,27 +233,22 @@ class MessagesReader:
             pieces.append(content)
         elif content is not None:
             for part, where in fields.records(content, f"{param}.content"):
-                self._result_part(part, where, pieces, references)
+                kind = fields.text(part, "type", f"{where}.type") or ""
+                if kind == "tool_reference":  # the name of a deferred tool, which it loads
+                    name = fields.required_text(part, "tool_name", f"{where}.tool_name")
+                    references.append(name)
+                elif _is_lost(kind, part):
+                    # No client can take a result back: refused, it would end the session.
+                    self.left_out.append(kind)
+                    pieces.append(omitted(kind))
+                else:
+                    pieces += self._block(part, where)
         if fields.boolean(block, "is_error"):  # templates have no other place for it
             head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
             assert isinstance(head, str), type(head)
             pieces.insert(0, head if head.lower().startswith("error") else f"Error: {head}")
         message = {"role": "tool", "tool_call_id": call_id, "content": join(pieces)}
         return message | {"tool_references": references} if references else message
-
-    def _result_part(
-        self, block: dict[str, Any], where: str, pieces: list[ContentPart], references: list[str]
-    ) -> None:
-        """Take one block of a result: what it shows, or the name of a deferred tool it loads."""
-        kind = fields.text(block, "type", f"{where}.type") or ""
-        if kind == "tool_reference":
-            references.append(fields.required_text(block, "tool_name", f"{where}.tool_name"))
-        elif _is_lost(kind, block):
-            # No client can take a result back: refused, it would end the session.
-            self.left_out.append(kind)
-            pieces.append(tools.omitted(kind))
-        else:
-            pieces += self._block(block, where)
 
     # ---------------------------------------------------------------- what blocks show
 
@@ -191,10 +264,7 @@ class MessagesReader:
         """Return what a block shows: nothing where it is of a kind that has nothing to show."""
         kind = fields.text(block, "type", f"{param}.type")
         if kind == "text":
-            found = fields.text(block, "text", f"{param}.text")
-            return [
-                found if found is not None else fields.refuse(f"{param}.text", None, "a string")
-            ]
+            return [fields.some_text(block, "text", f"{param}.text")]
         if kind == "image":
             return [_image(block, param)]
         if kind == "document":
@@ -204,9 +274,9 @@ class MessagesReader:
             return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
-        tools.refuse_media(param, kind)
+        refuse_media(param, kind)
         self.left_out.append(kind)
-        return as_one(list(unknown_blocks.texts_of(block)))
+        return as_one(list(texts_of(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
@@ -228,35 +298,28 @@ class MessagesReader:
         fields.refuse(f"{where}.type", kind, "text, content or base64")
 
 
-def _is_result(placed: _Placed) -> bool:
-    return bool(placed[0].get("type") == "tool_result")
-
-
 def _is_lost(kind: str, block: dict[str, Any]) -> bool:
     """Return whether no model here can read `block`."""
     if kind == "document":
         source = block.get("source")
         return type(source) is not dict or source.get("type") not in _READABLE
-    return kind != "image" and tools.is_media(kind)
+    return kind != "image" and is_media(kind)
 
 
 def _image(block: dict[str, Any], param: str) -> ContentPart:
+    where = f"{param}.source"
     try:
-        return _shown_image(block, f"{param}.source")
+        source = fields.record(block.get("source"), where)
+        kind = source.get("type")
+        if kind == "base64":
+            media_type = fields.required_text(source, "media_type", f"{where}.media_type")
+            data = fields.required_text(source, "data", f"{where}.data")
+            return image(f"data:{media_type};base64,{data}", where)
+        if kind == "url":
+            return image(fields.required_text(source, "url", f"{where}.url"), where)
+        if kind == "file":
+            raise no_files(where)
+        fields.refuse(f"{where}.type", kind, "base64 or url")
     except RequestError as error:
         text = f"{param} is an image that cannot be read: {error}"
         raise RequestError(text, code=error.code, param=error.param) from None
-
-
-def _shown_image(block: dict[str, Any], where: str) -> ContentPart:
-    source = fields.record(block.get("source"), where)
-    kind = source.get("type")
-    if kind == "base64":
-        media_type = fields.required_text(source, "media_type", f"{where}.media_type")
-        data = fields.required_text(source, "data", f"{where}.data")
-        return image(f"data:{media_type};base64,{data}", where)
-    if kind == "url":
-        return image(fields.required_text(source, "url", f"{where}.url"), where)
-    if kind == "file":
-        raise no_files(where)
-    fields.refuse(f"{where}.type", kind, "base64 or url")

@@ -7,12 +7,16 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_fields import extra_fields, logprob_rows
-from hearth.proxy.api.answer_frames import FrameWriter
+from hearth.proxy.api.answer_frames import (
+    AdmittedRequest,
+    FrameWriter,
+    extra_fields,
+    logprob_rows,
+    whole_choices,
+)
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
-from hearth.proxy.api.ollama.generate_context import context_of
-from hearth.proxy.api.ollama.ollama_request import CHAT
+from hearth.proxy.api.ollama.errors import error_event
+from hearth.proxy.api.ollama.parse import CHAT, context_of
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
@@ -78,25 +82,18 @@ def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> li
 
 
 def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[str, Any]:
-    """Return the fields of an answer's end; `content` is all that it said."""
-    total_ms = round((awake_s() - admitted.came_at) * 1000)
-    reason = "length" if finished.reason == "length" else "stop"
-    row = {"done": True, "done_reason": reason, **_durations(finished.usage, total_ms)}
-    request = admitted.request
-    if request.dialect != CHAT and request.prompt.messages:  # not of a raw prompt
-        row["context"] = context_of(request.prompt.messages, content)
-    return row | extra_fields(finished.usage)
+    """Return the fields of an answer's end; `content` is all that it said.
 
-
-def _durations(usage: Usage, total_ms: int) -> dict[str, int]:
-    """Return the API's figures, which are ns. Clients divide by them: nothing takes under 1 ms.
-
-    Loading is all that is neither reading nor answering: the model's loading, and the queue.
+    Durations are in ns. Clients divide by them: nothing takes under 1 ms. Loading is all that is
+    neither reading nor answering: the model's loading, and the queue.
     """
+    request, usage = admitted.request, finished.usage
     read_ms = max(1, usage.ttft_ms - usage.queue_ms)
     answer_ms = max(1, usage.finish_ms - usage.ttft_ms)
-    total_ms = max(total_ms, read_ms + answer_ms)
-    return {
+    total_ms = max(round((awake_s() - admitted.came_at) * 1000), read_ms + answer_ms)
+    row: dict[str, Any] = {
+        "done": True,
+        "done_reason": "length" if finished.reason == "length" else "stop",
         "total_duration": total_ms * _NS_PER_MS,
         "load_duration": (total_ms - read_ms - answer_ms) * _NS_PER_MS,
         "prompt_eval_count": usage.prompt_tokens,
@@ -104,6 +101,9 @@ def _durations(usage: Usage, total_ms: int) -> dict[str, int]:
         "eval_count": usage.completion_tokens,
         "eval_duration": answer_ms * _NS_PER_MS,
     }
+    if request.dialect != CHAT and request.prompt.messages:  # not of a raw prompt
+        row["context"] = context_of(request.prompt.messages, content)
+    return row | extra_fields(usage)
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class OllamaWriter(FrameWriter):
         return line(self._row() | _MORE)
 
     def broken(self, error: RequestError) -> list[bytes]:
-        return [line({"error": str(error)})]
+        return [error_event(error)]
 
     def _ended(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
         """Return the call that was being written, if one was."""

@@ -95,19 +95,17 @@ def _text(description: str, *choices: str) -> dict[str, Any]:
     return shape | {"enum": list(choices)} if choices else shape
 
 
-_LINES: Final = {
-    "type": "array",
-    "items": {"type": "integer"},
-    "description": "For view: the first and last line to show, from 1; -1 is the end.",
-}
-_LINE: Final = {"type": "integer", "description": "For insert: the line to insert behind."}
 _EDITS: Final = {
     "path": _text("Absolute path of the file or directory."),
-    "view_range": _LINES,
+    "view_range": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "For view: the first and last line to show, from 1; -1 is the end.",
+    },
     "file_text": _text("For create: what the file is to hold."),
     "old_str": _text("For str_replace: the text to replace, exactly as in the file and once only."),
     "new_str": _text("For str_replace: what replaces it."),
-    "insert_line": _LINE,
+    "insert_line": {"type": "integer", "description": "For insert: the line to insert behind."},
 }
 _CLIENT_TOOLS: Final[tuple[tuple[str, tuple[str, dict[str, Any]]], ...]] = (
     (

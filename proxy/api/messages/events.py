@@ -5,12 +5,17 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_fields import extra_fields
-from hearth.proxy.api.answer_frames import FrameWriter
+from hearth.proxy.api.answer_frames import (
+    AdmittedRequest,
+    FrameWriter,
+    extra_fields,
+    prefill_fields,
+    sse_event,
+    whole_choices,
+)
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.error_bodies import anthropic_error
-from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
+from hearth.proxy.api.messages.errors import error_event
+from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 
@@ -37,20 +42,20 @@ def usage_fields(usage: Usage, is_marked: bool) -> dict[str, Any]:
     What was not read from the cache was prefilled and is kept; it counts as its creation where the
     client marked what to keep (`is_marked`), and as plain input where it did not.
     """
-    fresh = usage.prompt_tokens - usage.cached_tokens
     return {
-        **_input_fields(fresh, usage.cached_tokens, is_marked),
+        **_input_fields(usage, is_marked),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         **extra_fields(usage),
     }
 
 
-def _input_fields(fresh: int, cached: int, is_marked: bool) -> dict[str, int]:
+def _input_fields(prompt: Usage | AnswerStream, is_marked: bool) -> dict[str, int]:
+    fresh = prompt.prompt_tokens - prompt.cached_tokens
     return {
         "input_tokens": 0 if is_marked else fresh,
         "cache_creation_input_tokens": fresh if is_marked else 0,
-        "cache_read_input_tokens": cached,
+        "cache_read_input_tokens": prompt.cached_tokens,
     }
 
 
@@ -71,17 +76,15 @@ def _within(content: Any) -> list[Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    if finished.stop_sequence is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop_sequence}
     reason = _STOP_REASONS.get(finished.reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": None}
+    if finished.stop_sequence is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence}
 
 
 def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
     """Return the message before anything of it is there."""
     answer = admitted.answer
-    fresh = answer.prompt_tokens - answer.cached_tokens
-    used = _input_fields(fresh, answer.cached_tokens, is_marked) | {"output_tokens": 0}
     return {
         "id": f"msg_{answer.request_id}",
         "type": "message",
@@ -90,7 +93,7 @@ def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": used,
+        "usage": _input_fields(answer, is_marked) | {"output_tokens": 0},
     }
 
 
@@ -153,22 +156,21 @@ class MessageWriter(FrameWriter):
 
     def begun(self) -> list[bytes]:
         shell = _shell(self._admitted, self._is_marked)
-        return [sse.event("message_start", {"message": shell}), self.alive()]
+        return [sse_event("message_start", {"message": shell}), self.alive()]
 
     def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
         """Return the events behind the last piece: of an empty text where there was none at all."""
         is_empty = self._index < 0 and row.reason != "prefilled"
         frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
-        used = usage_fields(row.usage, self._is_marked)
-        end = sse.event("message_delta", {"delta": _ending(row), "usage": used})
-        return [*frames, *self._close(is_cut=row.is_cut), end, sse.event("message_stop", {})]
+        told = {"delta": _ending(row), "usage": usage_fields(row.usage, self._is_marked)}
+        ends = [sse_event("message_delta", told), sse_event("message_stop", {})]
+        return [*frames, *self._close(is_cut=row.is_cut), *ends]
 
     def alive(self) -> bytes:
-        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
-        return sse.event("ping", {"prefill": {"done_tokens": done, "prompt_tokens": prompt}})
+        return sse_event("ping", {"prefill": prefill_fields(self._answer)})
 
     def broken(self, error: RequestError) -> list[bytes]:
-        return [sse.event("error", {"error": anthropic_error(error)})]
+        return [error_event(error)]
 
     def grown(self, _index: int, row: Delta) -> list[bytes]:
         """Return the events for `row`, which may end one block and begin the next."""
@@ -200,18 +202,21 @@ class MessageWriter(FrameWriter):
         elif self._channel == "reasoning" and (signature := self._answer.signature):
             signed = {"type": "signature_delta", "signature": signature}
             signing = {"index": self._index, "delta": signed}
-            frames.append(sse.event("content_block_delta", signing))
+            frames.append(sse_event("content_block_delta", signing))
         self._channel = ""
-        return [*frames, sse.event("content_block_stop", {"index": self._index})]
+        return [*frames, sse_event("content_block_stop", {"index": self._index})]
 
     def _open(self, row: Delta) -> bytes:
         self._index, self._channel, self._input = self._index + 1, row.channel, ""
         self._is_object = None
         start = {"index": self._index, "content_block": _block(row.channel, row.call, "", "")}
-        return sse.event("content_block_start", start)
+        return sse_event("content_block_start", start)
 
     def _delta(self, text: str) -> bytes:
         kind, name = _DELTAS[self._channel]
-        delta = {"type": kind, name: text}
-        row = {"type": "content_block_delta", "index": self._index, "delta": delta}
-        return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse.event`, in half the time
+        row = {
+            "type": "content_block_delta",
+            "index": self._index,
+            "delta": {"type": kind, name: text},
+        }
+        return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse_event`, in half the time

@@ -11,7 +11,8 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from hearth.proxy.api.error_bodies import anthropic_error, openai_error
+from hearth.proxy.api.chat_completions.errors import openai_error
+from hearth.proxy.api.messages.errors import anthropic_error
 from hearth.proxy.images.prompt_images import IMAGES_MAX
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.app_over_workers import Front, front

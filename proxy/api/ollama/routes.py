@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, Final
 
-from hearth.proxy.api.ollama.ollama_events import timestamp
+from hearth.proxy.api.ollama.events import timestamp
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
@@ -67,7 +67,19 @@ class OllamaRoutes:
     async def _tags(self, exchange: HttpExchange) -> None:
         groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
         models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
-        rows = [_tags_row(model) for model in models if model is not None]
+        rows = [
+            {
+                "name": tagged(row["id"]),
+                "model": tagged(row["id"]),
+                "modified_at": timestamp(row["created"]),
+                "size": row.get("meta", {}).get("size", 0),
+                "digest": _digest(row["id"]),
+                "details": _details(row),
+                "capabilities": _capabilities(row),
+            }
+            for row in models
+            if row is not None
+        ]
         await exchange.send_json(200, {"models": rows})
 
     async def _running(self, exchange: HttpExchange) -> None:
@@ -92,14 +104,23 @@ class OllamaRoutes:
                 code="model_not_found",
                 param="model",
             )
-        await exchange.send_json(200, _shown(model))
+        told = {
+            "license": "",
+            "modelfile": f"# Hearth's settings name this model.\nFROM {model['id']}\n",
+            "parameters": "",
+            "template": "",
+            "details": _details(model),
+            "model_info": _model_info(model),
+            "capabilities": _capabilities(model),
+            "modified_at": timestamp(model["created"]),
+        }
+        await exchange.send_json(200, told)
 
     def _model(self, name: str, group: ListedGroup) -> dict[str, Any] | None:
         """Return the entry in /v1/models of a local model; None where Ollama has none such."""
-        if group.told:
-            kinds = group.told["architecture"]["output_modalities"]
-            return self._names.row(name, None, group=group) if "embeddings" in kinds else None
-        if group.local is None:
+        if group.told and "embeddings" in group.told["architecture"]["output_modalities"]:
+            return self._names.row(name, None, group=group)
+        if group.told or group.local is None:
             return None
         return self._names.row(name, self._pool.facts_of(self._names.model_of(group.local)))
 
@@ -132,33 +153,6 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def _tags_row(row: ModelRow) -> dict[str, Any]:
-    """Return the entry of a model in the list of them."""
-    return {
-        "name": tagged(row["id"]),
-        "model": tagged(row["id"]),
-        "modified_at": timestamp(row["created"]),
-        "size": row.get("meta", {}).get("size", 0),
-        "digest": _digest(row["id"]),
-        "details": _details(row),
-        "capabilities": _capabilities(row),
-    }
-
-
-def _shown(row: ModelRow) -> dict[str, Any]:
-    """Return what is told of one model."""
-    return {
-        "license": "",
-        "modelfile": f"# Hearth's settings name this model.\nFROM {row['id']}\n",
-        "parameters": "",
-        "template": "",
-        "details": _details(row),
-        "model_info": _model_info(row),
-        "capabilities": _capabilities(row),
-        "modified_at": timestamp(row["created"]),
-    }
-
-
 def _running_row(names: ModelNames, links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
     """Return the entry of a model that the workers of `links` have loaded."""
     beats = [link.heartbeat for link in links]
@@ -188,24 +182,19 @@ def _details(row: ModelRow) -> dict[str, Any]:
     meta = row.get("meta", {})
     family, count = meta.get("architecture", ""), meta.get("n_params", 0)
     sizes = (f"{count / size:.1f}{unit}" for unit, size in _UNITS if count >= size)
+    level = ""  # how many bits a parameter has, in words that look like Ollama's
+    if count:
+        bits = 8 * meta.get("size", 0) / count
+        raw = "F32" if bits > 2 * _BITS_RAW else "BF16"
+        level = raw if bits >= _BITS_RAW else f"Q{max(1, int(bits))}"
     return {
         "parent_model": "",
         "format": "mlx",
         "family": family,
         "families": [family] if family else [],
         "parameter_size": next(sizes, str(count or "")),
-        "quantization_level": _quantisation(count, meta.get("size", 0)),
+        "quantization_level": level,
     }
-
-
-def _quantisation(parameters: int, nbytes: int) -> str:
-    """Return how many bits a parameter has, in words that look like Ollama's."""
-    if not parameters:
-        return ""
-    bits = 8 * nbytes / parameters
-    if bits >= _BITS_RAW:
-        return "F32" if bits > 2 * _BITS_RAW else "BF16"
-    return f"Q{max(1, int(bits))}"
 
 
 def _model_info(row: ModelRow) -> dict[str, Any]:

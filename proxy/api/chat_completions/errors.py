@@ -1,0 +1,34 @@
+"""Tells errors in OpenAI's words, which all of its dialects have."""
+
+from typing import Any, Final
+
+from hearth.proxy.api.answer_frames import sse_data
+from hearth.proxy.api.error_texts import TOO_LONG, error_text
+from hearth.shared.errors import RequestError
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Return what stands under "error" in OpenAI's answers and streams."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "message": error_text(error),
+        "type": _TYPES.get(error.status, kind),
+        "param": error.param or ("messages" if error.code == TOO_LONG else None),
+        "code": error.code,
+    }
+
+
+def error_body(error: RequestError, _request_id: str) -> dict[str, Any]:
+    """Return the body of an answer that failed before it began."""
+    return {"error": openai_error(error)}
+
+
+def error_event(error: RequestError) -> bytes:
+    """Return what ends a stream that broke off."""
+    return sse_data({"error": openai_error(error)})

@@ -1,0 +1,112 @@
+"""Lists the client APIs: a row has all by which the server knows one.
+
+Each has a folder beside this file, with its `parse`, its `events` and its `errors`.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.proxy.api.answer_frames import AdmittedRequest, FrameWriter
+from hearth.proxy.api.chat_completions import (
+    errors as chat_errors,
+    events as chat_events,
+    parse as chat_parse,
+)
+from hearth.proxy.api.completions import (
+    errors as completions_errors,
+    events as completions_events,
+    parse as completions_parse,
+)
+from hearth.proxy.api.messages import (
+    errors as messages_errors,
+    events as messages_events,
+    parse as messages_parse,
+)
+from hearth.proxy.api.ollama import (
+    errors as ollama_errors,
+    events as ollama_events,
+    parse as ollama_parse,
+)
+from hearth.proxy.api.responses import (
+    errors as responses_errors,
+    events as responses_events,
+    parse as responses_parse,
+)
+from hearth.proxy.http.http_exchange import EVENT_STREAM
+from hearth.proxy.request.parsed_request import CrossedDialect, Dialect, ParsedRequest
+from hearth.shared.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDialect:
+    """One client API."""
+
+    paths: tuple[str, ...]  # that are answered
+    parse: Callable[[dict[str, Any]], ParsedRequest]  # of a body; raises RequestError
+    whole: Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]  # the answer as JSON
+    writer: Callable[[AdmittedRequest], FrameWriter]  # of the answer as a stream
+    error_body: Callable[[RequestError, str], dict[str, Any]]  # of an answer; with the request's id
+    error_event: Callable[[RequestError], bytes]  # the end of another server's stream
+    crossed: CrossedDialect  # as which LiteLLM knows it; not its own: local models alone answer
+    count_path: str = ""  # which is asked how many tokens a prompt is; "" = there is none
+    media_type: bytes = EVENT_STREAM  # of a stream
+
+
+def _ollama(path: str, parse: Callable[[dict[str, Any]], ParsedRequest]) -> ApiDialect:
+    return ApiDialect(
+        (path,),
+        parse,
+        ollama_events.whole,
+        ollama_events.OllamaWriter,
+        ollama_errors.error_body,
+        ollama_errors.error_event,
+        crossed="chat",
+        media_type=ollama_events.MEDIA_TYPE,
+    )
+
+
+DIALECTS: Final[dict[Dialect, ApiDialect]] = {
+    "chat": ApiDialect(
+        ("/v1/chat/completions", "/chat/completions"),
+        chat_parse.parse,
+        chat_events.whole,
+        chat_events.ChatWriter,
+        chat_errors.error_body,
+        chat_errors.error_event,
+        crossed="chat",
+    ),
+    "completions": ApiDialect(
+        ("/v1/completions", "/completions"),
+        completions_parse.parse,
+        completions_events.whole,
+        completions_events.CompletionWriter,
+        completions_errors.error_body,
+        completions_errors.error_event,
+        crossed="completions",
+    ),
+    "messages": ApiDialect(
+        ("/v1/messages",),
+        messages_parse.parse,
+        messages_events.whole,
+        messages_events.MessageWriter,
+        messages_errors.error_body,
+        messages_errors.error_event,
+        crossed="messages",
+        count_path="/v1/messages/count_tokens",
+    ),
+    "responses": ApiDialect(
+        ("/v1/responses", "/responses"),
+        responses_parse.parse,
+        responses_events.whole,
+        responses_events.ResponseWriter,
+        responses_errors.error_body,
+        responses_errors.error_event,
+        crossed="responses",
+        count_path="/v1/responses/input_tokens",
+    ),
+    "ollama_chat": _ollama("/api/chat", ollama_parse.parse_chat),
+    "ollama_generate": _ollama("/api/generate", ollama_parse.parse_generate),
+}
+ANSWER_PATHS: Final = {path: name for name, row in DIALECTS.items() for path in row.paths}
+COUNT_PATHS: Final = {row.count_path: name for name, row in DIALECTS.items() if row.count_path}

@@ -1,0 +1,25 @@
+"""Holds what the errors of all dialects share: the text that people read, and the headers."""
+
+from typing import Final
+
+from hearth.shared.errors import Overloaded, RequestError
+
+TOO_LONG: Final = "context_length_exceeded"
+# llama.cpp's words, by which a LiteLLM in front of several servers knows such a prompt, and agents
+# behind one, which are told no code then.
+TOO_LONG_WORDS: Final = "exceeds the available context size"
+
+
+def error_text(error: RequestError) -> str:
+    """Return what people and programs are told."""
+    text = str(error)
+    if error.code != TOO_LONG or TOO_LONG_WORDS in text:
+        return text
+    return f"{text} The prompt {TOO_LONG_WORDS} here."
+
+
+def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    after_s = error.retry_after_s or (Overloaded.RETRY_AFTER_S if error.status == 503 else 0)
+    if error.status in (429, 503) and after_s:
+        return [(b"retry-after", b"%d" % after_s)]
+    return [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
