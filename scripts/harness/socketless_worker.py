@@ -38,7 +38,7 @@ from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.store_builders import ROOT
+from scripts.harness.store_builders import ROOT, check_store
 
 CHUNK = 64  # small, so that short prompts have many cuts
 OPTIONS: dict[str, Any] = dict(  # of a machine: what is None is made, or as in a worker
@@ -253,7 +253,7 @@ class Machine:
     def check(self) -> None:
         """Assert what holds whenever no request runs."""
         store, slots = self.keeper.store, self.keeper.slots
-        store.check()
+        check_store(store)
         assert sum(joint.pins for joint in store.joints) == sum(slot.is_busy for slot in slots)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)

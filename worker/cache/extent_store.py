@@ -96,7 +96,7 @@ class Extent:
 class ExtentStore:
     """All joints, extents and snapshots, and their bytes.
 
-    Invariants (see `check`):
+    Invariants (`scripts/harness/store_builders.py` checks them):
       rooted    every joint but the roots, which are at 0, has one extent that arrives at it
       pure      what a canonical extent starts from is canonical too
       findable  `_joints[name]` is the joint of that name
@@ -145,6 +145,10 @@ class ExtentStore:
     def joint(self, name: PrefixHash) -> Joint | None:
         return self._joints.get(name)
 
+    def tip_of(self, line: LinePriority) -> Joint | None:
+        """Return the last cut of a line's last prompt, where it is kept."""
+        return self._joints.get(line.tip) if line.tip is not None else None
+
     def commit(
         self, start: Joint, name: PrefixHash, tokens: Tokens, is_canonical: bool, line: LinePriority
     ) -> tuple[Joint, Extent | None]:
@@ -155,7 +159,7 @@ class ExtentStore:
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
         assert self._joints.get(start.name) is start, start
-        is_canonical = is_canonical and _is_canonical(start)
+        is_canonical &= start.arrival is None or start.arrival.is_canonical
         position = start.position + len(tokens)
         end = self._joints.get(name)
         if end is None:
@@ -261,35 +265,6 @@ class ExtentStore:
             for extent in list(root.leaving):
                 self.remove(extent)
         assert not self._extents and self.budget.bytes_used == 0
-
-    def check(self) -> None:
-        """Assert the class invariants. O(everything): tests and idle time only."""
-        nbytes = buffers = 0
-        for joint in self._joints.values():
-            assert self._joints[joint.name] is joint and not joint.is_dropped
-            assert (joint.position == 0) == (joint.arrival is None), joint
-            assert joint.pins >= 0, joint
-            assert joint.snapshot is not None or not joint.snapshot_pinned, joint
-            if joint.snapshot is not None:
-                nbytes += joint.snapshot.nbytes
-                buffers += joint.snapshot.buffers
-        for extent in self._extents:
-            assert extent.end.position - extent.start.position == len(extent.tokens)
-            assert extent.end.arrival is extent and extent in extent.start.leaving
-            assert self._joints[extent.start.name] is extent.start
-            assert not extent.is_canonical or _is_canonical(extent.start), extent
-            assert extent.body is not None or extent.holders or not self.layout.has_rows
-            assert extent.window is None or extent.window_from < extent.end.position
-            assert extent.window is not None or not extent.window_pinned, extent
-            assert extent.body is not None or not (extent.pinned and self.layout.has_rows), extent
-            for part in (extent.body, extent.window):
-                if part is not None:
-                    nbytes, buffers = nbytes + part.nbytes, buffers + part.buffers
-        assert (nbytes, buffers) == (self.budget.bytes_used, self.budget.buffers_used)
-
-
-def _is_canonical(joint: Joint) -> bool:
-    return joint.arrival is None or joint.arrival.is_canonical
 
 
 def path_to(joint: Joint) -> list[Extent]:

@@ -89,7 +89,8 @@ class PrefixSearch:
     def run(self) -> FoundPrefix:
         last = self._walk_canonical()
         if self._is_exact:
-            self._look_beyond(last)
+            for extent in last.leaving:
+                self._leave(extent)
         else:
             self._walk_all()
         matched = max(joint.position for joint in self._reached)
@@ -132,10 +133,6 @@ class PrefixSearch:
                         self._partial.append((extent.end.position, extent))
                 else:
                     self._leave(extent)
-
-    def _look_beyond(self, joint: Joint) -> None:
-        for extent in joint.leaving:
-            self._leave(extent)
 
     def _matches(self, extent: Extent) -> bool:
         end = extent.end.position

@@ -1,10 +1,16 @@
-"""Plans where a request resumes. A plan is a value; worker/kv/ carries it out."""
+"""Plans where a request resumes, and finds the line of its conversation.
 
+A plan is a value; worker/kv/ carries it out.
+"""
+
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
 from hearth.worker.cache.image_keys import is_inside
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 
@@ -79,6 +85,9 @@ def choose_slot(
     is_exact: bool,
 ) -> ResumePlan:
     """Return the plan that goes on from what was found, or further on in one of `slots`."""
+    # Whether states or windows, not tokens, decide how far the prompt is resumed:
+    wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
+    is_trimmed = not store.layout.resumes_anywhere and found.position < wanted
     best = ResumePlan(
         position=found.position,
         is_canonical=found.is_canonical,
@@ -86,7 +95,7 @@ def choose_slot(
         slot=None,
         kind=_kind(found, query, found.position),
         matched=found.matched,
-        hybrid_trimmed=_is_trimmed(found, query, store.layout),
+        hybrid_trimmed=is_trimmed,
         found=found,
     )
     ranked = []
@@ -95,7 +104,9 @@ def choose_slot(
         if store.root_of(slot.root) is not root:
             continue
         shared = common_length(slot.tokens, query.tokens)
-        canonical = _canonical_length(slot, query, shared)
+        # Up to where it holds what a prefill of this very prompt would have written:
+        cuts = shared_cuts(slot.canonical_cuts, query.cuts)
+        canonical = max((cut for cut in cuts if cut <= shared), default=0)
         tip = len(slot.tokens)
         if _continues(tip, canonical, shared, query, is_exact) and tip >= best.position:
             ranked.append(((tip, True, canonical == tip, 0), slot))
@@ -133,20 +144,10 @@ def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> b
     return max(1, slot.floor) <= position <= holds and cut_off <= position
 
 
-def _canonical_length(slot: SlotView, query: PrefixQuery, shared: int) -> int:
-    """Return up to where the slot holds what a prefill of this very prompt would have written."""
-    cuts = shared_cuts(slot.canonical_cuts, query.cuts)
-    return max((cut for cut in cuts if cut <= shared), default=0)
-
-
 def shared_cuts(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """Return the cuts that both begin with."""
-    shared = []
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            break
-        shared.append(mine)
-    return shared
+    same = takewhile(lambda cuts: cuts[0] == cuts[1], zip(one, other, strict=False))
+    return [cut for cut, _ in same]
 
 
 def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
@@ -157,9 +158,71 @@ def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
     return "lcp" if found.is_diverging else "prefix"
 
 
-def _is_trimmed(found: FoundPrefix, query: PrefixQuery, layout: Layout) -> bool:
-    """Whether states or windows, not tokens, decided how far the prompt is resumed."""
-    if layout.resumes_anywhere:
-        return False
-    wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
-    return found.position < wanted
+# ---------------------------------------------------------------- the conversation's line
+
+
+def line_of(
+    store: ExtentStore,
+    lines: LinePriorities,
+    plan: ResumePlan,
+    query: PrefixQuery,
+    there: LinePriority | None,
+) -> LinePriority:
+    """Begin a turn of the line of the prompt's conversation, and return it.
+
+    That is the line of what it goes on from: of its own number or, in its family, of whose last
+    prompt it has all (the sessions are not told of raw prompts, nor of those that were broken off).
+    Where nothing is left of such a line it begins anew. `there` is the line of the slot that it
+    goes on in, if it does.
+    """
+    asked, turns = query.conversation, 1 + sum(extent.end.is_prompt_end for extent in plan.path)
+    if plan.path:
+        last = plan.path[-1].line
+        tip = store.tip_of(last)
+        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number != 0)
+        there = last if is_its else None
+    if there is None or there.is_running or there.family != asked.family:
+        return lines.open(time.monotonic(), turns, asked)
+    lines.go_on(there, time.monotonic(), turns)
+    if plan.path:  # else the prompt has all that its slot holds
+        _leave_out_end(store, there, plan)
+    return there
+
+
+def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> None:
+    """Note what a prompt that goes on with the line leaves out of what it last read.
+
+    Some clients send the last messages of a prompt otherwise in the next one. Nobody goes on from
+    what was read of such an end: kept as if somebody did, it pushes out what the next prompt goes
+    on from.
+    """
+    tip = store.tip_of(line)
+    if tip is None or _has(tip, plan):
+        return
+    todo = [tip]
+    while todo:
+        joint = todo.pop()
+        joint.is_left_out = True
+        todo += [extent.end for extent in joint.leaving]
+    line.tip = None
+
+
+def take_over_path(
+    line: LinePriority, plan: ResumePlan, query: PrefixQuery, now: float, ttl_s: float
+) -> None:
+    """Give the extents that are resumed from to the line, unless a likelier one has them.
+
+    What came from disk is not known yet as system and tools.
+    """
+    mine = line.likelihood(now, ttl_s)
+    for extent in plan.path:
+        if extent.line.likelihood(now, ttl_s) <= mine:
+            extent.line = line
+        extent.end.is_in_head |= extent.end.position <= query.system_end
+        extent.end.is_left_out = False
+    line.resumed_at, line.read_to = plan.position, len(query.tokens)
+
+
+def _has(tip: Joint, plan: ResumePlan) -> bool:
+    """Whether the prompt has all that ends at `tip`."""
+    return tip.position <= plan.position and tip.arrival in plan.path

@@ -22,7 +22,7 @@ from hearth.worker.disk.file_names import FileKind, FileName
 # A conversation silent for t is needed again about as 1 / t; within an hour all are alike.
 AGE_UNIT_S: Final = 3600.0
 # Tokens before a line's end at which a resume is half as likely; at 256 it is a fifth, as RAM's
-# eviction has it for the turn before (worker/cache/resume_point_likelihood.py).
+# eviction has it for the turn before (worker/cache/eviction.py).
 DISTANCE_UNIT_TOKENS: Final = 64
 REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
 

@@ -154,8 +154,7 @@ class DiskWriter:
 
         Its next prompt may leave out of the answer what the model thought.
         """
-        tip = slot.line.tip if slot.line is not None else None
-        found = [self._store.joint(tip) if tip is not None else None, slot.joint]
+        found = [self._store.tip_of(slot.line) if slot.line is not None else None, slot.joint]
         return [
             joint
             for number, joint in enumerate(found)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from hearth.worker.cache.expiry import Expired, find_expired
+from hearth.worker.cache.eviction import find_expired
 from hearth.worker.cache.extent_store import Extent
+from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import Reason
 from hearth.worker.kv.return_freed_memory import release_memory
 
@@ -41,62 +41,44 @@ class IdleExpiry:
 
     def step(self) -> bool:
         """Do some milliseconds of work; say whether more is to be done at once."""
-        now = self._clock()
-        if now < self._look_at or any(slot.is_busy for slot in self._kv_manager.slots):
+        now, disk, all_slots = self._clock(), self._kv_manager.disk, self._kv_manager.slots
+        if now < self._look_at or any(slot.is_busy for slot in all_slots):
             return False
-        if self._waits_for_disk and not self._is_drained:
+        is_drained = disk is None or disk.thread.is_drained
+        if self._waits_for_disk and not is_drained:
             return False  # the loop comes back soon
         self._waits_for_disk = False
-        expired, slots = self._find(now)
-        if not expired.extents and not slots:
-            self._look_at = self._next_look(expired, now)
+        standing = [(slot.joint, slot.used_at) for slot in all_slots]
+        expired, next_at = find_expired(self._kv_manager.store, standing, now, self._ttl_s)
+        slots = [slot for slot in all_slots if slot.used_at + self._ttl_s <= now]
+        if not expired and not slots:
+            # What comes anew has the whole TTL before it.
+            expiring = [slot.used_at + self._ttl_s for slot in all_slots]
+            self._look_at = min([next_at, now + self._ttl_s, *expiring])
             self._end()
             return False
-        pending = [extent for extent in expired.extents if self._is_wanted_on_disk(extent)]
-        if pending:
-            return self._offer(pending)
-        if not self._is_drained:
+        if disk is not None:
+            has_lost = disk.thread.has_lost
+            lacking = [extent for extent in expired if has_lost or not extent.is_stored]
+            if pending := [extent for extent in lacking if extent not in self._offered]:
+                return self._offer(disk, pending)
+        if not is_drained:
             self._waits_for_disk = True
             return False
         memory = self._kv_manager.memory  # a slot goes whole, and last: nobody finds half of one
         self._freed_bytes += memory.free(
-            Reason.AGE, STEP_BYTES, slots=slots, expired=dict.fromkeys(expired.extents)
+            Reason.AGE, STEP_BYTES, slots=slots, expired=dict.fromkeys(expired)
         )
         return True
 
-    def _find(self, now: float) -> tuple[Expired, list[LiveSlot]]:
-        """Return the extents and the slots that are out of date."""
-        slots = self._kv_manager.slots
-        standing = [(slot.joint, slot.used_at) for slot in slots]
-        expired = find_expired(self._kv_manager.store, standing, now, self._ttl_s)
-        return expired, [slot for slot in slots if slot.used_at + self._ttl_s <= now]
-
-    def _next_look(self, expired: Expired, now: float) -> float:
-        """Return before when nothing expires: what comes anew has the whole TTL before it."""
-        slots = [slot.used_at + self._ttl_s for slot in self._kv_manager.slots]
-        return min([expired.next_at, now + self._ttl_s, *slots])
-
     # ------------------------------------------------------------ to disk
 
-    @property
-    def _is_drained(self) -> bool:
-        disk = self._kv_manager.disk
-        return disk is None or disk.thread.is_drained
-
-    def _is_wanted_on_disk(self, extent: Extent) -> bool:
-        disk = self._kv_manager.disk
-        if disk is None or extent in self._offered:
-            return False
-        return not extent.is_stored or disk.thread.has_lost
-
-    def _offer(self, pending: Sequence[Extent]) -> bool:
+    def _offer(self, disk: DiskTier, pending: Sequence[Extent]) -> bool:
         """Hand over to the disk what it lacks; say whether it takes more at once."""
-        disk = self._kv_manager.disk
-        assert disk is not None
         holders = {slot.number: slot for slot in self._kv_manager.slots}
         end = time.perf_counter() + STEP_S
         for extent in pending:
-            was_drained = self._is_drained
+            was_drained = disk.thread.is_drained
             slot = holders[min(extent.holders)] if extent.holders else None
             if not disk.writer.write(extent, slot) and not was_drained:
                 self._waits_for_disk = True  # its queue is full

@@ -13,13 +13,18 @@ from typing import Any
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
+from hearth.worker.cache.resume_planner import (
+    ResumePlan,
+    line_of,
+    make_plan,
+    shared_cuts,
+    take_over_path,
+)
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier

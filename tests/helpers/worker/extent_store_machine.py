@@ -22,6 +22,7 @@ from scripts.harness.store_builders import (
     WINDOWS_ONLY,
     Part,
     ask,
+    check_store,
     cut_out_worth,
     name_of,
     path_to,
@@ -204,7 +205,7 @@ class Caching(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_whole(self) -> None:
-        self.store.check()
+        check_store(self.store)
         budget = self.store.budget
         assert budget.bytes_used <= budget.bytes_max, budget
         assert budget.buffers_used <= budget.buffers_max, budget

@@ -26,7 +26,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import Reason, Spared
 from hearth.worker.kv.quantise_kv import QuantFormat
-from scripts.harness.store_builders import ROOT
+from scripts.harness.store_builders import ROOT, check_store
 
 CHUNK, WINDOW, WIDTH = 4, 6, 32
 TTL_S = 1000.0
@@ -252,7 +252,7 @@ class Managing:
         for query in self.waiting:
             afresh = make_plan(store, idle, query, self.rules.is_exact)
             assert _told(self.keeper.plan(query)) == _told(afresh)
-        store.check()
+        check_store(store)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)
         pinned = Counter(extent for pin in self.keeper.pins for extent in pin.path)

@@ -22,7 +22,7 @@ from hearth.worker.disk.file_names import FileKind
 from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.serialise_kv import rows_from, state_from
-from scripts.harness.store_builders import DENSE
+from scripts.harness.store_builders import DENSE, check_store
 
 RUN = 4  # tokens
 ROOT = PrefixHash(b"\x01" * 16)
@@ -88,7 +88,7 @@ def test_nothing_pushes_out_what_it_hangs_from(
     assert take_in(disk, store, *read) == taken * RUN
     assert disk.counts["recalls_refused"] == refused
     assert len(store) == taken
-    store.check()
+    check_store(store)
 
 
 def test_rows_of_another_prompts_tokens_are_not_taken_in_under_this_ones_name() -> None:

@@ -258,8 +258,8 @@ def test_a_look_finds_nothing_for_as_long_as_nothing_can_expire(
     looks = []
     warm = machine("qwen3", ttl_s=TTL_S)
     idle = Idle(warm)
-    find = idle._expiry._find
-    monkeypatch.setattr(idle._expiry, "_find", lambda now: looks.append(now) or find(now))
+    find = module.find_expired
+    monkeypatch.setattr(module, "find_expired", lambda *how: looks.append(how) or find(*how))
     for _ in range(100):
         idle.pass_by(TTL_S / 10)
     assert len(looks) <= 11, "once a TTL where nothing is kept"
