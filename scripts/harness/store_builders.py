@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 ROOT = root_hash(["tests"])

@@ -52,7 +52,7 @@ class LinePriority:
         """Return how likely it is needed again, relative to a line just opened (1.0).
 
         Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, and
-        stays no longer than until there is nothing to compute (`worker/kv/idle_expiry.py`).
+        stays no longer than until there is nothing to compute (`worker/kv/idle_work.py`).
         """
         age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
         if ttl_s and age_s > ttl_s:

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
+from hearth.worker.cache.extent_store import (
+    Extent,
+    ExtentStore,
+    Joint,
+    path_to,
+    runs_from,
+    within_window,
+)
 from hearth.worker.cache.prefill_grid import PrefillGrid
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
@@ -77,12 +84,10 @@ class Candidate(Protocol):
     @property
     def kind(self) -> str:
         """Its name in reports of evictions."""
-        ...
 
     @property
     def run(self) -> Extent | None:
         """The last run of tokens that it serves; None where it is no prompt's."""
-        ...
 
     def is_there(self) -> bool: ...
 
@@ -240,12 +245,8 @@ class Evictor:
 
     def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:
         """Return how likely each extent from here on is needed, by any line that goes through."""
-        order, todo = [], [extent]
-        while todo:
-            order.append(todo.pop())
-            todo += order[-1].end.leaving
         likelihoods: dict[Extent, float] = {}
-        for one in reversed(order):  # children before their parents
+        for one in reversed([*runs_from(extent)]):  # children before their parents
             beyond = (likelihoods[later] for later in one.end.leaving)
             likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
@@ -273,12 +274,8 @@ class Evictor:
         if layout.has_state and joint.snapshot is None:
             return False
         back_to = max(0, joint.position - layout.window)
-        extent = joint.arrival if layout.window else None
-        while extent is not None and extent.end.position > back_to:
-            if not extent.window_covers(back_to):
-                return False
-            extent = extent.start.arrival
-        return True
+        near = within_window(joint, layout.window)
+        return all(extent.window_covers(back_to) for extent in near)
 
     def expired(self, among: Iterable[Extent]) -> "list[Candidate]":
         """Return the runs that may go for their age, with what is at their ends.

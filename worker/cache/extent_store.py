@@ -7,24 +7,59 @@ up to the joint where they part, so that nothing is kept twice and divergence co
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import takewhile
+from typing import Final, Protocol
 
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.image_keys import image_count
+
+MB: Final = 1024 * 1024
+BUFFERS_MAX: Final = 400_000  # Metal allows 499,000 in a process; weights and steps need the rest
+
+
+@dataclass(slots=True)
+class Budget:
+    """The limits of kept KV, and what is used of them. Live slots are not counted.
+
+    `bytes_max` moves with the worker's share of the machine (`KVManager.share_out`).
+    Invariant: what is used is never negative. Owner: the inference thread.
+    """
+
+    bytes_max: int
+    buffers_max: int = BUFFERS_MAX
+    bytes_used: int = 0
+    buffers_used: int = 0
+
+    def add(self, nbytes: int, buffers: int) -> None:
+        self.bytes_used += nbytes
+        self.buffers_used += buffers
+        assert self.bytes_used >= 0 and self.buffers_used >= 0, (nbytes, buffers, self)
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.bytes_max - self.bytes_used)
+
+    def missing(self, nbytes: int, buffers: int) -> tuple[int, int]:
+        """Return the bytes and buffers that must go before these fit; (0, 0) if they do."""
+        return (
+            max(0, self.bytes_used + nbytes - self.bytes_max),
+            max(0, self.buffers_used + buffers - self.buffers_max),
+        )
 
 
 class KVArrays(Protocol):
     """Arrays that worker/kv/ keeps; opaque here."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """What they take."""
 
     @property
-    def buffers(self) -> int: ...
+    def buffers(self) -> int:
+        """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +244,8 @@ class ExtentStore:
     def make_fast(self, extent: Extent) -> None:
         """Its rows are about to differ from a prefill's (they are stored quantised)."""
         self.changed()
-        todo = [extent]
-        while todo:
-            one = todo.pop()
-            if one.is_canonical:
-                one.is_canonical = False
-                todo += one.end.leaving
+        for one in runs_from(extent) if extent.is_canonical else ():
+            one.is_canonical = False
 
     def let_go(self, extent: Extent, slot: int) -> None:
         """A slot will no longer hold its rows. Without bytes of its own it goes, with children."""
@@ -267,13 +298,30 @@ class ExtentStore:
         assert not self._extents and self.budget.bytes_used == 0
 
 
+def runs_back(joint: Joint) -> Iterator[Extent]:
+    """Yield the extents that lead from the root to a joint, the last first."""
+    while (extent := joint.arrival) is not None:
+        yield extent
+        joint = extent.start
+
+
 def path_to(joint: Joint) -> list[Extent]:
     """Return the extents that lead from the root to a joint."""
-    path = []
-    while (extent := joint.arrival) is not None:
-        path.append(extent)
-        joint = extent.start
-    return path[::-1]
+    return [*runs_back(joint)][::-1]
+
+
+def within_window(joint: Joint, window: int) -> list[Extent]:
+    """Return the extents of the last `window` tokens before a joint, the last first."""
+    back_to = joint.position - window
+    return [*takewhile(lambda extent: extent.end.position > back_to, runs_back(joint))]
+
+
+def runs_from(extent: Extent) -> Iterator[Extent]:
+    """Yield an extent and all that hangs from it, parents before their children."""
+    todo = [extent]
+    while todo:
+        yield (extent := todo.pop())
+        todo += extent.end.leaving
 
 
 def same_tokens(extent: Extent, tokens: Tokens) -> bool:

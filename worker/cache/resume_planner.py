@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, runs_from
 from hearth.worker.cache.image_keys import is_inside
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 
@@ -199,11 +199,9 @@ def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> 
     tip = store.tip_of(line)
     if tip is None or _has(tip, plan):
         return
-    todo = [tip]
-    while todo:
-        joint = todo.pop()
-        joint.is_left_out = True
-        todo += [extent.end for extent in joint.leaving]
+    assert tip.arrival is not None, "a prompt's last cut is behind the root"
+    for extent in runs_from(tip.arrival):
+        extent.end.is_left_out = True
     line.tip = None
 
 

@@ -17,7 +17,7 @@ from hearth.worker.doctor.upstream_forwards import (
     difference,
     together,
 )
-from hearth.worker.kv.rewind import can_rewind
+from hearth.worker.kv.layer_adapters import can_rewind
 
 NAME: Final = "drafts"
 ROW_COUNTS: Final = (2, 4, 8)  # of a forward that verifies; none has more

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.make_private_directory import make_private
-from hearth.worker.disk.file_names import TEMP_PREFIX
-from hearth.worker.disk.shared_usage_counters import locked_counters
+from hearth.worker.disk.file_format import TEMP_PREFIX
+from hearth.worker.disk.file_store import locked_counters
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.findings import FOLDER, Figure
 

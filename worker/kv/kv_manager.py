@@ -12,9 +12,8 @@ from typing import Any
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, path_to
 from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -28,14 +27,22 @@ from hearth.worker.cache.resume_planner import (
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
-from hearth.worker.kv.idle_work import IdleWork, SlotSteps
+from hearth.worker.kv.idle_work import IdleWork
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.memory_release import NOTHING, EncodedImages, MemoryRelease, Reason, Spared
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.memory_release import (
+    NOTHING,
+    EncodedImages,
+    MemoryRelease,
+    Reason,
+    Spared,
+    release_memory,
+)
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.kv.return_freed_memory import release_memory
+
+_NO_PLAN = ResumePlan.cold()
+_RAW = KeepRules(slots_max=1, chunk=1, is_exact=True)  # no rows are packed
 
 
 class KVManager:
@@ -61,7 +68,7 @@ class KVManager:
         self.store = ExtentStore(root, layers.layout, budget)
         self.uncached = NullKVManager(new_cache, layers, rules)  # of what is not to be kept
         self.pins = Pins(self.store, rules.keys)
-        self._layers = layers
+        self.layers = layers
         # Kept for one key: live KV, by the key's own root
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
@@ -70,17 +77,7 @@ class KVManager:
         )
         self.lines = LinePriorities()
         self.idle_bytes_max = 1 << 62  # of slots that no request uses
-        self.idle_work = IdleWork(
-            self.store,
-            self._slots,
-            layers,
-            self.lines,
-            lambda: self.rules,
-            SlotSteps(
-                *(self.plan, self.uncached.cold_bytes, self._fill),
-                lambda slots: self.memory.free(Reason.SLOTS, slots=slots),
-            ),
-        )
+        self.idle_work = IdleWork(self, self._slots)
         self.disk: DiskTier | None = None
         if disk_thread is not None:
             self.disk = DiskTier(self.store, layers, self.transfer.evictor, rules, disk_thread)
@@ -103,19 +100,24 @@ class KVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
         plan = self.plan(query)
-        if plan.slot is None and self._free_slot(query):
-            plan = self.plan(query)  # the slot may have held its beginning, and no room was found
+        if plan.slot is None and len(self._slots) >= self.rules.slots_max:
+            # What the least needed one held is kept, but not instead of what the prompt goes on
+            # from. It may have held the prompt's beginning, and no room was found.
+            first, *_ = self.memory.idle()  # not all of them run
+            self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
+            plan = self.plan(query)
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
         self.counts["vlm_retreat"] += plan.is_retreat
-        slot = self._fill(plan, query, self._line_of(plan, query), rows)
-        assert slot.line is not None
-        take_over_path(slot.line, plan, query, time.monotonic(), self.rules.ttl_s)
+        there = self._slots[plan.slot].line if plan.slot is not None else None
+        line = line_of(self.store, self.lines, plan, query, there)
+        slot = self.fill(plan, query, line, rows)
+        take_over_path(line, plan, query, time.monotonic(), self.rules.ttl_s)
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
-        slot.capacity = self._layers.reserve(slot.cache, rows)
+        slot.capacity = self.layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         if self.disk is not None:
             self.disk.writer.begin(slot, query)
@@ -145,23 +147,23 @@ class KVManager:
         """Before a decode step: make room for `rows` tokens; quantise where that is due."""
         assert slot.is_busy and rows > slot.position, (slot.is_busy, rows, slot.position)
         if rows > slot.capacity:
-            slot.capacity = self._layers.reserve(slot.cache, rows)
-        if slot.format is None and self.transfer.is_due(slot, rows):
+            slot.capacity = self.layers.reserve(slot.cache, rows)
+        if slot.format is None and self.rules.format_at(rows) is not None:
             self.transfer.quantise(slot, rows)
-            slot.capacity = self._layers.reserve(slot.cache, rows)
+            slot.capacity = self.layers.reserve(slot.cache, rows)
         assert slot.capacity >= rows, (slot.capacity, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         """Grow for `rows` and a draft's; return how many of these may come: none past packing."""
         self.grow(slot, rows)
-        if slot.format is None and self.transfer.is_due(slot, rows + draft_rows):
+        if slot.format is None and self.rules.format_at(rows + draft_rows) is not None:
             return 0
         self.grow(slot, rows + draft_rows)
         return draft_rows
 
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
-        self._layers.has_room = has_room
+        self.layers.has_room = has_room
 
     def release_too(self, images: EncodedImages) -> None:
         """Have encoded images go too where memory is needed."""
@@ -169,7 +171,8 @@ class KVManager:
 
     def lend_bytes(self, slot: LiveSlot) -> int:
         """Return how many bytes more are held once `lend` has copied."""
-        return self.transfer.give_up_bytes(slot)
+        tokens = sum(len(extent.tokens) for extent in self.transfer.held_only(slot))
+        return min(tokens * self.row_bytes(slot.format), self.store.budget.free_bytes)
 
     def lend(self, slot: LiveSlot) -> None:
         """Before the slot's cache is merged into a batch: copy out what only it holds."""
@@ -236,7 +239,7 @@ class KVManager:
                 return 0
             held = self.slot_bytes(slot)
         form = self.rules.format_at(rows)
-        return max(0, self._layers.slot_bytes(rows, form) - held)
+        return max(0, self.layers.slot_bytes(rows, form) - held)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
         """Return how many bytes of kept rows nobody needs any more once the prompt's slot has them.
@@ -307,9 +310,6 @@ class KVManager:
     def unpin(self, pin_id: str, key: str) -> bool:
         """Give up a pin of `key`, "" = anyone's; say whether there was one."""
         return self.pins.drop(pin_id, key)
-
-    def pins_report(self, key: str = "") -> dict[str, Any]:
-        return self.pins.report(key)
 
     # ------------------------------------------------------------ the disk
 
@@ -424,17 +424,15 @@ class KVManager:
         return list(self._slots.values())
 
     def slot_bytes(self, slot: LiveSlot) -> int:
-        return self._layers.nbytes(slot.cache)
+        return self.layers.nbytes(slot.cache)
 
     def row_bytes(self, form: QuantFormat | None) -> int:
         """Return what the rows of one token take in `form`."""
-        return self._layers.row_cost(form)[0]
+        return self.layers.row_cost(form)[0]
 
     # ------------------------------------------------------------ slots and lines
 
-    def _fill(
-        self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int
-    ) -> LiveSlot:
+    def fill(self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int) -> LiveSlot:
         """Return a busy slot that holds what the plan goes on from."""
         assert plan.position == 0 or self._is_good(plan), "a plan is carried out as it was made"
         self.store.changed()  # no other prompt goes on in its slot
@@ -456,17 +454,6 @@ class KVManager:
         self.transfer.quantise(slot, plan.position)
         return slot
 
-    def _free_slot(self, query: PrefixQuery) -> bool:
-        """Empty the idle slot that is least likely needed, where none is free; say whether so.
-
-        What it held is kept, but not instead of what the prompt goes on from.
-        """
-        if len(self._slots) < self.rules.slots_max:
-            return False
-        first, *_ = self.memory.idle()  # not all of them run
-        self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
-        return True
-
     def give_up(self, slot: LiveSlot, kept: Collection[Extent] | None = None) -> None:
         """Empty an idle slot, and copy out what only it holds: of `kept`, None = where it pays."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
@@ -476,12 +463,155 @@ class KVManager:
         slot.cache = []
         del self._slots[slot.number]
 
-    def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
-        """Return the line that a request with this plan goes on with, or a new one."""
-        there = self._slots[plan.slot].line if plan.slot is not None else None
-        return line_of(self.store, self.lines, plan, query, there)
-
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
-        depth = self._layers.depth(slot.cache)
+        depth = self.layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
+
+
+class NullKVManager:
+    """The KV manager that keeps nothing: each request runs in an empty slot of its own.
+
+    With `layers` and `rules` requests compute what they would in `KVManager` from an empty cache:
+    slots grow and are packed alike. Without, nobody knows what a slot takes. Also what tests
+    compare a warm cache with. Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        new_cache: Callable[[], list[Any]],
+        layers: LayerMap | None = None,
+        rules: KeepRules = _RAW,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._images = EncodedImages()
+        self._new_cache = new_cache
+        self._layers = layers
+        self._rules = rules
+
+    @property
+    def uncached(self) -> "NullKVManager":
+        """The KV manager of requests that are not to be kept."""
+        return self
+
+    def plan(self, query: PrefixQuery) -> ResumePlan:
+        return _NO_PLAN
+
+    def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
+        self.counts["match_miss"] += 1
+        joint = Joint(PrefixHash(b""), 0)
+        slot = LiveSlot(0, self._new_cache(), joint)
+        self._quantise(slot, 0)
+        self._reserve(slot, rows)
+        return slot, _NO_PLAN
+
+    def slot_cost(self, query: PrefixQuery, rows: int) -> int:
+        return self.cold_bytes(rows)
+
+    def copied_bytes(self, query: PrefixQuery) -> int:
+        return 0
+
+    def cold_bytes(self, rows: int) -> int:
+        """Return what an empty slot for `rows` tokens takes."""
+        if self._layers is None:
+            return 0
+        return self._layers.slot_bytes(rows, self._rules.format_at(rows))
+
+    def unwritten_bytes(self, rows: int) -> int:
+        """Return what of that the first forward allocates: windows and states."""
+        return 0 if self._layers is None else self._layers.unwritten_bytes(rows)
+
+    def releasable(self, query: PrefixQuery | None = None) -> int:
+        return self._images.nbytes()
+
+    def release(
+        self,
+        nbytes: int,
+        query: PrefixQuery | None = None,
+        reason: Reason = Reason.MEMORY,
+    ) -> None:
+        if self._images.nbytes():  # a request that waits for memory asks at every step
+            self._images.release()
+
+    def recall(self, query: PrefixQuery, then: Callable[[Any], None]) -> None:
+        return None
+
+    def take_in(self, records: Sequence[Any], query: PrefixQuery) -> int:
+        return 0
+
+    def commit(
+        self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
+    ) -> None:
+        slot.tokens = tokens
+        self._quantise(slot, len(tokens))
+
+    def grow(self, slot: LiveSlot, rows: int) -> None:
+        is_packed_now = self._quantise(slot, rows)
+        if is_packed_now or rows > slot.capacity:
+            self._reserve(slot, rows)
+
+    def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        self.grow(slot, rows)
+        later = self._rules.format_at(rows + draft_rows)
+        if later is not None and slot.format is None:
+            return 0  # rows are packed from amid the draft on
+        self.grow(slot, rows + draft_rows)
+        return draft_rows
+
+    def limit_growth(self, has_room: Callable[[int], bool]) -> None:
+        pass
+
+    def release_too(self, images: EncodedImages) -> None:
+        self._images = images
+
+    def lend(self, slot: LiveSlot) -> None:
+        slot.cache, slot.capacity = [], 0
+
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        slot.cache = cache
+
+    def lend_bytes(self, slot: LiveSlot) -> int:
+        return 0
+
+    def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
+        pass
+
+    def pin(self, slot: LiveSlot, pin_id: str, key: str) -> None:
+        """Raises: RequestError: always."""
+        raise RequestError(
+            "Nothing can be pinned: this model's KV is not kept. Prompts are read anew each time.",
+            code="not_kept",
+        )
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        return False
+
+    def hand_over(self) -> None:
+        pass
+
+    def shut(self, flush_s: float) -> None:
+        pass
+
+    def sweep(self) -> bool:
+        return False
+
+    def clear(self) -> None:
+        pass
+
+    @property
+    def slots(self) -> Sequence[LiveSlot]:
+        return []
+
+    def _reserve(self, slot: LiveSlot, rows: int) -> None:
+        if self._layers is not None:
+            slot.capacity = self._layers.reserve(slot.cache, rows)
+            assert slot.capacity >= rows, (slot.capacity, rows)
+
+    def _quantise(self, slot: LiveSlot, position: int) -> bool:
+        """Pack the slot's rows once there are enough; say whether they were packed now."""
+        form = self._rules.format_at(position)
+        if form is None or slot.format is not None or self._layers is None:
+            return False
+        self._layers.quantise(slot.cache, form)
+        slot.format = form
+        return True

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby, takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -18,11 +19,11 @@ from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import (
-    KVRows,
     LayerRows,
     LayerStates,
     PackedFormat,
     QuantFormat,
+    as_rows,
 )
 
 
@@ -125,7 +126,7 @@ class KVTransfer:
         window = self._layers.layout.window
         if not window or extent.window is not None:
             return
-        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        count = min(len(extent.tokens), window, self._layers.window_held(slot.cache))
         nbytes = self._layers.window_bytes(count)
         if count and self.has_room_at(extent.end, nbytes, self._layers.window_buffers):
             rows = self._layers.copy_window(slot.cache, count)
@@ -180,20 +181,12 @@ class KVTransfer:
 
         Those of `spared`, and pinned ones, are left out: others count them.
         """
-        found: dict[Extent, None] = {}
-        for slot in self._slots.values():
-            for extent in path_to(slot.joint) if slot.is_busy else ():
-                if not (extent.holders or extent.pinned):
-                    found[extent] = None
-        bodies = (extent.body for extent in found if extent not in spared)
-        return sum(body.nbytes for body in bodies if body is not None)
-
-    def give_up_bytes(self, slot: LiveSlot) -> int:
-        """Return how many bytes more are held once all that only the slot has is copied out."""
-        tokens = sum(len(extent.tokens) for extent in self.held_only(slot))
-        budget = self.store.budget
-        room = max(0, budget.bytes_max - budget.bytes_used)
-        return min(tokens * self._layers.row_cost(slot.format)[0], room)
+        busy = (slot.joint for slot in self._slots.values() if slot.is_busy)
+        bodies = {
+            e: e.body for joint in busy for e in path_to(joint) if not (e.holders or e.pinned)
+        }
+        kept = (body for extent, body in bodies.items() if extent not in spared)
+        return sum(body.nbytes for body in kept if body is not None)
 
     def held_only(self, slot: LiveSlot, path: Collection[Extent] | None = None) -> list[Extent]:
         """Return the runs of a path whose rows only this slot has; of all that it holds."""
@@ -233,7 +226,7 @@ class KVTransfer:
         slot.joint = slot.root
         slot.joint.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
-        if slot.format is not None and first_cut and not self.is_due(slot, first_cut):
+        if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
             slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
         start = 0
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
@@ -325,7 +318,9 @@ class KVTransfer:
         state = plan.path[-1].end.snapshot
         self._put_windows_and_states(slot, plan, self._window_runs(plan), state)
         self.counts["restored_tokens"] += plan.position
-        slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
+        sound = _sound_to(plan)
+        canonical = takewhile(lambda e: e.is_canonical and e.end.position <= sound, plan.path)
+        slot.canonical_cuts = [extent.end.position for extent in canonical]
         self._set_position(slot, plan)
 
     def copied_bytes(self, plan: ResumePlan) -> int:
@@ -351,36 +346,30 @@ class KVTransfer:
         slot.joint.pins -= slot.is_busy
 
     def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
-        """Return the rows along the path in as few runs as possible.
+        """Return the rows along the path in as few runs as possible: of one slot at once.
 
         Views into other slots are among them: they must be read before those slots write.
         """
-        row_runs: list[tuple[LayerRows, ...]] = []
-        run: tuple[int, int, int] | None = None  # slot, start, end: rows still in a live slot
-        for extent in plan.path:
-            start, end = extent.start.position, min(extent.end.position, plan.position)
-            number = min(extent.holders) if extent.body is None else None
-            if run is not None and number == run[0]:
-                run = (run[0], run[1], end)
+        row_runs = []
+        for number, group in groupby(
+            plan.path, lambda e: min(e.holders) if e.body is None else None
+        ):
+            extents = list(group)
+            if number is not None:
+                start, end = extents[0].start.position, extents[-1].end.position
+                cache = self._slots[number].cache
+                row_runs.append(self._layers.rows(cache, start, min(end, plan.position)))
                 continue
-            if run is not None:
-                row_runs.append(self._slot_rows(*run))
-            run = (number, start, end) if number is not None else None
-            if extent.body is not None:
-                body = _as_rows(extent.body)
-                row_runs.append(self._layers.kept_rows(body, end - start))
-        if run is not None:
-            row_runs.append(self._slot_rows(*run))
+            for extent in extents:
+                count = min(extent.end.position, plan.position) - extent.start.position
+                row_runs.append(self._layers.kept_rows(as_rows(extent.body), count))
         return row_runs
-
-    def _slot_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
-        return self._layers.rows(self._slots[number].cache, start, end)
 
     def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
         """Whether an extent's rows are in `form`, so that a slot of it holds them unchanged."""
         if extent.body is None:
             return self._slots[min(extent.holders)].format == form
-        formats = _as_rows(extent.body).formats
+        formats = as_rows(extent.body).formats
         return form in formats and formats <= {None, form}
 
     def _window_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
@@ -391,7 +380,7 @@ class KVTransfer:
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
                 assert extent.window is not None, "the prefix search looked"
-                row_runs.append(self._layers.kept_rows(_as_rows(extent.window)))
+                row_runs.append(self._layers.kept_rows(as_rows(extent.window)))
         return row_runs
 
     def _put_windows_and_states(
@@ -408,12 +397,6 @@ class KVTransfer:
             assert isinstance(state, LayerStates), "the prefix search looked"
             self._layers.put_state(slot.cache, state)
 
-    # ------------------------------------------------------------ running quantisation
-
-    def is_due(self, slot: LiveSlot, position: int) -> bool:
-        """Whether a live slot's rows are quantised once it has so many tokens."""
-        return self.rules.format_at(position) is not None
-
     def quantise(self, slot: LiveSlot, position: int) -> None:
         """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
         form = self.rules.format_at(position)
@@ -424,22 +407,7 @@ class KVTransfer:
         slot.format, slot.floor = form, position
 
 
-def _as_rows(part: KVArrays) -> KVRows:
-    assert isinstance(part, KVRows)
-    return part
-
-
 def _sound_to(plan: ResumePlan) -> int:
     """Return the last position at which a cut may count: a fast state's is none."""
     end = plan.path[-1].end
     return plan.position - (end.position == plan.position and end.is_snapshot_fast)
-
-
-def _canonical_cuts(path: Sequence[Extent], position: int) -> list[int]:
-    """Return the ends of the canonical extents at the path's beginning."""
-    cuts = []
-    for extent in path:
-        if not extent.is_canonical or extent.end.position > position:
-            break
-        cuts.append(extent.end.position)
-    return cuts

@@ -4,11 +4,13 @@ Who asks says how many bytes and for what reason; the reason says what may go. W
 one ranking for all (`Evictor.free`), which docs/cache.md has on a page.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import mlx.core as mx
 
@@ -17,6 +19,8 @@ from hearth.worker.cache.extent_store import Extent
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.live_slot import LiveSlot
+
+_LIBC: Final = ctypes.CDLL(None)
 
 
 class Reason(Enum):
@@ -30,10 +34,26 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """What is kept of encoded images; who needs one again has it encoded again."""
+    """What is kept of encoded images; who needs one again has it encoded again.
+
+    All those that no prompt is amid go at once.
+    """
 
     nbytes: Callable[[], int] = lambda: 0  # that may go now
     release: Callable[[], object] = lambda: None
+    run: None = None
+    kind: str = "images"
+
+    def is_there(self) -> bool:
+        return self.nbytes() > 0
+
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        return NEEDLESS, 1.0
+
+    def evict(self, evictor: Evictor) -> Gone:
+        nbytes = self.nbytes()
+        self.release()
+        return Gone(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +132,7 @@ class MemoryRelease:
         spared.pin.mark(1)
         try:
             if needs_memory:
-                candidates += [*evictor.kept_parts(), _Images(self.images)]
+                candidates += [*evictor.kept_parts(), self.images]
             elif reason is Reason.AGE:  # what a slot has that goes too goes with it
                 candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
             freed = evictor.free(
@@ -181,21 +201,12 @@ class _Slot:
         return Gone(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
 
 
-@dataclass(frozen=True, slots=True)
-class _Images:
-    """All encoded images that no prompt is amid."""
+def release_memory() -> None:
+    """Return to the system the memory that MLX and malloc keep for later. Takes milliseconds.
 
-    images: EncodedImages
-    run: None = None
-    kind: str = "images"
-
-    def is_there(self) -> bool:
-        return self.images.nbytes() > 0
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        return NEEDLESS, 1.0
-
-    def evict(self, evictor: Evictor) -> Gone:
-        nbytes = self.images.nbytes()
-        self.images.release()
-        return Gone(nbytes)
+    On a CPU MLX's arrays come from malloc, and glibc keeps what lies between blocks that live: a
+    worker that has served long answers held 110 MB of an empty cache. Only glibc has malloc_trim.
+    """
+    mx.clear_cache()
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)

@@ -1,7 +1,7 @@
 """Packs rows of KV in fewer bits and unpacks them: what a packing is, and MLX's own affine one."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import mlx.core as mx
 
@@ -60,14 +60,8 @@ class QuantFormat:
 
     bits: int  # 4 or 8
     group_size: int  # elements of a row that share scale and bias
-
-    @property
-    def scheme(self) -> str:
-        return "uniform"
-
-    @property
-    def array_count(self) -> int:
-        return 6
+    scheme: ClassVar[str] = "uniform"
+    array_count: ClassVar[int] = 6
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
         return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
@@ -177,6 +171,12 @@ class KVRows:
     def formats(self) -> set[PackedFormat | None]:
         """How its layers are packed; a layer that does not fit into a format is raw beside it."""
         return {rows.format for rows in self.layers}
+
+
+def as_rows(part: object) -> KVRows:
+    """Return what the extent store keeps as it is, K and V rows."""
+    assert isinstance(part, KVRows)
+    return part
 
 
 @dataclass(frozen=True, slots=True)

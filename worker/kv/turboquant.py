@@ -12,7 +12,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import mlx.core as mx
 import numpy as np
@@ -36,14 +36,8 @@ class TurboFormat:
 
     bits: float  # whole or a half
     dtype: mx.Dtype
-
-    @property
-    def scheme(self) -> str:
-        return "turboquant"
-
-    @property
-    def array_count(self) -> int:
-        return 4
+    scheme: ClassVar[str] = "turboquant"
+    array_count: ClassVar[int] = 4
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
         return all(_is_width(a.shape[-1]) and a.dtype == self.dtype for a in arrays)
@@ -63,8 +57,10 @@ class TurboFormat:
         return tuple(rows.astype(self.dtype) for rows in _unpacked(self.bits, widths, arrays))
 
     def label(self, arrays: tuple[mx.array, ...]) -> str:
-        widths = tuple(shape[-1] for shape in self.shapes(arrays))
-        return f"turboquant{self.bits:g}-{_dtype_name(self.dtype)}-{self._fingerprint(widths)}"
+        widths, dtype = tuple(shape[-1] for shape in self.shapes(arrays)), _dtype_name(self.dtype)
+        told = _sample(self.bits, widths) + dtype.encode()
+        fingerprint = hashlib.blake2b(told, digest_size=4).hexdigest()
+        return f"turboquant{self.bits:g}-{dtype}-{fingerprint}"
 
     def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
         if not is_supported(self.bits):
@@ -82,10 +78,6 @@ class TurboFormat:
         own = self.label(arrays)
         if label != own:
             raise MisfitRows(f"packed as {label}, and here that would be {own}")
-
-    def _fingerprint(self, widths: tuple[int, ...]) -> str:
-        told = _sample(self.bits, widths) + _dtype_name(self.dtype).encode()
-        return hashlib.blake2b(told, digest_size=4).hexdigest()
 
 
 def is_supported(bits: float) -> bool:

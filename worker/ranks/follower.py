@@ -23,7 +23,7 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
-from hearth.worker.kv.return_freed_memory import release_memory
+from hearth.worker.kv.memory_release import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV

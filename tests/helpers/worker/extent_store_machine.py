@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,

@@ -15,11 +15,11 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import Conversation
+from hearth.worker.cache.extent_store import Budget
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan
-from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap

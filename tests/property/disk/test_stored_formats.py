@@ -17,8 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.turboquant import TurboQuantKVCache
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.disk.file_format import encode, read
-from hearth.worker.disk.file_names import FileKind, FileName, parse
+from hearth.worker.disk.file_format import FileKind, FileName, encode, parse, read
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import turboquant
 from hearth.worker.kv.kv_manager import KVManager

@@ -8,7 +8,7 @@ import pytest
 from hearth.worker.cache import resume_planner
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.cache_report import CORRECTNESS, cache_report, quantisation_report
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.harness.socketless_worker import Machine, loaded, machine
 from scripts.harness.vision_worker import LookingMachine, shown

@@ -17,8 +17,7 @@ import numpy as np
 from hearth.shared.errors import StartError
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread, OnRead, Records
-from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import Array, FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
 from hearth.worker.kv.serialise_kv import UnreadableRecord

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from hearth.worker.cache.cache_budget import BUFFERS_MAX, Budget
 from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
 from hearth.worker.cache.eviction import SLACK, Evictor, find_expired, likelihood
-from hearth.worker.cache.extent_store import Extent, ExtentStore
+from hearth.worker.cache.extent_store import BUFFERS_MAX, Budget, Extent, ExtentStore
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (

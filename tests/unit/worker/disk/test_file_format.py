@@ -96,15 +96,3 @@ def test_a_link_a_fifo_and_a_directory_are_foreign(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none", ROOT, record(1).name, MB)
-
-
-def test_an_older_schema_is_adapted_where_there_is_an_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = record(1)
-    monkeypatch.setattr(module, "SCHEMA", "0")
-    path = saved(tmp_path / "file", one)
-    monkeypatch.undo()
-    assert reason_of(path, one) == "schema"
-    monkeypatch.setitem(module.ADAPTERS, "0", lambda metadata: metadata | {"schema": "1"})
-    assert contents(read(path, ROOT, one.name, MB)) == contents(one)

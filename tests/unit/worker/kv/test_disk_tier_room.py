@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import ExtentStore, Layout
+from hearth.worker.cache.extent_store import Budget, ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
-from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_format import Array, FileKind, Record
 from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.serialise_kv import rows_from, state_from

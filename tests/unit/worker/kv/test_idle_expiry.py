@@ -13,8 +13,8 @@ from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv import idle_expiry as module
-from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv import idle_work as module
+from hearth.worker.kv.idle_work import IdleExpiry
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens

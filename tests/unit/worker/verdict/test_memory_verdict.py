@@ -13,7 +13,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_of
