@@ -13,7 +13,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -79,7 +79,9 @@ class _ReachedPrefix:
 class DiskTier:
     """The SSD tier of one model's KV, above the thread that reads and writes files.
 
-    Invariant: what is taken in hangs from a joint of the store, and is the prompt's own tokens.
+    Invariants: what is taken in hangs from a joint of the store, and is the prompt's own tokens;
+    nothing is written twice, and what the thread refuses is offered again. `_tips` are the ends of
+    conversations whose resume points are not on disk, by when their requests ended.
     Owner: the inference thread.
     """
 
@@ -92,14 +94,16 @@ class DiskTier:
         disk_thread: DiskThread,
     ) -> None:
         self.thread = disk_thread
-        self.writer = DiskWriter(store, layers, rules, disk_thread)
-        evictor.before_eviction = self.writer.make_way
         self.counts: Counter[str] = Counter()
         self._store = store
         self._layers = layers
+        self._layout = store.layout
         self._evictor = evictor
         self._rules = rules
         self._file_store = disk_thread.file_store
+        self._clock = time.monotonic
+        self._tips: dict[Joint, float] = {}
+        evictor.before_eviction = self.make_way
 
     # ------------------------------------------------------------ what a prompt needs
 
@@ -154,7 +158,7 @@ class DiskTier:
 
     def _files_needed(self, reached: _ReachedPrefix, is_exact: bool) -> tuple[FileName, ...] | None:
         """Return all that is needed to go on there; None where the disk lacks some of it."""
-        layout, files = self._store.layout, list(reached.path)
+        layout, files = self._layout, list(reached.path)
         if layout.window:
             windows = self._windows(reached)
             if windows is None:
@@ -170,7 +174,7 @@ class DiskTier:
 
     def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
         """Return the window rows that a resume looks back to and RAM lacks."""
-        position, back_to = reached.position, max(0, reached.position - self._store.layout.window)
+        position, back_to = reached.position, max(0, reached.position - self._layout.window)
         lacking, joint = [], reached.joint
         for run in reversed(reached.path):
             if position <= back_to:
@@ -273,7 +277,7 @@ class DiskTier:
                     rows = window.layers[0].arrays[0].shape[2]
                     self._store.set_window(arrival, window, joint.position - rows)
                     arrival.is_window_stored = True
-                    joint.is_stored = not self._store.layout.has_state
+                    joint.is_stored = not self._layout.has_state
             return arrival.window is not None
         if joint.snapshot is None:
             state = self._layers.state_from(record)
@@ -347,33 +351,6 @@ class DiskTier:
             self.counts["recalls_refused"] += 1
         return has_room
 
-
-class DiskWriter:
-    """Hands the disk's thread what is to be written.
-
-    Nothing is written twice; what the thread refuses is offered again. `_tips` are the ends of
-    conversations whose resume points are not on disk, by when their requests ended.
-    Owner: the inference thread.
-    """
-
-    def __init__(
-        self,
-        store: ExtentStore,
-        layers: LayerMap,
-        rules: KeepRules,
-        thread: DiskThread,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.counts: Counter[str] = Counter()
-        self._store = store
-        self._layers = layers
-        self._layout = store.layout
-        self._rules = rules
-        self._thread = thread
-        self._file_store = thread.file_store
-        self._clock = clock
-        self._tips: dict[Joint, float] = {}
-
     # ------------------------------------------------------------ a request's life
 
     def begin(self, slot: LiveSlot, query: PrefixQuery) -> None:
@@ -442,8 +419,8 @@ class DiskWriter:
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
         """Hand over, at the end, all that is not on disk and that a conversation goes on from."""
-        self._thread.lift_bound()
-        if self._thread.has_lost:
+        self.thread.lift_bound()
+        if self.thread.has_lost:
             for extent in self._store.extents:  # what is on disk is not written again
                 extent.is_stored = extent.is_window_stored = False
             for joint in self._store.joints:
@@ -558,7 +535,7 @@ class DiskWriter:
     ) -> bool:
         """Have the disk's thread write a record of an extent; say whether it is there or taken."""
         name = self._file_name(extent, kind)
-        if self._thread.holds(name):
+        if self.thread.holds(name):
             return True
         record = Record(
             root=self._store.root.name,
@@ -572,7 +549,7 @@ class DiskWriter:
             rule=name.rule,
             source=kept,
         )
-        return self._thread.write(record, is_needed)
+        return self.thread.write(record, is_needed)
 
     def _file_name(self, extent: Extent, kind: FileKind) -> FileName:
         is_fast = kind is FileKind.STATE and extent.end.is_snapshot_fast
@@ -611,7 +588,7 @@ class DiskWriter:
         names = [self._file_name(extent, FileKind.WINDOW) for extent in extents]
         if self._layout.has_state and joint.arrival is not None:
             names.append(self._file_name(joint.arrival, FileKind.STATE))
-        self._thread.drop(names)
+        self.thread.drop(names)
 
     # ------------------------------------------------------------ rows
 
@@ -636,8 +613,8 @@ class DiskWriter:
             form = self._rules.packing(slot, extent.end.position)
         is_own = form is None and self._hangs_from_its_own(extent)
         extent.is_stored_canonical = extent.is_canonical and is_own
-        is_there = self._thread.holds(self._file_name(extent, FileKind.ROWS))
-        if not is_there and not self._thread.takes(self._rows_bytes(extent, slot, form)):
+        is_there = self.thread.holds(self._file_name(extent, FileKind.ROWS))
+        if not is_there and not self.thread.takes(self._rows_bytes(extent, slot, form)):
             return False
         rows = self._rows(extent, slot, form)
         is_needed = not extent.line.is_side

@@ -212,7 +212,12 @@ class IdleExpiry:
             # What comes anew has the whole TTL before it.
             expiring = [slot.used_at + self._ttl_s for slot in all_slots]
             self._look_at = min([next_at, now + self._ttl_s, *expiring])
-            self._end()
+            self._offered.clear()
+            if self._freed_bytes:
+                release_memory()
+                mb, ttl_s = self._freed_bytes / 1e6, self._ttl_s
+                log.info("%.1f MB of KV unused for %.0f s have left memory", mb, ttl_s)
+                self._freed_bytes = 0
             return False
         if disk is not None:
             has_lost = disk.thread.has_lost
@@ -237,19 +242,10 @@ class IdleExpiry:
         for extent in pending:
             was_drained = disk.thread.is_drained
             slot = holders[min(extent.holders)] if extent.holders else None
-            if not disk.writer.write(extent, slot) and not was_drained:
+            if not disk.write(extent, slot) and not was_drained:
                 self._waits_for_disk = True  # its queue is full
                 return False
             self._offered.add(extent)  # refused by an empty queue it is too large to be written
             if time.perf_counter() > end:
                 break
         return True
-
-    def _end(self) -> None:
-        """Say what went, where anything did, and have the system get all of it."""
-        self._offered.clear()
-        if self._freed_bytes:
-            release_memory()
-            mb, ttl_s = self._freed_bytes / 1e6, self._ttl_s
-            log.info("%.1f MB of KV unused for %.0f s have left memory", mb, ttl_s)
-            self._freed_bytes = 0

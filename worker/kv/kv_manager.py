@@ -120,7 +120,7 @@ class KVManager:
         slot.capacity = self.layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         if self.disk is not None:
-            self.disk.writer.begin(slot, query)
+            self.disk.begin(slot, query)
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
         assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
@@ -140,7 +140,7 @@ class KVManager:
         if is_canonical or not self.rules.is_exact:
             self.transfer.index(slot, start, end, name, is_canonical)
         if self.disk is not None:
-            self.disk.writer.note_read(slot)
+            self.disk.note_read(slot)
         self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
@@ -341,13 +341,13 @@ class KVManager:
         """Return what `/v1/cache` reports of the disk; None where there is none."""
         if self.disk is None:
             return None
-        report, counts = self.disk.thread.report(), self.disk.counts + self.disk.writer.counts
+        report, counts = self.disk.thread.report(), +self.disk.counts  # those above 0
         return report | {"counts": report["counts"] | dict(counts)}
 
     def hand_over(self) -> None:
         """Give the disk's thread, at the end, what is not on disk and is gone on from."""
         if self.disk is not None:
-            self.disk.writer.write_rest(self._slots.values())
+            self.disk.write_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -357,7 +357,7 @@ class KVManager:
 
     def _check_in(self, slot: LiveSlot) -> None:
         if self.disk is not None:
-            self.disk.writer.end(slot)
+            self.disk.end(slot)
         assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
@@ -374,7 +374,7 @@ class KVManager:
         """Check out a slot for idle work; see IdleWork."""
         slot = self.idle_work.open(query, is_foreseen, has_room)
         if slot is not None and self.disk is not None:
-            self.disk.writer.begin(slot, query)
+            self.disk.begin(slot, query)
         return slot
 
     def close_spare(self, slot: LiveSlot) -> None:
@@ -387,7 +387,7 @@ class KVManager:
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
         if self.disk is not None:
-            self.disk.writer.write_quiet(self._slots.values())
+            self.disk.write_quiet(self._slots.values())
         if idle_s and old:
             self.memory.free(Reason.SLOTS, slots=old)
         self.lines.forget({extent.line for extent in self.store.extents})
@@ -458,7 +458,7 @@ class KVManager:
         """Empty an idle slot, and copy out what only it holds: of `kept`, None = where it pays."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
         if self.disk is not None:
-            self.disk.writer.leave(slot)
+            self.disk.leave(slot)
         self.transfer.give_up_rows(slot, 0, kept)
         slot.cache = []
         del self._slots[slot.number]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,14 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, path_to
+from hearth.worker.cache.extent_store import (
+    Extent,
+    ExtentStore,
+    Joint,
+    KVArrays,
+    path_to,
+    within_window,
+)
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
@@ -228,11 +235,10 @@ class KVTransfer:
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
         if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
             slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
-        start = 0
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
-        for end, name in zip(slot.canonical_cuts, names, strict=True):
+        runs = pairwise([0, *slot.canonical_cuts])
+        for (start, end), name in zip(runs, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
-            start = end
 
     # ------------------------------------------------------------ what is pinned
 
@@ -277,10 +283,9 @@ class KVTransfer:
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
         """Return where the window that ends with the path lacks rows: an extent, and from where."""
-        window = self._layers.layout.window
-        back_to = slot.position - window
-        near = [extent for extent in path if window and extent.end.position > back_to]
-        lacking = [extent for extent in near if not extent.window_covers(back_to)]
+        back_to = slot.position - self._layers.layout.window
+        near = reversed(within_window(path[-1].end, self._layers.layout.window))
+        lacking = (extent for extent in near if not extent.window_covers(back_to))
         return [(extent, max(extent.start.position, back_to)) for extent in lacking]
 
     # ------------------------------------------------------------ into a slot

@@ -95,11 +95,11 @@ class MemoryRelease:
         self.slot_bytes = slot_bytes
         self.give_up = give_up
         self.images = EncodedImages()
-        self._slots = slots
+        self.slots = slots
 
     def idle(self, spared: Spared = NOTHING) -> list[LiveSlot]:
         """Return the slots that no request uses, but for the spared one: the least needed first."""
-        idle = (s for s in self._slots.values() if not s.is_busy and s.number != spared.slot)
+        idle = (s for s in self.slots.values() if not s.is_busy and s.number != spared.slot)
         return sorted(idle, key=_need)
 
     def free(
@@ -147,9 +147,6 @@ class MemoryRelease:
             mx.clear_cache()
         return freed
 
-    def is_there(self, slot: LiveSlot) -> bool:
-        return self._slots.get(slot.number) is slot and not slot.is_busy
-
 
 def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
     """Rank a slot by last use: a copy brings it back, so that it matters who comes next.
@@ -180,7 +177,8 @@ class _Slot:
         return self.slot.joint.arrival if self.reason is not Reason.SLOTS else None
 
     def is_there(self) -> bool:
-        return self.memory.is_there(self.slot)
+        is_held = self.memory.slots.get(self.slot.number) is self.slot
+        return is_held and not self.slot.is_busy
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return (LIVE, *_need(self.slot))

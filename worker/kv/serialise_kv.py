@@ -24,8 +24,8 @@ from hearth.worker.kv.quantise_kv import (
     MisfitRows,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
-from hearth.worker.kv.turboquant import TurboFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {
     mx.bool_: "BOOL",

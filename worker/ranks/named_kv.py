@@ -19,8 +19,8 @@ from hearth.worker.kv.quantise_kv import (
     LayerStates,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
-from hearth.worker.kv.turboquant import TurboFormat
 from hearth.worker.ranks.rank_link import Handle, Value
 from hearth.worker.ranks.transport.leader_link import LeaderLink
 

@@ -31,8 +31,13 @@ from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
-from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
-from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
+from hearth.worker.kv.quantise_kv import (
+    WIDTH_MAX,
+    WIDTH_STEP,
+    PackedFormat,
+    QuantFormat,
+    TurboFormat,
+)
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.setup.rank_setup import SingleRank

@@ -19,9 +19,9 @@ from hearth.worker.kv.quantise_kv import (
     LayerRows,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of, rows_from
-from hearth.worker.kv.turboquant import TurboFormat
 from tests.helpers.records.disk_records import record
 
 HEADS: Final = 2
@@ -186,8 +186,8 @@ def test_what_other_code_packed_is_refused(monkeypatch: Any) -> None:
     arrays = arrays_of(KVRows((rows,)))
     model = model_of(mx.float32)
     assert readable(model, arrays) is not None
-    monkeypatch.setattr("hearth.worker.kv.turboquant._sample", lambda bits, widths: b"others")
+    monkeypatch.setattr("hearth.worker.kv.quantise_kv._sample", lambda bits, widths: b"others")
     assert readable(model, arrays) is None
     monkeypatch.undo()
-    monkeypatch.setattr("hearth.worker.kv.turboquant.has_vision", lambda: False)
+    monkeypatch.setattr("hearth.worker.kv.quantise_kv.has_vision", lambda: False)
     assert readable(model, arrays) is None

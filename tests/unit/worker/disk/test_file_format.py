@@ -96,3 +96,13 @@ def test_a_link_a_fifo_and_a_directory_are_foreign(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none", ROOT, record(1).name, MB)
+
+
+def test_a_file_of_another_schema_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = record(1)
+    monkeypatch.setattr(module, "SCHEMA", "0")
+    path = saved(tmp_path / "file", one)
+    monkeypatch.undo()
+    assert reason_of(path, one) == "schema"

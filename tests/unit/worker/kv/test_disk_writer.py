@@ -32,7 +32,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 def start(workers: Workers, name: str, **rules: Any) -> tuple[Machine, Clock]:
     made, clock = workers.start(name, **rules), Clock()
-    made.keeper.disk.writer._clock = clock
+    made.keeper.disk._clock = clock
     return made, clock
 
 
@@ -176,7 +176,7 @@ def test_a_short_conversation_is_written_at_the_end_also_if_it_was_quiet(
     """A state is worth 2,300 tokens on a 27B: after 30 s of quiet 504 were not, and forgotten."""
     made, clock = start(workers, "qwen3_5")
     worth_bytes = 2_300 * made.layers.row_bytes
-    monkeypatch.setattr(disk_tier.DiskWriter, "_point_bytes", lambda *_: worth_bytes)
+    monkeypatch.setattr(disk_tier.DiskTier, "_point_bytes", lambda *_: worth_bytes)
     ids = tokens(500)
     ids += made.ask(ids, 4).request.sampled
     clock.now_s += quiet_s
