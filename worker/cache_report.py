@@ -12,7 +12,7 @@ from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
@@ -84,7 +84,7 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "bits": slot.format.bits if slot.format is not None else None,
         "busy": slot.is_busy,
         "batched": not slot.cache,  # its rows are in a batch, with its bytes
-        "line": slot.line.number if slot.line is not None else None,
+        "line": slot.line.number,
         "adapter": slot.adapter or None,
     }
 

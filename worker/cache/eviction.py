@@ -89,11 +89,14 @@ class Candidate(Protocol):
     def run(self) -> Extent | None:
         """The last run of tokens that it serves; None where it is no prompt's."""
 
-    def is_there(self) -> bool: ...
+    def is_there(self) -> bool:
+        """Whether it is still held."""
 
-    def rank(self, evictor: "Evictor", now: float) -> Rank: ...
+    def rank(self, evictor: "Evictor", now: float) -> Rank:
+        """Return its place in the order in which parts go."""
 
-    def evict(self, evictor: "Evictor") -> Gone: ...
+    def evict(self, evictor: "Evictor") -> Gone:
+        """Have it go."""
 
 
 class Evictor:

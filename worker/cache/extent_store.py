@@ -267,16 +267,11 @@ class ExtentStore:
         """Forget an extent, and what can only be reached through it."""
         if extent not in self._extents:
             return
-        self._forget(extent)
-        doomed = [extent.end]
-        while doomed:
-            joint = doomed.pop()
-            joint.is_dropped = True
-            self.set_snapshot(joint, None)
-            del self._joints[joint.name]
-            for later in list(joint.leaving):
-                self._forget(later)
-                doomed.append(later.end)
+        for doomed in [*runs_from(extent)]:
+            self._forget(doomed)
+            doomed.end.is_dropped = True
+            self.set_snapshot(doomed.end, None)
+            del self._joints[doomed.end.name]
 
     def _forget(self, extent: Extent) -> None:
         self.changed()

@@ -78,9 +78,6 @@ class Pins:
         # Kept for one key: pinned prompts
         self._pins: dict[str, Pin] = {}
 
-    def __len__(self) -> int:
-        return len(self._pins)
-
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins.values())
 

@@ -15,6 +15,7 @@ Source: https://github.com/huggingface/safetensors#format
 import base64
 import binascii
 import json
+import math
 import os
 import re
 import stat
@@ -404,11 +405,10 @@ def _layout(name: str, entry: Any) -> tuple[str, list[int], int]:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Damaged("layout", f"array {name!r} has no known type")
-    if not isinstance(shape, list) or len(shape) > 32:
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 32
+        or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
+    ):
         raise Damaged("layout", f"array {name!r} has no shape")
-    count = 1
-    for size in shape:
-        if type(size) is not int or not 0 <= size < 1 << 40:
-            raise Damaged("layout", f"array {name!r} has no shape")
-        count *= size
-    return dtype, shape, count
+    return dtype, shape, math.prod(shape)

@@ -33,13 +33,11 @@ from hearth.worker.cache.extent_store import (
     within_window,
 )
 from hearth.worker.cache.pinned_prompts import Pin
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.prefix_search import PrefixQuery, ResumePlan
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import FileKind, FileName, Record
-from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.kv_transfer import KeepRules, LiveSlot
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates, PackedFormat, as_rows
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 
@@ -158,13 +156,11 @@ class DiskTier:
 
     def _files_needed(self, reached: _ReachedPrefix, is_exact: bool) -> tuple[FileName, ...] | None:
         """Return all that is needed to go on there; None where the disk lacks some of it."""
-        layout, files = self._layout, list(reached.path)
-        if layout.window:
-            windows = self._windows(reached)
-            if windows is None:
-                return None
-            files += windows
-        if layout.has_state and (reached.path or reached.joint.snapshot is None):
+        windows = self._windows(reached)
+        if windows is None:
+            return None
+        files = [*reached.path, *windows]
+        if self._layout.has_state and (reached.path or reached.joint.snapshot is None):
             run = reached.path[-1] if reached.path else self._rows_file_name(reached.joint)
             state = self._file_beside(run, FileKind.STATE, is_exact)
             if state is None:
@@ -448,7 +444,7 @@ class DiskTier:
 
         Its next prompt may leave out of the answer what the model thought.
         """
-        found = [self._store.tip_of(slot.line) if slot.line is not None else None, slot.joint]
+        found = [self._store.tip_of(slot.line), slot.joint]
         return [
             joint
             for number, joint in enumerate(found)
@@ -616,7 +612,14 @@ class DiskTier:
         is_there = self.thread.holds(self._file_name(extent, FileKind.ROWS))
         if not is_there and not self.thread.takes(self._rows_bytes(extent, slot, form)):
             return False
-        rows = self._rows(extent, slot, form)
+        rows = KVRows(())
+        if extent.body is not None:
+            rows = as_rows(extent.body)
+        elif self._layout.has_rows:
+            assert slot is not None, "rows that the store does not hold are a slot's"
+            start, end = extent.start.position, extent.end.position
+            assert end <= slot.position, (end, slot.position)
+            rows = self._layers.copy_rows(slot.cache, start, end, form)
         is_needed = not extent.line.is_side
         extent.is_stored = self._hand_over(extent, FileKind.ROWS, rows, is_needed)
         return extent.is_stored
@@ -640,16 +643,6 @@ class DiskTier:
         there = self._file_store.at(extent.start.name)
         canonical = [name for name in there if name.kind is FileKind.ROWS and name.is_canonical]
         return all(name.start == before.start.name for name in canonical)
-
-    def _rows(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> KVRows:
-        if not self._layout.has_rows:
-            return KVRows(())
-        if extent.body is not None:
-            return as_rows(extent.body)
-        assert slot is not None, "rows that the store does not hold are a slot's"
-        start, end = extent.start.position, extent.end.position
-        assert end <= slot.position, (end, slot.position)
-        return self._layers.copy_rows(slot.cache, start, end, form)
 
 
 def file_name(extent: Extent, kind: FileKind, is_canonical: bool, cut_label: str) -> FileName:

@@ -10,12 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hearth.worker.cache.block_hash import Tokens, prefix_hashes
-from hearth.worker.cache.conversation_priority import UNKNOWN, Conversation
+from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.eviction import find_expired
 from hearth.worker.cache.extent_store import Extent
-from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
-from hearth.worker.cache.resume_planner import ResumePlan, choose_slot, make_plan, shared_cuts
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.cache.prefix_search import (
+    PrefixQuery,
+    PrefixSearch,
+    ResumePlan,
+    choose_slot,
+    make_plan,
+    shared_cuts,
+)
+from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.kv.memory_release import Reason, release_memory
 
 if TYPE_CHECKING:
@@ -65,7 +71,7 @@ class IdleWork:
                 slot.tokens,
                 cuts,
                 prefix_hashes(slot.root.name, slot.tokens, cuts),
-                Conversation(slot.line.number, slot.line.family) if slot.line else UNKNOWN,
+                Conversation(slot.line.number, slot.line.family),
                 root=slot.root.name,
                 images=slot.images,
                 system_end=slot.system_end,
@@ -147,23 +153,24 @@ class IdleWork:
         if plan.slot is None and len(self._slots) - len(spares) >= kv_manager.rules.slots_max:
             return None
         there = self._slots[plan.slot] if plan.slot is not None else None
-        held = kv_manager.slot_bytes(there) if there is not None else 0
-        is_roomy = there is not None and there.capacity >= rows
-        if not has_room(0 if is_roomy else max(0, kv_manager.uncached.cold_bytes(rows) - held)):
+        if not has_room(kv_manager.cost_of(plan, rows)):
             return None
         if there is None:
             kv_manager.memory.free(Reason.SLOTS, slots=spares)
             plan = make_plan(kv_manager.store, [], query, is_exact)
-        line = there.line if there is not None else None
-        if line is None and plan.path:
+        if there is not None:
+            line = there.line
+        elif plan.path:
             line = plan.path[-1].line
-        if line is None:
+        else:
             line = kv_manager.lines.open(time.monotonic(), 1, query.conversation)
         is_spare = there is None or there.is_spare
         slot = kv_manager.fill(plan, query, line, rows)
         slot.is_spare = slot.is_settled = is_spare
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = kv_manager.layers.reserve(slot.cache, rows)
+        if kv_manager.disk is not None:
+            kv_manager.disk.begin(slot, query)
         return slot
 
     # ------------------------------------------------------------ its end

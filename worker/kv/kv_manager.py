@@ -16,8 +16,8 @@ from hearth.worker.cache.conversation_priority import LinePriorities, LinePriori
 from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, path_to
 from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pins
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import (
+from hearth.worker.cache.prefix_search import (
+    PrefixQuery,
     ResumePlan,
     line_of,
     make_plan,
@@ -28,9 +28,8 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.idle_work import IdleWork
-from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
+from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer, LiveSlot
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import (
     NOTHING,
     EncodedImages,
@@ -201,7 +200,7 @@ class KVManager:
         start = slot.joint.position
         assert start <= len(tokens), (start, len(tokens))
         is_whole = not ends_inside(slot.images, len(tokens))  # else nobody resumes there
-        if slot.line is not None and slot.joint.arrival is not None:
+        if slot.joint.arrival is not None:
             slot.joint.is_prompt_end |= is_prefilled
             is_own = slot.line.tip is None and slot.position > slot.system_end
             if is_prefilled or is_own:
@@ -231,15 +230,15 @@ class KVManager:
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
-        plan = self.plan(query)
-        held = 0
-        if plan.slot is not None:
-            slot = self._slots[plan.slot]
-            if slot.capacity >= rows:
-                return 0
-            held = self.slot_bytes(slot)
-        form = self.rules.format_at(rows)
-        return max(0, self.layers.slot_bytes(rows, form) - held)
+        return self.cost_of(self.plan(query), rows)
+
+    def cost_of(self, plan: ResumePlan, rows: int) -> int:
+        """Return how many bytes more are held once a plan's slot has room for `rows` tokens."""
+        slot = self._slots[plan.slot] if plan.slot is not None else None
+        if slot is not None and slot.capacity >= rows:
+            return 0
+        held = self.slot_bytes(slot) if slot is not None else 0
+        return max(0, self.uncached.cold_bytes(rows) - held)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
         """Return how many bytes of kept rows nobody needs any more once the prompt's slot has them.
@@ -362,20 +361,10 @@ class KVManager:
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
         self.store.changed()  # a prompt may go on in it
-        if slot.line is not None:
-            self.lines.end_turn(slot.line, slot.used_at)
+        self.lines.end_turn(slot.line, slot.used_at)
         self._give_up_surplus()
 
     # ------------------------------------------------------------ idle time
-
-    def open_spare(
-        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
-    ) -> LiveSlot | None:
-        """Check out a slot for idle work; see IdleWork."""
-        slot = self.idle_work.open(query, is_foreseen, has_room)
-        if slot is not None and self.disk is not None:
-            self.disk.begin(slot, query)
-        return slot
 
     def close_spare(self, slot: LiveSlot) -> None:
         if slot.joint.is_dropped:
@@ -500,9 +489,8 @@ class NullKVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
         joint = Joint(PrefixHash(b""), 0)
-        slot = LiveSlot(0, self._new_cache(), joint)
-        self._quantise(slot, 0)
-        self._reserve(slot, rows)
+        slot = LiveSlot(0, self._new_cache(), joint, LinePriority(0, 0.0, 0.0))
+        self._fit(slot, 0, rows)
         return slot, _NO_PLAN
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
@@ -513,9 +501,8 @@ class NullKVManager:
 
     def cold_bytes(self, rows: int) -> int:
         """Return what an empty slot for `rows` tokens takes."""
-        if self._layers is None:
-            return 0
-        return self._layers.slot_bytes(rows, self._rules.format_at(rows))
+        form = self._rules.format_at(rows)
+        return 0 if self._layers is None else self._layers.slot_bytes(rows, form)
 
     def unwritten_bytes(self, rows: int) -> int:
         """Return what of that the first forward allocates: windows and states."""
@@ -534,7 +521,7 @@ class NullKVManager:
             self._images.release()
 
     def recall(self, query: PrefixQuery, then: Callable[[Any], None]) -> None:
-        return None
+        """There is nothing to wait for."""
 
     def take_in(self, records: Sequence[Any], query: PrefixQuery) -> int:
         return 0
@@ -546,20 +533,17 @@ class NullKVManager:
         self._quantise(slot, len(tokens))
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
-        is_packed_now = self._quantise(slot, rows)
-        if is_packed_now or rows > slot.capacity:
-            self._reserve(slot, rows)
+        self._fit(slot, rows, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         self.grow(slot, rows)
-        later = self._rules.format_at(rows + draft_rows)
-        if later is not None and slot.format is None:
+        if slot.format is None and self._rules.format_at(rows + draft_rows) is not None:
             return 0  # rows are packed from amid the draft on
         self.grow(slot, rows + draft_rows)
         return draft_rows
 
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
-        pass
+        """Slots of requests that keep nothing share the layer map, which was told."""
 
     def release_too(self, images: EncodedImages) -> None:
         self._images = images
@@ -574,7 +558,7 @@ class NullKVManager:
         return 0
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
-        pass
+        """The slot's memory goes with it."""
 
     def pin(self, slot: LiveSlot, pin_id: str, key: str) -> None:
         """Raises: RequestError: always."""
@@ -587,23 +571,25 @@ class NullKVManager:
         return False
 
     def hand_over(self) -> None:
-        pass
+        """Nothing is on its way to disk."""
 
     def shut(self, flush_s: float) -> None:
-        pass
+        """No thread runs."""
 
     def sweep(self) -> bool:
         return False
 
     def clear(self) -> None:
-        pass
+        """Nothing is kept."""
 
     @property
     def slots(self) -> Sequence[LiveSlot]:
         return []
 
-    def _reserve(self, slot: LiveSlot, rows: int) -> None:
-        if self._layers is not None:
+    def _fit(self, slot: LiveSlot, position: int, rows: int) -> None:
+        """Pack the slot's rows, where `position` tokens are enough, and make room for `rows`."""
+        is_packed_now = self._quantise(slot, position)
+        if self._layers is not None and (is_packed_now or rows > slot.capacity):
             slot.capacity = self._layers.reserve(slot.cache, rows)
             assert slot.capacity >= rows, (slot.capacity, rows)
 

@@ -1,10 +1,13 @@
-"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true."""
+"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true.
+
+Live slots are the contiguous caches that sequences run in.
+"""
 
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby, pairwise, takewhile
 from typing import Any
@@ -12,7 +15,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import (
     Extent,
@@ -22,9 +26,9 @@ from hearth.worker.cache.extent_store import (
     path_to,
     within_window,
 )
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.image_keys import ImageRun
+from hearth.worker.cache.prefix_search import ResumePlan, SlotView
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import (
     LayerRows,
     LayerStates,
@@ -32,6 +36,59 @@ from hearth.worker.kv.quantise_kv import (
     QuantFormat,
     as_rows,
 )
+
+
+@dataclass(eq=False, slots=True)
+class LiveSlot:
+    """One live cache.
+
+    Invariants: the layers hold exactly `tokens`; `held_extents` are extents along `tokens` whose
+    rows are this slot's; its KV is canonical up to `canonical_to`.
+    Owner: the inference thread.
+    """
+
+    number: int
+    cache: list[Any]  # empty while its rows are in a batch, or in no one's
+    joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
+    line: LinePriority
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
+    canonical_cuts: list[int] = field(default_factory=list)  # of its canonical prefill
+    held_extents: list[Extent] = field(default_factory=list)
+    lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
+    floor: int = 0  # it cannot be taken back further than this
+    is_busy: bool = True
+    is_spare: bool = False  # filled by idle work: the first to be given away
+    is_settled: bool = False  # idle work has nothing left to do for it
+    idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
+    capacity: int = 0  # tokens that fit without a copy
+    format: QuantFormat | None = None  # of its rows
+    adapter: str = ""  # that its rows were computed with, as its root's queries say
+    used_at: float = 0.0
+    system_end: int = 0  # of the prompt that it was opened for ...
+    cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end
+    cold_point: Joint | None = None  # amid its reading, on disk in case the worker is killed
+    root: Joint = field(init=False)  # what the names of its prefixes begin with
+
+    def __post_init__(self) -> None:
+        self.root = self.joint
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def canonical_to(self) -> int:
+        return self.canonical_cuts[-1] if self.canonical_cuts else 0
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether a prefill of its tokens would have written the very same."""
+        return self.position == self.canonical_to
+
+    def view(self) -> SlotView:
+        cuts = tuple(self.canonical_cuts)
+        return SlotView(self.number, self.tokens, cuts, self.floor, self.root.name)
 
 
 class IdleMode(Enum):
@@ -105,7 +162,7 @@ class KVTransfer:
         if slot.joint.is_dropped:
             self.counts["commits_detached"] += 1
             return
-        assert slot.line is not None and slot.joint.position == start, (slot.joint.position, start)
+        assert slot.joint.position == start, (slot.joint.position, start)
         assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
         joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
@@ -244,13 +301,11 @@ class KVTransfer:
 
     def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
         """Return the bytes and buffers that `complete` would copy."""
-        nbytes = buffers = 0
-        for extent in self._slot_only(path):
-            row_bytes, arrays = self._layers.row_cost(self._slots[min(extent.holders)].format)
-            nbytes, buffers = nbytes + len(extent.tokens) * row_bytes, buffers + arrays
-        for extent, start in self._missing_windows(slot, path):
-            nbytes += self._layers.window_bytes(extent.end.position - start)
-            buffers += self._layers.window_buffers
+        rows, windows = self._slot_only(path), self._missing_windows(slot, path)
+        costs = [self._layers.row_cost(self._slots[min(e.holders)].format) for e in rows]
+        nbytes = sum(len(e.tokens) * cost for e, (cost, _) in zip(rows, costs, strict=True))
+        nbytes += self._layers.window_bytes(sum(e.end.position - start for e, start in windows))
+        buffers = sum(arrays for _, arrays in costs) + len(windows) * self._layers.window_buffers
         if self._layers.layout.has_state and path[-1].end.snapshot is None:
             nbytes += self._layers.state_bytes
             buffers += self._layers.state_buffers

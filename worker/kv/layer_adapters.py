@@ -76,6 +76,7 @@ class LayerMap:
         self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
         self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
+        self.window_buffers = 2 * len(windows)
         self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
         self.state_buffers = sum(len(leaf.cache) for leaf in states)
         self.layout = Layout(
@@ -127,10 +128,6 @@ class LayerMap:
             )
             for parts, own in zip(found, self._states, strict=True)
         )
-
-    @property
-    def window_buffers(self) -> int:
-        return 2 * len(self._window_sizes)
 
     def window_bytes(self, tokens: int) -> int:
         return tokens * self._window_row_bytes

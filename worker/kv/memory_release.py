@@ -15,10 +15,10 @@ from typing import Final
 import mlx.core as mx
 
 from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Gone, Rank
-from hearth.worker.cache.extent_store import Extent
+from hearth.worker.cache.extent_store import Extent, within_window
 from hearth.worker.cache.pinned_prompts import Pin
-from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.cache.prefix_search import ResumePlan
+from hearth.worker.kv.kv_transfer import LiveSlot
 
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -67,8 +67,8 @@ class Spared:
     def of(cls, plan: ResumePlan, window: int) -> "Spared":
         """Return what a plan needs: of states the last, of windows those that it looks back to."""
         path = plan.path
-        back_to = path[-1].end.position - window if path else 0
-        near = tuple(e for e in path if e.window is not None and e.end.position > back_to)
+        looked_at = within_window(path[-1].end, window) if path else ()
+        near = tuple(extent for extent in looked_at if extent.window is not None)
         last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
         return cls(Pin("", path, near, last), plan.slot)
 
@@ -154,8 +154,7 @@ def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
     That is an agent amid its turns, not the one that waits for it, however much likelier the latter
     comes at all. A title or a topic check comes once.
     """
-    is_side = slot.line is not None and slot.line.is_side
-    return (not slot.is_spare, not is_side, slot.used_at)
+    return (not slot.is_spare, not slot.line.is_side, slot.used_at)
 
 
 @dataclass(frozen=True, slots=True)

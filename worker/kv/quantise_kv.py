@@ -133,7 +133,7 @@ class TurboFormat:
         return f"turboquant{self.bits:g}-{dtype}-{fingerprint}"
 
     def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
-        if not is_supported(self.bits):
+        if not BITS_MIN <= self.bits <= BITS_MAX or not float(2 * self.bits).is_integer():
             raise MisfitRows(f"{self.bits:g} bits are not known")
         keys_bits, values_bits = _split(self.bits)
         return _turbo_shape(keys_bits, *arrays[:2]), _turbo_shape(values_bits, *arrays[2:])
@@ -262,11 +262,6 @@ def put_rows(layer: Any, rows: LayerRows) -> None:
 
 
 # ---------------------------------------------------------------- TurboQuant
-
-
-def is_supported(bits: float) -> bool:
-    """Return whether rows can be packed in so many bits."""
-    return BITS_MIN <= bits <= BITS_MAX and float(2 * bits).is_integer()
 
 
 def _is_width(width: int) -> bool:

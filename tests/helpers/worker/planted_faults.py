@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.prefix_search import ResumePlan
 from hearth.worker.doctor import kept_conversation
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.kv_manager import KVManager

@@ -134,7 +134,7 @@ class Pinning(Caching):
     @invariant()
     def pins_hold_what_they_say_and_no_more(self) -> None:
         assert_marked(self.store, self.pins)
-        assert len(self.pins) == len(self.promised)
+        assert len(list(self.pins)) == len(self.promised)
         told = {row["id"]: row["tokens"] for row in self.pins.report()["pins"]}
         assert told == {pin_id: len(tokens) for pin_id, (_, tokens) in self.promised.items()}
 

@@ -30,7 +30,7 @@ def test_the_core_imports_without_mlx() -> None:
     modules = [
         f"hearth.worker.cache.{path.stem}" for path in (PROJECT_DIR / "worker/cache").glob("*.py")
     ]
-    assert "hearth.worker.cache.resume_planner" in modules
+    assert "hearth.worker.cache.prefix_search" in modules
     code = f"import sys, {', '.join(modules)}\nprint([m for m in sys.modules if 'mlx' in m])"
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
