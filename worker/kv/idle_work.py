@@ -1,4 +1,4 @@
-"""What idle time does for kept KV: it reads ahead, and gives the memory of what is too old back.
+"""Reads ahead in idle time, and gives the memory of kept KV that is too old back.
 
 The disk keeps what expires.
 """
