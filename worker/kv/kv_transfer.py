@@ -338,8 +338,8 @@ class KVTransfer:
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
         """Return where the window that ends with the path lacks rows: an extent, and from where."""
-        back_to = slot.position - self._layers.layout.window
-        near = reversed(within_window(path[-1].end, self._layers.layout.window))
+        back_to, end = slot.position - self._layers.layout.window, path[-1].end
+        near = reversed(within_window(end, end.position - back_to))
         lacking = (extent for extent in near if not extent.window_covers(back_to))
         return [(extent, max(extent.start.position, back_to)) for extent in lacking]
 
