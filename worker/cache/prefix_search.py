@@ -28,6 +28,8 @@ from hearth.worker.cache.extent_store import (
 )
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 
+KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
+
 # Tokens that resuming amid a forward must save: all that is read behind that place is fast for
 # good, and what it saves is kept as a run of its own, in RAM and on disk.
 INSIDE_TOKENS_MIN: Final = 32
