@@ -11,9 +11,8 @@ from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
+from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
@@ -72,7 +71,7 @@ def cache_report(
         "disk": kv_manager.disk_report(),
         "depths": {f"{low}-{lasts[at]}": depths[at] for at, low in enumerate((0, *DEPTHS))},
         "entries": lines[:LINES_MAX],
-        **kv_manager.pins_report(key),
+        **kv_manager.pins.report(key),
         **report,
     }
 
@@ -85,7 +84,7 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "bits": slot.format.bits if slot.format is not None else None,
         "busy": slot.is_busy,
         "batched": not slot.cache,  # its rows are in a batch, with its bytes
-        "line": slot.line.number if slot.line is not None else None,
+        "line": slot.line.number,
         "adapter": slot.adapter or None,
     }
 

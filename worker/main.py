@@ -41,8 +41,7 @@ from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder

@@ -15,8 +15,8 @@ from mlx_lm.generate import generation_stream
 from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, prefix_hashes
-from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.cache.conversation_priority import Conversation
+from hearth.worker.cache.extent_store import MB, Budget
 from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
@@ -25,9 +25,8 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.system_state import PowerSource
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
-from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
@@ -38,7 +37,7 @@ from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.store_builders import ROOT
+from scripts.harness.store_builders import ROOT, check_store
 
 CHUNK = 64  # small, so that short prompts have many cuts
 OPTIONS: dict[str, Any] = dict(  # of a machine: what is None is made, or as in a worker
@@ -253,7 +252,7 @@ class Machine:
     def check(self) -> None:
         """Assert what holds whenever no request runs."""
         store, slots = self.keeper.store, self.keeper.slots
-        store.check()
+        check_store(store)
         assert sum(joint.pins for joint in store.joints) == sum(slot.is_busy for slot in slots)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 ROOT = root_hash(["tests"])
@@ -117,3 +116,30 @@ def prefix_of(joint: Joint) -> list[int]:
 def cut_out_worth(evictor: Evictor, extent: Extent, nbytes: int, now: float) -> float:
     """Return what the rows of `extent` are worth to whoever goes through it."""
     return evictor.likelihoods_from(extent, now)[extent] * len(extent.tokens) / nbytes
+
+
+def check_store(store: ExtentStore) -> None:
+    """Assert the invariants of an extent store."""
+    nbytes = buffers = 0
+    for name, joint in store._joints.items():
+        assert joint.name == name and not joint.is_dropped
+        assert (joint.position == 0) == (joint.arrival is None), joint
+        assert joint.pins >= 0, joint
+        assert joint.snapshot is not None or not joint.snapshot_pinned, joint
+        if joint.snapshot is not None:
+            nbytes += joint.snapshot.nbytes
+            buffers += joint.snapshot.buffers
+    for extent in store.extents:
+        before, has_rows = extent.start.arrival, store.layout.has_rows
+        assert extent.end.position - extent.start.position == len(extent.tokens)
+        assert extent.end.arrival is extent and extent in extent.start.leaving
+        assert store.joint(extent.start.name) is extent.start
+        assert not extent.is_canonical or before is None or before.is_canonical, extent
+        assert extent.body is not None or extent.holders or not has_rows
+        assert extent.window is None or extent.window_from < extent.end.position
+        assert extent.window is not None or not extent.window_pinned, extent
+        assert extent.body is not None or not (extent.pinned and has_rows), extent
+        for part in (extent.body, extent.window):
+            if part is not None:
+                nbytes, buffers = nbytes + part.nbytes, buffers + part.buffers
+    assert (nbytes, buffers) == (store.budget.bytes_used, store.budget.buffers_used)

@@ -3,7 +3,6 @@
 Which conversation a prompt is of the sessions say, by its number.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,7 +51,7 @@ class LinePriority:
         """Return how likely it is needed again, relative to a line just opened (1.0).
 
         Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, and
-        stays no longer than until there is nothing to compute (`worker/kv/idle_expiry.py`).
+        stays no longer than until there is nothing to compute (`worker/kv/idle_work.py`).
         """
         age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
         if ttl_s and age_s > ttl_s:
@@ -76,10 +75,7 @@ class LinePriorities:
     """
 
     def __init__(self) -> None:
-        self._all: list[LinePriority] = []
-
-    def __iter__(self) -> Iterator[LinePriority]:
-        return iter(self._all)
+        self.all: list[LinePriority] = []
 
     def go_on(self, line: LinePriority, now: float, turns: int) -> None:
         """Note that a request goes on with a line; `turns` are those on the prompt's path."""
@@ -96,7 +92,7 @@ class LinePriorities:
         latest = max(
             (
                 line
-                for line in self._all
+                for line in self.all
                 if line.family == asked.family
                 and not line.is_side
                 and not (line.sponsor or line).is_running
@@ -113,7 +109,7 @@ class LinePriorities:
         line = LinePriority(
             asked.number, now, now, turns, True, sponsor, family=asked.family, is_side=asked.is_side
         )
-        self._all.append(line)
+        self.all.append(line)
         return line
 
     def end_turn(self, line: LinePriority, now: float) -> None:
@@ -122,4 +118,4 @@ class LinePriorities:
 
     def forget(self, kept: set[LinePriority]) -> None:
         """Drop the lines that hold nothing any more."""
-        self._all = [line for line in self._all if line.is_running or line in kept]
+        self.all = [line for line in self.all if line.is_running or line in kept]

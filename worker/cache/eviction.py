@@ -12,15 +12,33 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
-from hearth.worker.cache.conversation_priority import LinePriority
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
+from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
+from hearth.worker.cache.extent_store import (
+    Extent,
+    ExtentStore,
+    Joint,
+    path_to,
+    runs_from,
+    within_window,
+)
 from hearth.worker.cache.prefill_grid import PrefillGrid
-from hearth.worker.cache.resume_point_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
 LAST_MAX = 32  # entries that made way and are remembered
+
+# How likely a request of a line resumes at a joint, which decides what snapshots and windows stay.
+# A snapshot of a big hybrid is as large as the KV of thousands of tokens, and one is taken at every
+# cut. Under pressure those go first whose loss costs the fewest tokens for their bytes, so that
+# they thin out and the ones below stay.
+TIP: Final = 1.0  # where a line goes on
+NEWEST: Final = 1.0  # at the last messages of its last prompt: some clients rewrite them each time
+TRUNK: Final = 0.2  # where several requests have gone on before
+PARTING: Final = 0.1  # where one has, where a turn ended, and amid system and tools
+HEADER: Final = 0.05  # at an older message: where an edit would part
+GRID: Final = 0.01  # amid a message
+NEAR: Final = 2_048  # tokens from the end of a prompt: its last messages
 
 
 @dataclass(slots=True)
@@ -35,11 +53,10 @@ class EvictedEntry:
     tokens: int = 0  # whose rows are in memory no more
 
     def as_row(self) -> dict[str, object]:
-        parts, at = dict(self.parts), round(self.at, 3)
         return {
             "line": self.line.number,
-            "at": at,
-            "parts": parts,
+            "at": round(self.at, 3),
+            "parts": dict(self.parts),
             "bytes": self.nbytes,
             "tokens": self.tokens,
         }
@@ -67,18 +84,19 @@ class Candidate(Protocol):
     @property
     def kind(self) -> str:
         """Its name in reports of evictions."""
-        ...
 
     @property
     def run(self) -> Extent | None:
         """The last run of tokens that it serves; None where it is no prompt's."""
-        ...
 
-    def is_there(self) -> bool: ...
+    def is_there(self) -> bool:
+        """Whether it is still held."""
 
-    def rank(self, evictor: "Evictor", now: float) -> Rank: ...
+    def rank(self, evictor: "Evictor", now: float) -> Rank:
+        """Return its place in the order in which parts go."""
 
-    def evict(self, evictor: "Evictor") -> Gone: ...
+    def evict(self, evictor: "Evictor") -> Gone:
+        """Have it go."""
 
 
 class Evictor:
@@ -172,7 +190,7 @@ class Evictor:
         if run is None:
             return None
         if run.line not in self._last:
-            self._last[run.line] = EvictedEntry(run.line, _root(run))
+            self._last[run.line] = EvictedEntry(run.line, path_to(run.end)[0].start)
         self._last.move_to_end(run.line)
         if len(self._last) > LAST_MAX:
             self._last.popitem(last=False)
@@ -198,7 +216,8 @@ class Evictor:
         """Return what `nbytes` are worth that allow to resume at `joint`."""
         assert joint.arrival is not None, "nothing is kept at the root"
         weight = likelihood(joint, self._grid)
-        return self.worth_of(joint.arrival.line, weight, self._saved_tokens(joint), nbytes, now)
+        tokens = joint.position - self._resumable_to(joint.arrival.start)
+        return self.worth_of(joint.arrival.line, weight, tokens, nbytes, now)
 
     def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
         """Return what window rows are worth: what is read again once they have gone.
@@ -224,26 +243,16 @@ class Evictor:
     def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
         """Return what the bytes of a leaf are worth."""
         # Where nobody can go on from its end, its rows save nothing any more.
-        tokens = self._saved_tokens(extent.end) if self._is_resumable(extent.end) else 0
-        weight = likelihood(extent.end, self._grid)
-        return self.worth_of(extent.line, weight, tokens, nbytes, now)
+        is_of_use = self._is_resumable(extent.end)
+        return self.resume_worth(extent.end, nbytes, now) if is_of_use else 0.0
 
     def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:
         """Return how likely each extent from here on is needed, by any line that goes through."""
-        order, todo = [], [extent]
-        while todo:
-            order.append(todo.pop())
-            todo += order[-1].end.leaving
         likelihoods: dict[Extent, float] = {}
-        for one in reversed(order):  # children before their parents
+        for one in reversed([*runs_from(extent)]):  # children before their parents
             beyond = (likelihoods[later] for later in one.end.leaving)
             likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
-
-    def _saved_tokens(self, joint: Joint) -> int:
-        """Return how many tokens further back the next place to resume at is."""
-        assert joint.arrival is not None, "nothing is kept at the root"
-        return joint.position - self._resumable_to(joint.arrival.start)
 
     def _resumable_to(self, joint: Joint) -> int:
         """Return the last position up to `joint` where a prompt can be resumed."""
@@ -263,7 +272,13 @@ class Evictor:
         return position
 
     def _is_resumable(self, joint: Joint) -> bool:
-        return is_resumable(joint, self.store.layout.has_state, self.store.layout.window)
+        """Whether the layers could be resumed here: with a state, and with the whole window."""
+        layout = self.store.layout
+        if layout.has_state and joint.snapshot is None:
+            return False
+        back_to = max(0, joint.position - layout.window)
+        near = within_window(joint, layout.window)
+        return all(extent.window_covers(back_to) for extent in near)
 
     def expired(self, among: Iterable[Extent]) -> "list[Candidate]":
         """Return the runs that may go for their age, with what is at their ends.
@@ -358,8 +373,62 @@ def _is_end(extent: Extent) -> bool:
     return end.arrival is extent and not (end.leaving or end.pins or extent.pinned)
 
 
-def _root(extent: Extent) -> Joint:
-    joint = extent.start
-    while joint.arrival is not None:
-        joint = joint.arrival.start
-    return joint
+def likelihood(joint: Joint, grid: PrefillGrid) -> float:
+    """Return how likely a request of the line resumes here."""
+    if joint.pins or not (joint.leaving or joint.is_left_out):
+        return TIP
+    if joint.resumed > 1:
+        return TRUNK
+    has_parted = joint.resumed or len(joint.leaving) > 1 or joint.is_left_out
+    if has_parted or joint.is_prompt_end or joint.is_in_head:
+        return PARTING
+    if grid.is_point(joint.position):
+        return GRID
+    assert joint.arrival is not None, "nothing is kept at the root"
+    line = joint.arrival.line
+    return NEWEST if joint.position > max(line.resumed_at, line.read_to - NEAR) else HEADER
+
+
+def find_expired(
+    store: ExtentStore, standing: Iterable[tuple[Joint, float]], now: float, ttl_s: float
+) -> tuple[list[Extent], float]:
+    """Return the extents that no line and no slot has used for `ttl_s`; none that is pinned.
+
+    They come children before their parents, and what hangs from one is among them. With them comes
+    before when nothing else expires; infinity where nothing will.
+
+    `standing` are the joints at which slots stand, with when each was used. An extent is as
+    young as the youngest that hangs from it: a trunk stays as long as one of its branches. A line
+    that waits for its sub-agents is as young as they are.
+    """
+    assert ttl_s > 0, ttl_s
+    lines = _used_lines({extent.line for extent in store.extents})
+    used_at: dict[Extent, float] = {}
+    for joint, at in standing:
+        if joint.arrival is not None:
+            used_at[joint.arrival] = max(at, used_at.get(joint.arrival, -math.inf))
+    expired, next_at = [], math.inf
+    for extent in sorted(store.extents, key=lambda extent: -extent.end.position):
+        is_pinned = extent.pinned or extent.window_pinned or extent.end.snapshot_pinned
+        own_use = math.inf if is_pinned or extent.end.pins else lines[extent.line]
+        last = max(used_at.get(extent, -math.inf), own_use)
+        before = extent.start.arrival
+        if before is not None:
+            used_at[before] = max(last, used_at.get(before, -math.inf))
+        if last + ttl_s <= now:
+            expired.append(extent)
+        else:
+            next_at = min(next_at, last + ttl_s)
+    return expired, next_at
+
+
+def _used_lines(lines: Iterable[LinePriority]) -> dict[LinePriority, float]:
+    """Return when each line was used last, itself or by those that it waits for."""
+    used_at: dict[LinePriority, float] = {}
+    for line in lines:
+        at = math.inf if line.is_running else line.used_at
+        used_at[line] = max(at, used_at.get(line, -math.inf))
+        if (waiting := line.sponsor) is not None:
+            at = min(at, waiting.ended_at + SPONSOR_SILENT_S)  # then it waits for nobody
+            used_at[waiting] = max(at, used_at.get(waiting, -math.inf))
+    return used_at

@@ -7,24 +7,59 @@ up to the joint where they part, so that nothing is kept twice and divergence co
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import takewhile
+from typing import Final, Protocol
 
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.image_keys import image_count
+
+MB: Final = 1024 * 1024
+BUFFERS_MAX: Final = 400_000  # Metal allows 499,000 in a process; weights and steps need the rest
+
+
+@dataclass(slots=True)
+class Budget:
+    """The limits of kept KV, and what is used of them. Live slots are not counted.
+
+    `bytes_max` moves with the worker's share of the machine (`KVManager.share_out`).
+    Invariant: what is used is never negative. Owner: the inference thread.
+    """
+
+    bytes_max: int
+    buffers_max: int = BUFFERS_MAX
+    bytes_used: int = 0
+    buffers_used: int = 0
+
+    def add(self, nbytes: int, buffers: int) -> None:
+        self.bytes_used += nbytes
+        self.buffers_used += buffers
+        assert self.bytes_used >= 0 and self.buffers_used >= 0, (nbytes, buffers, self)
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.bytes_max - self.bytes_used)
+
+    def missing(self, nbytes: int, buffers: int) -> tuple[int, int]:
+        """Return the bytes and buffers that must go before these fit; (0, 0) if they do."""
+        return (
+            max(0, self.bytes_used + nbytes - self.bytes_max),
+            max(0, self.buffers_used + buffers - self.buffers_max),
+        )
 
 
 class KVArrays(Protocol):
     """Arrays that worker/kv/ keeps; opaque here."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """What they take."""
 
     @property
-    def buffers(self) -> int: ...
+    def buffers(self) -> int:
+        """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +131,7 @@ class Extent:
 class ExtentStore:
     """All joints, extents and snapshots, and their bytes.
 
-    Invariants (see `check`):
+    Invariants (`scripts/harness/store_builders.py` checks them):
       rooted    every joint but the roots, which are at 0, has one extent that arrives at it
       pure      what a canonical extent starts from is canonical too
       findable  `_joints[name]` is the joint of that name
@@ -145,6 +180,10 @@ class ExtentStore:
     def joint(self, name: PrefixHash) -> Joint | None:
         return self._joints.get(name)
 
+    def tip_of(self, line: LinePriority) -> Joint | None:
+        """Return the last cut of a line's last prompt, where it is kept."""
+        return self._joints.get(line.tip) if line.tip is not None else None
+
     def commit(
         self, start: Joint, name: PrefixHash, tokens: Tokens, is_canonical: bool, line: LinePriority
     ) -> tuple[Joint, Extent | None]:
@@ -155,7 +194,7 @@ class ExtentStore:
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
         assert self._joints.get(start.name) is start, start
-        is_canonical = is_canonical and _is_canonical(start)
+        is_canonical &= start.arrival is None or start.arrival.is_canonical
         position = start.position + len(tokens)
         end = self._joints.get(name)
         if end is None:
@@ -205,12 +244,8 @@ class ExtentStore:
     def make_fast(self, extent: Extent) -> None:
         """Its rows are about to differ from a prefill's (they are stored quantised)."""
         self.changed()
-        todo = [extent]
-        while todo:
-            one = todo.pop()
-            if one.is_canonical:
-                one.is_canonical = False
-                todo += one.end.leaving
+        for one in runs_from(extent) if extent.is_canonical else ():
+            one.is_canonical = False
 
     def let_go(self, extent: Extent, slot: int) -> None:
         """A slot will no longer hold its rows. Without bytes of its own it goes, with children."""
@@ -232,16 +267,11 @@ class ExtentStore:
         """Forget an extent, and what can only be reached through it."""
         if extent not in self._extents:
             return
-        self._forget(extent)
-        doomed = [extent.end]
-        while doomed:
-            joint = doomed.pop()
-            joint.is_dropped = True
-            self.set_snapshot(joint, None)
-            del self._joints[joint.name]
-            for later in list(joint.leaving):
-                self._forget(later)
-                doomed.append(later.end)
+        for doomed in [*runs_from(extent)]:
+            self._forget(doomed)
+            doomed.end.is_dropped = True
+            self.set_snapshot(doomed.end, None)
+            del self._joints[doomed.end.name]
 
     def _forget(self, extent: Extent) -> None:
         self.changed()
@@ -262,43 +292,31 @@ class ExtentStore:
                 self.remove(extent)
         assert not self._extents and self.budget.bytes_used == 0
 
-    def check(self) -> None:
-        """Assert the class invariants. O(everything): tests and idle time only."""
-        nbytes = buffers = 0
-        for joint in self._joints.values():
-            assert self._joints[joint.name] is joint and not joint.is_dropped
-            assert (joint.position == 0) == (joint.arrival is None), joint
-            assert joint.pins >= 0, joint
-            assert joint.snapshot is not None or not joint.snapshot_pinned, joint
-            if joint.snapshot is not None:
-                nbytes += joint.snapshot.nbytes
-                buffers += joint.snapshot.buffers
-        for extent in self._extents:
-            assert extent.end.position - extent.start.position == len(extent.tokens)
-            assert extent.end.arrival is extent and extent in extent.start.leaving
-            assert self._joints[extent.start.name] is extent.start
-            assert not extent.is_canonical or _is_canonical(extent.start), extent
-            assert extent.body is not None or extent.holders or not self.layout.has_rows
-            assert extent.window is None or extent.window_from < extent.end.position
-            assert extent.window is not None or not extent.window_pinned, extent
-            assert extent.body is not None or not (extent.pinned and self.layout.has_rows), extent
-            for part in (extent.body, extent.window):
-                if part is not None:
-                    nbytes, buffers = nbytes + part.nbytes, buffers + part.buffers
-        assert (nbytes, buffers) == (self.budget.bytes_used, self.budget.buffers_used)
 
-
-def _is_canonical(joint: Joint) -> bool:
-    return joint.arrival is None or joint.arrival.is_canonical
+def runs_back(joint: Joint) -> Iterator[Extent]:
+    """Yield the extents that lead from the root to a joint, the last first."""
+    while (extent := joint.arrival) is not None:
+        yield extent
+        joint = extent.start
 
 
 def path_to(joint: Joint) -> list[Extent]:
     """Return the extents that lead from the root to a joint."""
-    path = []
-    while (extent := joint.arrival) is not None:
-        path.append(extent)
-        joint = extent.start
-    return path[::-1]
+    return [*runs_back(joint)][::-1]
+
+
+def within_window(joint: Joint, window: int) -> list[Extent]:
+    """Return the extents of the last `window` tokens before a joint, the last first."""
+    back_to = joint.position - window
+    return [*takewhile(lambda extent: extent.end.position > back_to, runs_back(joint))]
+
+
+def runs_from(extent: Extent) -> Iterator[Extent]:
+    """Yield an extent and all that hangs from it, parents before their children."""
+    todo = [extent]
+    while todo:
+        yield (extent := todo.pop())
+        todo += extent.end.leaving
 
 
 def same_tokens(extent: Extent, tokens: Tokens) -> bool:

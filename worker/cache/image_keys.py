@@ -78,7 +78,10 @@ def keys_of(ids: Sequence[int], runs: Iterable[ImageRun]) -> Tokens:
     keys = np.array(ids, dtype=np.int32)
     for run in runs:
         assert 0 <= run.start < run.end <= len(keys), (run.start, run.end, len(keys))
-        keys[run.start : run.end] = _image_keys(run.picture.identity, run.end - run.start)
+        octets = hashlib.shake_128(run.picture.identity).digest(4 * (run.end - run.start))
+        values = np.frombuffer(octets, dtype="<u4") | (_SIGN | _INSIDE)
+        values[0] &= ~np.uint32(_INSIDE)
+        keys[run.start : run.end] = values.astype(np.uint32).view(np.int32)
     return keys
 
 
@@ -88,13 +91,6 @@ def ids_of(keys: Tokens, runs: Iterable[ImageRun]) -> Tokens:
     for run in runs:
         ids[run.start : run.end] = run.picture.ids[: max(0, len(ids) - run.start)]
     return ids
-
-
-def _image_keys(identity: bytes, count: int) -> Tokens:
-    octets = hashlib.shake_128(identity).digest(4 * count)
-    values = np.frombuffer(octets, dtype="<u4") | (_SIGN | _INSIDE)
-    values[0] &= ~np.uint32(_INSIDE)
-    return values.astype(np.uint32).view(np.int32)
 
 
 def has_images(keys: Tokens) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.worker.cache.cache_budget import MB
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
+from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, Joint, KVArrays
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Pin:
 
     @property
     def nbytes(self) -> int:
-        return _total(self.parts())[0]
+        return _total([self])[0]
 
     @property
     def tokens(self) -> int:
@@ -79,16 +78,13 @@ class Pins:
         # Kept for one key: pinned prompts
         self._pins: dict[str, Pin] = {}
 
-    def __len__(self) -> int:
-        return len(self._pins)
-
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._pins.values())
 
     @property
     def nbytes(self) -> int:
         """What they hold together."""
-        return _total(_parts(self))[0]
+        return _total(self)[0]
 
     def check(
         self, pin_id: str, key: str, path: Sequence[Extent], nbytes: int, buffers: int
@@ -106,7 +102,7 @@ class Pins:
         own = [pin for pin in others if pin.key == key]
         if len(own) >= PINS_MAX // shares:
             raise _refusal(f"There are {len(own):,} pins, as many as there may be.")
-        held, both = _total(_parts(own)), _total(_parts([*own, mine]))
+        held, both = _total(own), _total([*own, mine])
         bytes_max = self._budget.bytes_max // SHARE // shares
         if both[0] + nbytes > bytes_max:
             raise _refusal(
@@ -129,7 +125,7 @@ class Pins:
 
     def part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
         """Return what part `pins` take, and as much more, of what all may: bytes, buffers, pins."""
-        held = _total(_parts(pins))
+        held = _total(pins)
         return max(
             (held[0] + nbytes) / max(1, self._budget.bytes_max // SHARE),
             (held[1] + buffers) / max(1, self._budget.buffers_max // SHARE),
@@ -175,21 +171,17 @@ class Pins:
         """Return the pins of `key`, "" = everyone's, and what they hold and may: `/v1/cache`."""
         pins = {name: pin for name, pin in self._pins.items() if key in ("", pin.key)}
         rows = [
-            {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
+            {"id": pin_id, "tokens": pin.tokens, "bytes": pin.nbytes}
             for pin_id, pin in pins.items()
         ]
         limit = self._budget.bytes_max // SHARE // (self.shares(key) if key else 1)
-        held = _total(_parts(pins.values()))[0]
+        held = _total(pins.values())[0]
         return {"pins": rows, "pinned_bytes": held, "pinned_bytes_max": limit}
 
 
-def _parts(pins: Iterable[Pin]) -> Iterator[KVArrays]:
-    return (part for pin in pins for part in pin.parts())
-
-
-def _total(parts: Iterable[KVArrays]) -> tuple[int, int]:
-    """Return the bytes and buffers of `parts`, each counted once."""
-    once = {id(part): part for part in parts}.values()
+def _total(pins: Iterable[Pin]) -> tuple[int, int]:
+    """Return the bytes and buffers of what pins hold, each counted once."""
+    once = {id(part): part for pin in pins for part in pin.parts()}.values()
     return sum(part.nbytes for part in once), sum(part.buffers for part in once)
 
 

@@ -1,16 +1,34 @@
-"""Finds how far a prompt can be resumed from what is kept. Decides nothing about slots or bytes."""
+"""Finds how far a prompt can be resumed from what is kept, and plans from where it goes on.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+The search decides nothing about slots or bytes. A plan is a value; worker/kv/ carries it out. What
+the prompt means for the line of its conversation is told here, too.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Final
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.conversation_priority import UNKNOWN, Conversation
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, same_tokens
+from hearth.worker.cache.conversation_priority import (
+    UNKNOWN,
+    Conversation,
+    LinePriorities,
+    LinePriority,
+)
+from hearth.worker.cache.extent_store import (
+    Extent,
+    ExtentStore,
+    Joint,
+    path_to,
+    runs_from,
+    same_tokens,
+    within_window,
+)
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 
-if TYPE_CHECKING:
-    from hearth.worker.cache.resume_planner import ResumePlan
+KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
 # Tokens that resuming amid a forward must save: all that is read behind that place is fast for
 # good, and what it saves is kept as a run of its own, in RAM and on disk.
@@ -62,14 +80,6 @@ class FoundPrefix:
     version: object  # of the store that was searched
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """How a joint is reached: by this extent, over canonical extents only or not."""
-
-    extent: Extent | None
-    is_canonical: bool
-
-
 class PrefixSearch:
     """One lookup. `is_exact` allows canonical extents only.
 
@@ -81,7 +91,7 @@ class PrefixSearch:
         self._root = store.root_of(query.root)
         self._query = query
         self._is_exact = is_exact
-        self._reached: dict[Joint, _Step] = {self._root: _Step(None, True)}
+        self._reached = {self._root: True}  # whether over canonical extents only
         self._partial: list[tuple[int, Extent]] = []  # (tokens matched to, extent left there)
         self._diverges_at = -1  # the furthest position at which kept tokens differ
         self._by_cut = dict(zip(query.cuts, query.names, strict=True))
@@ -89,7 +99,8 @@ class PrefixSearch:
     def run(self) -> FoundPrefix:
         last = self._walk_canonical()
         if self._is_exact:
-            self._look_beyond(last)
+            for extent in last.leaving:
+                self._leave(extent)
         else:
             self._walk_all()
         matched = max(joint.position for joint in self._reached)
@@ -97,8 +108,7 @@ class PrefixSearch:
         is_diverging = self._diverges_at == deepest
         end = self._store.joint(self._query.names[-1]) if self._query.names else None
         is_prompt = end is not None and end.is_prompt_end and end in self._reached
-        reached = {joint: step.is_canonical for joint, step in self._reached.items()}
-        facts = (deepest, is_diverging, is_prompt, reached, self._store.version)
+        facts = (deepest, is_diverging, is_prompt, self._reached, self._store.version)
         for position, is_canonical, joint, part in self._candidates():
             path = self._resumable(position, joint, part)
             if path is not None:
@@ -114,7 +124,7 @@ class PrefixSearch:
             if extent is None or not extent.is_canonical or extent.start is not joint:
                 break
             joint = extent.end
-            self._reached[joint] = _Step(extent, True)
+            self._reached[joint] = True
         return joint
 
     def _walk_all(self) -> None:
@@ -126,16 +136,12 @@ class PrefixSearch:
                 if extent.end in self._reached:
                     continue
                 if self._matches(extent):
-                    self._reached[extent.end] = _Step(extent, False)
+                    self._reached[extent.end] = False
                     todo.append(extent.end)
                     if extent.end.position > self._query.limit:
                         self._partial.append((extent.end.position, extent))
                 else:
                     self._leave(extent)
-
-    def _look_beyond(self, joint: Joint) -> None:
-        for extent in joint.leaving:
-            self._leave(extent)
 
     def _matches(self, extent: Extent) -> bool:
         end = extent.end.position
@@ -155,8 +161,8 @@ class PrefixSearch:
         """Yield (position, is canonical, joint, extent begun there), the best first."""
         limit = self._query.limit
         rows: list[tuple[int, bool, Joint, Extent | None]] = [
-            (joint.position, step.is_canonical and not joint.is_snapshot_fast, joint, None)
-            for joint, step in self._reached.items()
+            (joint.position, is_canonical and not joint.is_snapshot_fast, joint, None)
+            for joint, is_canonical in self._reached.items()
             if 0 < joint.position <= limit
         ]
         if not self._is_exact and self._store.layout.resumes_anywhere:
@@ -188,18 +194,221 @@ class PrefixSearch:
             return None
         if self._is_exact and joint.is_snapshot_fast:
             return None
-        if layout.window and not self._window_covered(joint, position - layout.window):
+        back_to = position - layout.window
+        near = within_window(joint, joint.position - back_to) if layout.window else ()
+        if not all(extent.window_covers(back_to) for extent in near):
             return None
-        path = [] if part is None else [part]
-        while (extent := self._reached[joint].extent) is not None:
-            path.append(extent)
-            joint = extent.start
-        return tuple(reversed(path))
+        path = path_to(joint)
+        return tuple(path if part is None else [*path, part])
 
-    def _window_covered(self, joint: Joint, back_to: int) -> bool:
-        while joint.position > max(0, back_to):
-            extent = self._reached[joint].extent
-            if extent is None or not extent.window_covers(back_to):
-                return False
-            joint = extent.start
-        return True
+
+# ---------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """An idle live slot, as the planner sees it: the tokens that its layers hold."""
+
+    number: int
+    tokens: Tokens  # all that is in its layers
+    canonical_cuts: tuple[int, ...]  # of its canonical prefill, which ends at the last
+    floor: int = 0  # it cannot be taken back further than this
+    root: PrefixHash | None = None  # whose it is; None = the model's own
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """Where a request resumes, and from what.
+
+    kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
+    kept further than the layers' states and windows allow to resume, `is_retreat` that it is cold
+    because it would go on amid an image. It is good while the store's version is that of `found`,
+    and while its slot is there.
+    """
+
+    position: int  # prompt tokens that need not be prefilled
+    is_canonical: bool  # what the request adds by prefill is canonical
+    path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
+    slot: int | None  # go on in this slot, without a copy
+    kind: str
+    matched: int
+    hybrid_trimmed: bool
+    is_retreat: bool = False
+    found: FoundPrefix | None = None  # that it was made from
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.position <= self.matched, (self.position, self.matched)
+        if self.path:
+            last = self.path[-1]
+            assert last.start.position < self.position <= last.end.position, self.position
+
+    @classmethod
+    def cold(cls, found: FoundPrefix | None = None, *, is_retreat: bool = False) -> "ResumePlan":
+        """The plan that goes on from nothing."""
+        return cls(0, True, (), None, "miss", 0, False, is_retreat, found)
+
+    @property
+    def source(self) -> str:
+        if self.position == 0:
+            return "none"
+        return "slot" if self.slot is not None else "ram"
+
+
+def make_plan(
+    store: ExtentStore, slots: Iterable[SlotView], query: PrefixQuery, is_exact: bool
+) -> ResumePlan:
+    """Return the plan that leaves the fewest tokens to prefill; a slot where one is as good."""
+    found = PrefixSearch(store, query, is_exact).run()
+    plan = choose_slot(found, store, slots, query, is_exact)
+    if is_inside(query.tokens, plan.position):
+        return ResumePlan.cold(found, is_retreat=True)
+    return plan
+
+
+def choose_slot(
+    found: FoundPrefix,
+    store: ExtentStore,
+    slots: Iterable[SlotView],
+    query: PrefixQuery,
+    is_exact: bool,
+) -> ResumePlan:
+    """Return the plan that goes on from what was found, or further on in one of `slots`."""
+    # Whether states or windows, not tokens, decide how far the prompt is resumed:
+    wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
+    is_trimmed = not store.layout.resumes_anywhere and found.position < wanted
+    best = ResumePlan(
+        position=found.position,
+        is_canonical=found.is_canonical,
+        path=found.path,
+        slot=None,
+        kind=_kind(found, query, found.position),
+        matched=found.matched,
+        hybrid_trimmed=is_trimmed,
+        found=found,
+    )
+    ranked = []
+    root = store.root_of(query.root)
+    for slot in slots:
+        if store.root_of(slot.root) is not root:
+            continue
+        shared = common_length(slot.tokens, query.tokens)
+        # Up to where it holds what a prefill of this very prompt would have written:
+        cuts = shared_cuts(slot.canonical_cuts, query.cuts)
+        canonical = max((cut for cut in cuts if cut <= shared), default=0)
+        tip = len(slot.tokens)
+        if _continues(tip, canonical, shared, query, is_exact) and tip >= best.position:
+            ranked.append(((tip, True, canonical == tip, 0), slot))
+        elif _rewinds(best, slot, shared, canonical):
+            ranked.append(((best.position, False, best.is_canonical, best.position - tip), slot))
+    if not ranked:
+        return best
+    (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda row: row[0])
+    return replace(
+        best,
+        position=position,
+        is_canonical=is_canonical,
+        path=() if is_tip else best.path,
+        slot=slot.number,
+        kind=_kind(found, query, position),
+        matched=max(best.matched, position),
+        hybrid_trimmed=best.hybrid_trimmed and position == best.position,
+    )
+
+
+def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exact: bool) -> bool:
+    """Whether the prompt goes on behind all that the slot holds, and not amid an image."""
+    is_within = 0 < tip <= min(shared, query.limit) and not is_inside(query.tokens, tip)
+    return is_within and (not is_exact or canonical == tip)
+
+
+def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> bool:
+    """Whether to go back in the slot rather than copy what is kept into another.
+
+    Not where more would be cut off than copied: then the slot is rather someone else's.
+    """
+    position = best.position
+    holds = canonical if best.is_canonical else shared
+    cut_off = len(slot.tokens) - position
+    return max(1, slot.floor) <= position <= holds and cut_off <= position
+
+
+def shared_cuts(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Return the cuts that both begin with."""
+    same = takewhile(lambda cuts: cuts[0] == cuts[1], zip(one, other, strict=False))
+    return [cut for cut, _ in same]
+
+
+def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
+    if position == 0:
+        return "miss"
+    if found.matched >= query.limit:
+        return "exact" if found.is_prompt else "supersequence"
+    return "lcp" if found.is_diverging else "prefix"
+
+
+# ---------------------------------------------------------------- the conversation's line
+
+
+def line_of(
+    store: ExtentStore,
+    lines: LinePriorities,
+    plan: ResumePlan,
+    query: PrefixQuery,
+    there: LinePriority | None,
+) -> LinePriority:
+    """Begin a turn of the line of the prompt's conversation, and return it.
+
+    That is the line of what it goes on from: of its own number or, in its family, of whose last
+    prompt it has all (the sessions are not told of raw prompts, nor of those that were broken off).
+    Where nothing is left of such a line it begins anew. `there` is the line of the slot that it
+    goes on in, if it does.
+    """
+    asked, turns = query.conversation, 1 + sum(extent.end.is_prompt_end for extent in plan.path)
+    if plan.path:
+        last = plan.path[-1].line
+        tip = store.tip_of(last)
+        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number != 0)
+        there = last if is_its else None
+    if there is None or there.is_running or there.family != asked.family:
+        return lines.open(time.monotonic(), turns, asked)
+    lines.go_on(there, time.monotonic(), turns)
+    if plan.path:  # else the prompt has all that its slot holds
+        _leave_out_end(store, there, plan)
+    return there
+
+
+def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> None:
+    """Note what a prompt that goes on with the line leaves out of what it last read.
+
+    Some clients send the last messages of a prompt otherwise in the next one. Nobody goes on from
+    what was read of such an end: kept as if somebody did, it pushes out what the next prompt goes
+    on from.
+    """
+    tip = store.tip_of(line)
+    if tip is None or _has(tip, plan):
+        return
+    assert tip.arrival is not None, "a prompt's last cut is behind the root"
+    for extent in runs_from(tip.arrival):
+        extent.end.is_left_out = True
+    line.tip = None
+
+
+def take_over_path(
+    line: LinePriority, plan: ResumePlan, query: PrefixQuery, now: float, ttl_s: float
+) -> None:
+    """Give the extents that are resumed from to the line, unless a likelier one has them.
+
+    What came from disk is not known yet as system and tools.
+    """
+    mine = line.likelihood(now, ttl_s)
+    for extent in plan.path:
+        if extent.line.likelihood(now, ttl_s) <= mine:
+            extent.line = line
+        extent.end.is_in_head |= extent.end.position <= query.system_end
+        extent.end.is_left_out = False
+    line.resumed_at, line.read_to = plan.position, len(query.tokens)
+
+
+def _has(tip: Joint, plan: ResumePlan) -> bool:
+    """Whether the prompt has all that ends at `tip`."""
+    return tip.position <= plan.position and tip.arrival in plan.path

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import FileName, Record
 from hearth.worker.disk.file_store import FileStore
 
 QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and so not be freed
@@ -241,24 +240,18 @@ class DiskThread:
         self._guarded(lambda: then(records))
 
     def _put(self, record: Record, is_needed: bool) -> None:
-        is_kept = False
+        is_kept = self._guarded(partial(self.file_store.put, record, is_needed))
+        with self._changed:
+            self.counts["writes_lost"] += not is_kept
+            self._queue_bytes -= record.nbytes
+            self._changed.notify_all()
 
-        def put() -> None:
-            nonlocal is_kept
-            is_kept = self.file_store.put(record, is_needed)
-
+    def _guarded(self, act: Callable[[], object]) -> object:
+        """Return what a job does; None where it failed."""
         try:
-            self._guarded(put)
-        finally:
-            with self._changed:
-                self.counts["writes_lost"] += not is_kept
-                self._queue_bytes -= record.nbytes
-                self._changed.notify_all()
-
-    def _guarded(self, act: Callable[[], object]) -> None:
-        try:
-            act()
+            return act()
         except Exception:
             with self._changed:
                 self.counts["jobs_failed"] += 1
             log.exception("a job of the KV disk thread failed")
+        return None

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.disk.file_format import FileKind, FileName
 
 # A conversation silent for t is needed again about as 1 / t; within an hour all are alike.
 AGE_UNIT_S: Final = 3600.0
 # Tokens before a line's end at which a resume is half as likely; at 256 it is a fifth, as RAM's
-# eviction has it for the turn before (worker/cache/resume_point_likelihood.py).
+# eviction has it for the turn before (worker/cache/eviction.py).
 DISTANCE_UNIT_TOKENS: Final = 64
 REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
 
@@ -89,10 +89,9 @@ class _FileChains:
                 self._arrivals[file.end].append(file)
 
     def leaves(self) -> Iterator[StoredFile]:
-        return (file for file in self.files if self._is_leaf(file))
-
-    def _is_leaf(self, file: StoredFile) -> bool:
-        return file.name.kind is not FileKind.ROWS or not self._needed_by[file.end]
+        for file in self.files:
+            if file.name.kind is not FileKind.ROWS or not self._needed_by[file.end]:
+                yield file
 
     def remove(self, file: StoredFile) -> list[StoredFile]:
         """Take a file out; return what is a leaf now and was none before."""
@@ -132,12 +131,9 @@ class _FileChains:
                 break
             tokens += arrival.name.token_count
             row_bytes, prefix = row_bytes + arrival.nbytes, arrival.start
-            if self._has_state(prefix):
+            if any(file.name.kind is FileKind.STATE for file in self._needed_by[prefix]):
                 break
         return tokens, row_bytes
-
-    def _has_state(self, prefix: RootedPrefix) -> bool:
-        return any(file.name.kind is FileKind.STATE for file in self._needed_by[prefix])
 
     def _tokens_after(self, prefix: RootedPrefix) -> int:
         """Return how many tokens follow until the line ends or parts."""

@@ -1,4 +1,8 @@
-"""Encodes one record of KV as the bytes of one file, and decodes it. Plain functions, no owner.
+"""Names the file of one record of KV, encodes the record as its bytes, and decodes it.
+
+Plain functions, no owner. A name says which record it is without its file being opened. Names are
+read from disk: nothing in them is true because it is written there, and the file's own metadata
+must agree.
 
 A file is valid safetensors: the header's length (8 bytes), a JSON header, the arrays' bytes. The
 header begins with a checksum over everything else, so that it is found before anything is parsed,
@@ -11,11 +15,13 @@ Source: https://github.com/huggingface/safetensors#format
 import base64
 import binascii
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from errno import ELOOP
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +30,20 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128
 
-from hearth.worker.cache.block_hash import PrefixHash, Tokens
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.cache.block_hash import HASH_BYTES, ROOT_SCHEMA, PrefixHash, Tokens
+
+SUFFIX: Final = ".safetensors"
+TEMP_PREFIX: Final = ".writing-"  # of files that are not whole yet
+
+RULE_LENGTH_MAX: Final = 24  # characters of a cut rule's label
+FAST: Final = "fast"
+
+_HEX: Final = f"[0-9a-f]{{{2 * HASH_BYTES}}}"
+_ROOT: Final = re.compile(_HEX)
+_FILE: Final = re.compile(
+    rf"(rows|window|state)-(fast|canonical\.([a-z0-9.]{{0,{RULE_LENGTH_MAX}}}))"
+    rf"-([1-9][0-9]{{0,8}})-({_HEX})-({_HEX}){SUFFIX}"
+)
 
 SCHEMA: Final = "1"
 HEADER_BYTES_MAX: Final = 16 * 1024 * 1024  # three million tokens; a file may claim anything
@@ -44,14 +62,75 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 
 Metadata = dict[str, str]
-# Schema of an older file -> what makes its metadata today's.
-ADAPTERS: Final[dict[str, Callable[[Metadata], Metadata]]] = {}
 
 _LENGTH_BYTES: Final = 8
 _OPENING: Final = b'{"__metadata__":{"checksum":"'
 _CHECKSUM_FROM: Final = _LENGTH_BYTES + len(_OPENING)
 _CHECKSUM_TO: Final = _CHECKSUM_FROM + 2 * xxh3_128().digest_size
 _UNSIGNED: Final = "0" * (_CHECKSUM_TO - _CHECKSUM_FROM)
+
+
+class FileKind(StrEnum):
+    """The kinds of record: an `Extent` has the first two, the `Joint` at its end the last."""
+
+    ROWS = "rows"  # of the layers that keep every token; no arrays where there is no such layer
+    WINDOW = "window"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """The name of a record: what the run of `token_count` tokens from `start` to `end` left.
+
+    `rule` is the label of the cut rule by which it is canonical, "" where it is fast;
+    `is_canonical` says that this is the rule by which this server cuts.
+    """
+
+    kind: FileKind
+    start: PrefixHash
+    end: PrefixHash
+    token_count: int
+    is_canonical: bool
+    rule: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.token_count > 0 and self.start != self.end, self
+
+    @property
+    def quality(self) -> str:
+        """What a file says of how it was made."""
+        return f"canonical.{self.rule}" if self.is_canonical or self.rule else FAST
+
+    @property
+    def file_name(self) -> str:
+        ends = f"{self.start.hex()}-{self.end.hex()}"
+        return f"{self.kind}-{self.quality}-{self.token_count}-{ends}{SUFFIX}"
+
+
+def parse(file_name: str, rule: str) -> FileName | None:
+    """Return the record's name that a file's name spells; None where it is no name of ours.
+
+    `rule` is the label of the rule by which this server cuts.
+    """
+    match = _FILE.fullmatch(file_name)
+    if match is None:
+        return None
+    kind, quality, label, count, start, end = match.groups()
+    if start == end or (label == "" and rule):
+        return None
+    is_canonical = quality != FAST and label == rule
+    first, last = (PrefixHash(bytes.fromhex(prefix)) for prefix in (start, end))
+    return FileName(FileKind(kind), first, last, int(count), is_canonical, label or "")
+
+
+def is_root(directory_name: str) -> bool:
+    """Whether a directory of this name holds the files of one root."""
+    return _ROOT.fullmatch(directory_name) is not None
+
+
+def is_of_today(root: str) -> bool:
+    """Whether a root is of today's schema: no server of this version reads any other."""
+    return root.startswith(f"{ROOT_SCHEMA:02x}")
 
 
 class Damaged(Exception):
@@ -117,7 +196,8 @@ def encode(record: Record) -> list[memoryview]:
 
     An array that is not contiguous is copied.
     """
-    data = [_bytes_of(array.values) for array in record.arrays]
+    contiguous = (np.ascontiguousarray(array.values) for array in record.arrays)
+    data = [values.reshape(-1).view(np.uint8).data for values in contiguous]
     header = _header(record)
     checksum = _checksum(memoryview(header), data).encode()
     header = header[:_CHECKSUM_FROM] + checksum + header[_CHECKSUM_TO:]
@@ -136,12 +216,9 @@ def write(handle: int, parts: Iterable[memoryview]) -> None:
             part = part[os.write(handle, part[:IO_BYTES_MAX]) :]
 
 
-def _bytes_of(values: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-
-
-def _metadata(record: Record) -> Metadata:
-    return {
+def _header(record: Record) -> bytes:
+    """Return the file's length and header, the checksum's place still filled with zeros."""
+    metadata = {
         "checksum": _UNSIGNED,  # first: `_OPENING` and what follows it
         "schema": SCHEMA,
         "kind": record.kind,
@@ -152,11 +229,7 @@ def _metadata(record: Record) -> Metadata:
         "position": str(record.position),
         "tokens": base64.b64encode(record.tokens.astype("<i4").tobytes()).decode(),
     }
-
-
-def _header(record: Record) -> bytes:
-    """Return the file's length and header, the checksum's place still filled with zeros."""
-    fields: dict[str, Any] = {"__metadata__": _metadata(record)}
+    fields: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for array in record.arrays:
         end = offset + array.values.nbytes
@@ -230,21 +303,26 @@ def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Recor
         Damaged: it is not the undamaged file of record `name` under `root`.
     """
     data_from = _check_sum(buffer)
-    header = _parse(bytes(buffer[_LENGTH_BYTES:data_from]))
-    metadata = _adapted(header.pop("__metadata__", None))
+    header = _json_object(bytes(buffer[_LENGTH_BYTES:data_from]))
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise Damaged("header", "its metadata are not strings")
+    if (schema := metadata.get("schema")) != SCHEMA:
+        raise Damaged("schema", f"{schema!r}, and this server reads {SCHEMA!r}")
     tokens = _tokens(metadata)
     _check_names(metadata, len(tokens), root, name)
-    position = _position(metadata)
-    arrays = tuple(_arrays(header, buffer[data_from:]))
+    position = metadata.get("position", "")
+    if re.fullmatch(r"[0-9]{1,13}", position) is None or int(position) > POSITION_MAX:
+        raise Damaged("header", "its position is no number")
     return Record(
         root=root,
         start=name.start,
         end=name.end,
-        position=position,
+        position=int(position),
         tokens=tokens,
         is_canonical=name.is_canonical,
         kind=name.kind,
-        arrays=arrays,
+        arrays=tuple(_arrays(header, buffer[data_from:])),
         rule=name.rule,
     )
 
@@ -266,7 +344,7 @@ def _check_sum(buffer: NDArray[np.uint8]) -> int:
     return data_from
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _json_object(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -274,19 +352,6 @@ def _parse(text: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise Damaged("header", "no object")
     return header
-
-
-def _adapted(metadata: Any) -> Metadata:
-    """Return the metadata in today's schema."""
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise Damaged("header", "its metadata are not strings")
-    schema = metadata.get("schema")
-    if schema == SCHEMA:
-        return metadata
-    adapt = ADAPTERS.get(schema or "")
-    if adapt is None:
-        raise Damaged("schema", f"{schema!r}, and this server reads {SCHEMA!r}")
-    return adapt(metadata)
 
 
 def _tokens(metadata: Metadata) -> Tokens:
@@ -297,13 +362,6 @@ def _tokens(metadata: Metadata) -> Tokens:
     if not packed or len(packed) % 4:
         raise Damaged("header", f"its tokens are {len(packed)} bytes")
     return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
-
-
-def _position(metadata: Metadata) -> int:
-    text = metadata.get("position", "")
-    if re.fullmatch(r"[0-9]{1,13}", text) is None or int(text) > POSITION_MAX:
-        raise Damaged("header", "its position is no number")
-    return int(text)
 
 
 def _check_names(metadata: Metadata, token_count: int, root: PrefixHash, name: FileName) -> None:
@@ -347,11 +405,10 @@ def _layout(name: str, entry: Any) -> tuple[str, list[int], int]:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Damaged("layout", f"array {name!r} has no known type")
-    if not isinstance(shape, list) or len(shape) > 32:
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 32
+        or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
+    ):
         raise Damaged("layout", f"array {name!r} has no shape")
-    count = 1
-    for size in shape:
-        if type(size) is not int or not 0 <= size < 1 << 40:
-            raise Damaged("layout", f"array {name!r} has no shape")
-        count *= size
-    return dtype, shape, count
+    return dtype, shape, math.prod(shape)

@@ -1,23 +1,39 @@
 """Keeps the files of one root in a directory that several workers and models share."""
 
+import fcntl
+import json
 import logging
 import math
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from errno import EACCES, EDQUOT, EFBIG, ENOSPC, EPERM, EROFS
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.shared.private_files import make_private, read_small_file
+from hearth.shared.suspending_clock import awake_s
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
-from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
-from hearth.worker.disk.file_index import FileIndex
-from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_of_today, is_root, parse
-from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters, read_counters
+from hearth.worker.disk.file_format import (
+    TEMP_PREFIX,
+    Damaged,
+    FileKind,
+    FileName,
+    Record,
+    encode,
+    is_of_today,
+    is_root,
+    parse,
+    read,
+    write,
+)
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
 SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
@@ -28,10 +44,180 @@ TOUCH_S: Final = 60.0  # a file's last use is known to this
 RACY_NS: Final = 2_000_000_000  # some file systems count in two seconds
 DAY_S: Final = 86_400
 
+COUNTERS_NAME: Final = ".ledger"
+COUNTERS_BYTES: Final = 256  # always the same ones, so that a full disk still takes them
+POLL_S: Final = 0.002
+_INTEGER_MAX: Final = 1 << 62
+
 _FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 _READ_ONLY: Final = (EROFS, EACCES, EPERM)
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class UsageCounters:
+    """The file's content, while its lock is held. `save` makes changes last.
+
+    Invariant: `bytes_used` may exceed what is there (a file that somebody removed by hand), never
+    fall short of what workers have put there; a sweep sets it right.
+    """
+
+    day: int = 0  # since the epoch, UTC
+    bytes_written: int = 0  # on that day
+    bytes_used: int | None = None  # None = not known: count the files
+    changes: int = 0  # times that files came or went, so that nobody lists them without need
+    handle: int = -1
+    was_damaged: bool = False
+
+    def turn_to(self, day: int) -> None:
+        """Begin the count of another day, also where the clock was put back."""
+        if day != self.day:
+            self.day, self.bytes_written = day, 0
+
+    def save(self) -> None:
+        assert self.handle >= 0, "counters are saved only under their lock"
+        fields = {k: v for k, v in asdict(self).items() if k not in ("handle", "was_damaged")}
+        text = json.dumps(fields).encode().ljust(COUNTERS_BYTES - 1) + b"\n"
+        assert len(text) == COUNTERS_BYTES, len(text)
+        os.pwrite(self.handle, text, 0)
+
+
+@contextmanager
+def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
+    """Hold the directory's lock; yield its counters. The system frees it when a process dies.
+
+    Raises:
+        TimeoutError: another worker has held it for `wait_s`.
+        OSError: the directory can't be written.
+    """
+    make_private(directory)
+    handle = os.open(directory / COUNTERS_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        _lock(handle, wait_s)
+        counters = _counters_in(os.pread(handle, COUNTERS_BYTES, 0))
+        counters.handle = handle
+        try:
+            yield counters
+        finally:
+            counters.handle = -1
+    finally:
+        os.close(handle)
+
+
+def read_counters(directory: Path) -> UsageCounters | None:
+    """Return the counters as they are now, without the lock; None where they are not known."""
+    try:
+        text = read_small_file(directory / COUNTERS_NAME, COUNTERS_BYTES)
+    except OSError:
+        return None
+    counters = _counters_in(text)
+    return None if counters.was_damaged or not text else counters
+
+
+def _lock(handle: int, wait_s: float) -> None:
+    deadline = awake_s() + wait_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if awake_s() >= deadline:
+                raise TimeoutError(f"another worker has held the lock for {wait_s:g} s") from error
+        time.sleep(POLL_S)
+
+
+def _counters_in(text: bytes) -> UsageCounters:
+    if not text:
+        return UsageCounters()  # a new file
+    try:
+        fields: Any = json.loads(text)
+        used = fields["bytes_used"]
+        return UsageCounters(
+            _count(fields["day"]),
+            _count(fields["bytes_written"]),
+            None if used is None else _count(used),
+            _count(fields.get("changes", 0)),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return UsageCounters(was_damaged=True)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _INTEGER_MAX:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+class FileIndex:
+    """Names and sizes of files, as last seen.
+
+    Invariants: `_by_start` and `_by_end` hold the names in `_files`, and no empty sets;
+    `bytes_used` is the sum over `_files`.
+    Any thread may call any method; none blocks long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[FileName, int] = {}
+        self._by_start: dict[PrefixHash, set[FileName]] = {}
+        self._by_end: dict[PrefixHash, set[FileName]] = {}
+        self._bytes_used = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._bytes_used
+
+    def leaving(self, start: PrefixHash) -> list[FileName]:
+        """Return the records of the runs that leave prefix `start`."""
+        with self._lock:
+            return _sorted(self._by_start.get(start, ()))
+
+    def at(self, end: PrefixHash) -> list[FileName]:
+        """Return the records of the runs that arrive at prefix `end`."""
+        with self._lock:
+            return _sorted(self._by_end.get(end, ()))
+
+    def nbytes(self, name: FileName) -> int:
+        """Return what a record's file counts, 0 where it is not in."""
+        with self._lock:
+            return self._files.get(name, 0)
+
+    def alternatives(self, name: FileName) -> list[FileName]:
+        """Return the records of the same kind at the same end: one of them is enough."""
+        return [other for other in self.at(name.end) if other.kind is name.kind]
+
+    def add(self, name: FileName, nbytes: int) -> None:
+        with self._lock:
+            assert nbytes > 0, (name, nbytes)
+            self._bytes_used += nbytes - self._files.get(name, 0)
+            self._files[name] = nbytes
+            self._by_start.setdefault(name.start, set()).add(name)
+            self._by_end.setdefault(name.end, set()).add(name)
+
+    def discard(self, name: FileName) -> int:
+        """Take a name out; return what its file counted, 0 where it was not in."""
+        with self._lock:
+            if name not in self._files:
+                return 0
+            size = self._files.pop(name)
+            self._bytes_used -= size
+            assert self._bytes_used >= 0 and (self._files or not self._bytes_used), self._bytes_used
+            for index, prefix in ((self._by_start, name.start), (self._by_end, name.end)):
+                names = index[prefix]
+                names.discard(name)
+                if not names:
+                    del index[prefix]
+            return size
+
+
+def _sorted(names: Iterable[FileName]) -> list[FileName]:
+    """Return the names, canonical ones first, rows before what needs them."""
+    kinds = list(FileKind)
+    return sorted(names, key=lambda name: (not name.is_canonical, kinds.index(name.kind)))
 
 
 class FileStore:
@@ -183,20 +369,22 @@ class FileStore:
             changed_at = os.stat(self._home).st_mtime_ns
             if changed_at == self._seen_at and changes == self._changes_seen:
                 return
-            listing = {entry.name: entry for entry in os.scandir(self._home)}
+            listing = {entry.name for entry in os.scandir(self._home)}
         except FileNotFoundError:
-            changed_at, listing = 0, {}
+            changed_at, listing = 0, set()
         except OSError as error:
             self.counts["scans_failed"] += 1
             self._warn("scans_failed", "%s can't be listed: %s", self._home, error)
             return
-        for gone in self._listed.keys() - listing.keys():
+        for gone in self._listed.keys() - listing:
             self._index.discard(self._listed.pop(gone))
-        for file_name in listing.keys() - self._listed.keys():
+        for file_name in listing - self._listed.keys():
             name = parse(file_name, self.rule)
             if name is not None:
+                assert name.file_name == file_name, (name, file_name)
                 self.is_shared = True
-                self._list(name, listing[file_name])
+                if not self._list(name):  # gone again
+                    self.counts["scans_missed"] += 1
         # A change within the clock's last tick looks like none.
         is_settled = time.time_ns() - changed_at > RACY_NS
         self._seen_at = changed_at if is_settled else 0
@@ -212,15 +400,15 @@ class FileStore:
             with suppress(OSError):
                 self._seen_at = os.stat(self._home).st_mtime_ns
 
-    def _list(self, name: FileName, entry: "os.DirEntry[str]") -> None:
+    def _list(self, name: FileName) -> bool:
+        """Take in a file of this name, if there is one; say whether there is."""
         try:
-            size = entry.stat(follow_symlinks=False).st_size
-        except OSError:  # gone again
-            self.counts["scans_missed"] += 1
-            return
-        assert name.file_name == entry.name, (name, entry.name)
-        self._listed[entry.name] = name
+            size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
+        except OSError:
+            return False
+        self._listed[name.file_name] = name
         self._index.add(name, _counted_bytes(size))
+        return True
 
     def _forget(self, name: FileName) -> None:
         self._index.discard(name)
@@ -251,18 +439,18 @@ class FileStore:
         if 0 <= self._now() - self._paused_at < PAUSE_S:
             self.counts["writes_refused_paused"] += 1
             return False
-        return self._under_lock(lambda counters: self._put(record, is_needed, counters))
+        return bool(self._under_lock(partial(self._put, record, is_needed)))
 
     def sweep(self) -> None:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
-        self._under_lock(lambda counters: self._sweep(counters, self.bytes_max))
+        self._under_lock(self._sweep)
 
     def remove(self, name: FileName) -> None:
         """Remove a file that cannot be used. What the directory holds is counted anew."""
 
-        def remove(counters: UsageCounters) -> bool:
+        def remove(counters: UsageCounters) -> None:
             self._remove(name)
-            return self._sweep(counters, self.bytes_max)
+            self._sweep(counters)
 
         self.counts["unusable_removed"] += 1
         self._under_lock(remove)
@@ -270,11 +458,10 @@ class FileStore:
     def drop(self, names: Collection[FileName]) -> None:
         """Remove files that something newer has replaced."""
 
-        def drop(counters: UsageCounters) -> bool:
+        def drop(counters: UsageCounters) -> None:
             freed = sum(self._remove(name) for name in names)
             counters.bytes_used = max(0, _bytes_used(counters) - freed)
             self._note_change(counters)
-            return True
 
         self.counts["replaced"] += len(names)
         self._under_lock(drop)
@@ -282,41 +469,39 @@ class FileStore:
     def clear(self) -> None:
         """Remove all files of this root; those of other roots stay."""
 
-        def remove(counters: UsageCounters) -> bool:
+        def remove(counters: UsageCounters) -> None:
             self.refresh()
             for name in list(self._listed.values()):
                 self._remove(name)
-            return self._sweep(counters, self.bytes_max)
+            self._sweep(counters)
 
         self._under_lock(remove)
         self._found = self._index
 
-    def _under_lock(self, act: Callable[[UsageCounters], bool]) -> bool:
+    def _under_lock(self, act: Callable[[UsageCounters], object]) -> object:
+        """Return what `act` does under the directory's lock; None where the disk refuses."""
         try:
             with locked_counters(self._directory, LOCK_WAIT_S_MAX) as counters:
                 if counters.was_damaged:
                     self.counts["ledgers_damaged"] += 1
                 self._counters_seen = counters
                 if counters.bytes_used is None:
-                    self._sweep(counters, self.bytes_max)
+                    self._sweep(counters)
                 return act(counters)
         except OSError as error:
-            self._pause(error)
-            return False
-
-    def _pause(self, error: OSError) -> None:
-        reason, remedy = _reason_of(error)
-        self.counts[f"writes_refused_{reason}"] += 1
-        self._paused_at = self._now()
-        text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
-        self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
+            reason, remedy = _reason_of(error)
+            self.counts[f"writes_refused_{reason}"] += 1
+            self._paused_at = self._now()
+            text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
+            self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
+        return None
 
     def _put(self, record: Record, is_needed: bool, counters: UsageCounters) -> bool:
         name = record.name
         for before in self.at(record.start):  # else what it hangs from could be swept first
             self._touch(before)
         known = self._as_good_as(name)
-        if any([self._touch(other) for other in known]) or self._finds(name):
+        if any([self._touch(other) for other in known]) or self._list(name):
             self.counts["writes_known"] += 1
             return True
         parts = encode(record)
@@ -338,16 +523,6 @@ class FileStore:
         self._listed[name.file_name] = name
         self._index.add(name, _counted_bytes(size))
         return True
-
-    def _finds(self, name: FileName) -> bool:
-        """Whether a file of this very name has come since the last look."""
-        try:
-            size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
-        except OSError:
-            return False
-        self._listed[name.file_name] = name
-        self._index.add(name, _counted_bytes(size))
-        return self._touch(name)
 
     def _write_charged(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
@@ -399,9 +574,9 @@ class FileStore:
 
     # ------------------------------------------------------------ sweeping
 
-    def _sweep(self, counters: UsageCounters, goal: int) -> bool:
+    def _sweep(self, counters: UsageCounters, goal: int | None = None) -> None:
         """Remove what is worth least until all roots hold at most `goal` bytes."""
-        files = list(self._stored())
+        goal, files = self.bytes_max if goal is None else goal, list(self._stored())
         used = sum(file.nbytes for file in files)
         if used > goal:
             goal = max(0, goal - int(self.bytes_max * SLACK))
@@ -418,7 +593,6 @@ class FileStore:
         counters.save()
         self._seen_at = 0
         self.refresh()
-        return True
 
     def _stored(self) -> Iterator[StoredFile]:
         """Yield the files of all roots; remove those that a writer left half done."""

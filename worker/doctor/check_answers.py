@@ -15,11 +15,9 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.worker.cache.block_hash import pack, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.extent_store import Extent
+from hearth.worker.cache.extent_store import Budget, Extent
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.disk.file_format import Record, decode, encode
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_format import FileKind, Record, decode, encode
 from hearth.worker.doctor.check_context import (
     ROOT,
     Answer,
@@ -42,12 +40,10 @@ from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequ
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates
-from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.kv.serialise_kv import (
-    arrays_of_rows,
-    arrays_of_state,
+    arrays_of,
     rows_from,
     state_from,
 )
@@ -200,12 +196,12 @@ class KeptConversation:
                 kept = self._rows(extent, FileKind.WINDOW, window)
                 store.set_window(extent, kept, extent.window_from)
             if isinstance(snapshot, LayerStates) and extent.end.arrival is extent:
-                arrays = self._through_file(extent, FileKind.STATE, arrays_of_state(snapshot))
+                arrays = self._through_file(extent, FileKind.STATE, arrays_of(snapshot))
                 store.set_snapshot(extent.end, state_from(arrays.arrays))
             yield
 
     def _rows(self, extent: Extent, kind: FileKind, rows: KVRows) -> KVRows:
-        return rows_from(self._through_file(extent, kind, arrays_of_rows(rows.layers)).arrays)
+        return rows_from(self._through_file(extent, kind, arrays_of(rows)).arrays)
 
     def _through_file(self, extent: Extent, kind: FileKind, arrays: Any) -> Record:
         record = Record(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.private_files import make_private
-from hearth.worker.disk.file_names import TEMP_PREFIX
-from hearth.worker.disk.shared_usage_counters import locked_counters
+from hearth.worker.disk.file_format import TEMP_PREFIX
+from hearth.worker.disk.file_store import locked_counters
 from hearth.worker.doctor.check_answers import bytes_needed
 from hearth.worker.doctor.check_context import (
     DEPTH_MIN,

@@ -12,25 +12,36 @@ from typing import Any
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, path_to
 from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pins
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
+from hearth.worker.cache.prefix_search import (
+    PrefixQuery,
+    ResumePlan,
+    line_of,
+    make_plan,
+    shared_cuts,
+    take_over_path,
+)
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
-from hearth.worker.kv.idle_work import IdleWork, SlotSteps
-from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
+from hearth.worker.kv.idle_work import IdleWork
+from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer, LiveSlot
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.memory_release import NOTHING, EncodedImages, MemoryRelease, Reason, Spared
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.memory_release import (
+    NOTHING,
+    EncodedImages,
+    MemoryRelease,
+    Reason,
+    Spared,
+    release_memory,
+)
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.kv.return_freed_memory import release_memory
+
+_NO_PLAN = ResumePlan.cold()
+_RAW = KeepRules(slots_max=1, chunk=1, is_exact=True)  # no rows are packed
 
 
 class KVManager:
@@ -56,7 +67,7 @@ class KVManager:
         self.store = ExtentStore(root, layers.layout, budget)
         self.uncached = NullKVManager(new_cache, layers, rules)  # of what is not to be kept
         self.pins = Pins(self.store, rules.keys)
-        self._layers = layers
+        self.layers = layers
         # Kept for one key: live KV, by the key's own root
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
@@ -65,17 +76,7 @@ class KVManager:
         )
         self.lines = LinePriorities()
         self.idle_bytes_max = 1 << 62  # of slots that no request uses
-        self.idle_work = IdleWork(
-            self.store,
-            self._slots,
-            layers,
-            self.lines,
-            lambda: self.rules,
-            SlotSteps(
-                *(self.plan, self.uncached.cold_bytes, self._fill),
-                lambda slots: self.memory.free(Reason.SLOTS, slots=slots),
-            ),
-        )
+        self.idle_work = IdleWork(self, self._slots)
         self.disk: DiskTier | None = None
         if disk_thread is not None:
             self.disk = DiskTier(self.store, layers, self.transfer.evictor, rules, disk_thread)
@@ -98,22 +99,27 @@ class KVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
         plan = self.plan(query)
-        if plan.slot is None and self._free_slot(query):
-            plan = self.plan(query)  # the slot may have held its beginning, and no room was found
+        if plan.slot is None and len(self._slots) >= self.rules.slots_max:
+            # What the least needed one held is kept, but not instead of what the prompt goes on
+            # from. It may have held the prompt's beginning, and no room was found.
+            first, *_ = self.memory.idle()  # not all of them run
+            self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
+            plan = self.plan(query)
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
         self.counts["vlm_retreat"] += plan.is_retreat
-        slot = self._fill(plan, query, self._line_of(plan, query), rows)
-        assert slot.line is not None
-        take_over_path(slot.line, plan, query, time.monotonic(), self.rules.ttl_s)
+        there = self._slots[plan.slot].line if plan.slot is not None else None
+        line = line_of(self.store, self.lines, plan, query, there)
+        slot = self.fill(plan, query, line, rows)
+        take_over_path(line, plan, query, time.monotonic(), self.rules.ttl_s)
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
-        slot.capacity = self._layers.reserve(slot.cache, rows)
+        slot.capacity = self.layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         if self.disk is not None:
-            self.disk.writer.begin(slot, query)
+            self.disk.begin(slot, query)
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
         assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
@@ -133,30 +139,30 @@ class KVManager:
         if is_canonical or not self.rules.is_exact:
             self.transfer.index(slot, start, end, name, is_canonical)
         if self.disk is not None:
-            self.disk.writer.note_read(slot)
+            self.disk.note_read(slot)
         self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
         """Before a decode step: make room for `rows` tokens; quantise where that is due."""
         assert slot.is_busy and rows > slot.position, (slot.is_busy, rows, slot.position)
         if rows > slot.capacity:
-            slot.capacity = self._layers.reserve(slot.cache, rows)
-        if slot.format is None and self.transfer.is_due(slot, rows):
+            slot.capacity = self.layers.reserve(slot.cache, rows)
+        if slot.format is None and self.rules.format_at(rows) is not None:
             self.transfer.quantise(slot, rows)
-            slot.capacity = self._layers.reserve(slot.cache, rows)
+            slot.capacity = self.layers.reserve(slot.cache, rows)
         assert slot.capacity >= rows, (slot.capacity, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         """Grow for `rows` and a draft's; return how many of these may come: none past packing."""
         self.grow(slot, rows)
-        if slot.format is None and self.transfer.is_due(slot, rows + draft_rows):
+        if slot.format is None and self.rules.format_at(rows + draft_rows) is not None:
             return 0
         self.grow(slot, rows + draft_rows)
         return draft_rows
 
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
-        self._layers.has_room = has_room
+        self.layers.has_room = has_room
 
     def release_too(self, images: EncodedImages) -> None:
         """Have encoded images go too where memory is needed."""
@@ -164,7 +170,8 @@ class KVManager:
 
     def lend_bytes(self, slot: LiveSlot) -> int:
         """Return how many bytes more are held once `lend` has copied."""
-        return self.transfer.give_up_bytes(slot)
+        tokens = sum(len(extent.tokens) for extent in self.transfer.held_only(slot))
+        return min(tokens * self.row_bytes(slot.format), self.store.budget.free_bytes)
 
     def lend(self, slot: LiveSlot) -> None:
         """Before the slot's cache is merged into a batch: copy out what only it holds."""
@@ -193,7 +200,7 @@ class KVManager:
         start = slot.joint.position
         assert start <= len(tokens), (start, len(tokens))
         is_whole = not ends_inside(slot.images, len(tokens))  # else nobody resumes there
-        if slot.line is not None and slot.joint.arrival is not None:
+        if slot.joint.arrival is not None:
             slot.joint.is_prompt_end |= is_prefilled
             is_own = slot.line.tip is None and slot.position > slot.system_end
             if is_prefilled or is_own:
@@ -223,15 +230,15 @@ class KVManager:
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
-        plan = self.plan(query)
-        held = 0
-        if plan.slot is not None:
-            slot = self._slots[plan.slot]
-            if slot.capacity >= rows:
-                return 0
-            held = self.slot_bytes(slot)
-        form = self.rules.format_at(rows)
-        return max(0, self._layers.slot_bytes(rows, form) - held)
+        return self.cost_of(self.plan(query), rows)
+
+    def cost_of(self, plan: ResumePlan, rows: int) -> int:
+        """Return how many bytes more are held once a plan's slot has room for `rows` tokens."""
+        slot = self._slots[plan.slot] if plan.slot is not None else None
+        if slot is not None and slot.capacity >= rows:
+            return 0
+        held = self.slot_bytes(slot) if slot is not None else 0
+        return max(0, self.uncached.cold_bytes(rows) - held)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
         """Return how many bytes of kept rows nobody needs any more once the prompt's slot has them.
@@ -303,9 +310,6 @@ class KVManager:
         """Give up a pin of `key`, "" = anyone's; say whether there was one."""
         return self.pins.drop(pin_id, key)
 
-    def pins_report(self, key: str = "") -> dict[str, Any]:
-        return self.pins.report(key)
-
     # ------------------------------------------------------------ the disk
 
     def recall(
@@ -336,13 +340,13 @@ class KVManager:
         """Return what `/v1/cache` reports of the disk; None where there is none."""
         if self.disk is None:
             return None
-        report, counts = self.disk.thread.report(), self.disk.counts + self.disk.writer.counts
+        report, counts = self.disk.thread.report(), +self.disk.counts  # those above 0
         return report | {"counts": report["counts"] | dict(counts)}
 
     def hand_over(self) -> None:
         """Give the disk's thread, at the end, what is not on disk and is gone on from."""
         if self.disk is not None:
-            self.disk.writer.write_rest(self._slots.values())
+            self.disk.write_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -352,25 +356,15 @@ class KVManager:
 
     def _check_in(self, slot: LiveSlot) -> None:
         if self.disk is not None:
-            self.disk.writer.end(slot)
+            self.disk.end(slot)
         assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
         self.store.changed()  # a prompt may go on in it
-        if slot.line is not None:
-            self.lines.end_turn(slot.line, slot.used_at)
+        self.lines.end_turn(slot.line, slot.used_at)
         self._give_up_surplus()
 
     # ------------------------------------------------------------ idle time
-
-    def open_spare(
-        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
-    ) -> LiveSlot | None:
-        """Check out a slot for idle work; see IdleWork."""
-        slot = self.idle_work.open(query, is_foreseen, has_room)
-        if slot is not None and self.disk is not None:
-            self.disk.writer.begin(slot, query)
-        return slot
 
     def close_spare(self, slot: LiveSlot) -> None:
         if slot.joint.is_dropped:
@@ -382,7 +376,7 @@ class KVManager:
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
         if self.disk is not None:
-            self.disk.writer.write_quiet(self._slots.values())
+            self.disk.write_quiet(self._slots.values())
         if idle_s and old:
             self.memory.free(Reason.SLOTS, slots=old)
         self.lines.forget({extent.line for extent in self.store.extents})
@@ -419,17 +413,15 @@ class KVManager:
         return list(self._slots.values())
 
     def slot_bytes(self, slot: LiveSlot) -> int:
-        return self._layers.nbytes(slot.cache)
+        return self.layers.nbytes(slot.cache)
 
     def row_bytes(self, form: QuantFormat | None) -> int:
         """Return what the rows of one token take in `form`."""
-        return self._layers.row_cost(form)[0]
+        return self.layers.row_cost(form)[0]
 
     # ------------------------------------------------------------ slots and lines
 
-    def _fill(
-        self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int
-    ) -> LiveSlot:
+    def fill(self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int) -> LiveSlot:
         """Return a busy slot that holds what the plan goes on from."""
         assert plan.position == 0 or self._is_good(plan), "a plan is carried out as it was made"
         self.store.changed()  # no other prompt goes on in its slot
@@ -451,32 +443,161 @@ class KVManager:
         self.transfer.quantise(slot, plan.position)
         return slot
 
-    def _free_slot(self, query: PrefixQuery) -> bool:
-        """Empty the idle slot that is least likely needed, where none is free; say whether so.
-
-        What it held is kept, but not instead of what the prompt goes on from.
-        """
-        if len(self._slots) < self.rules.slots_max:
-            return False
-        first, *_ = self.memory.idle()  # not all of them run
-        self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
-        return True
-
     def give_up(self, slot: LiveSlot, kept: Collection[Extent] | None = None) -> None:
         """Empty an idle slot, and copy out what only it holds: of `kept`, None = where it pays."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
         if self.disk is not None:
-            self.disk.writer.leave(slot)
+            self.disk.leave(slot)
         self.transfer.give_up_rows(slot, 0, kept)
         slot.cache = []
         del self._slots[slot.number]
 
-    def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
-        """Return the line that a request with this plan goes on with, or a new one."""
-        there = self._slots[plan.slot].line if plan.slot is not None else None
-        return line_of(self.store, self.lines, plan, query, there)
-
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
-        depth = self._layers.depth(slot.cache)
+        depth = self.layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
+
+
+class NullKVManager:
+    """The KV manager that keeps nothing: each request runs in an empty slot of its own.
+
+    With `layers` and `rules` requests compute what they would in `KVManager` from an empty cache:
+    slots grow and are packed alike. Without, nobody knows what a slot takes. Also what tests
+    compare a warm cache with. Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        new_cache: Callable[[], list[Any]],
+        layers: LayerMap | None = None,
+        rules: KeepRules = _RAW,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._images = EncodedImages()
+        self._new_cache = new_cache
+        self._layers = layers
+        self._rules = rules
+
+    @property
+    def uncached(self) -> "NullKVManager":
+        """The KV manager of requests that are not to be kept."""
+        return self
+
+    def plan(self, query: PrefixQuery) -> ResumePlan:
+        return _NO_PLAN
+
+    def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
+        self.counts["match_miss"] += 1
+        joint = Joint(PrefixHash(b""), 0)
+        slot = LiveSlot(0, self._new_cache(), joint, LinePriority(0, 0.0, 0.0))
+        self._fit(slot, 0, rows)
+        return slot, _NO_PLAN
+
+    def slot_cost(self, query: PrefixQuery, rows: int) -> int:
+        return self.cold_bytes(rows)
+
+    def copied_bytes(self, query: PrefixQuery) -> int:
+        return 0
+
+    def cold_bytes(self, rows: int) -> int:
+        """Return what an empty slot for `rows` tokens takes."""
+        form = self._rules.format_at(rows)
+        return 0 if self._layers is None else self._layers.slot_bytes(rows, form)
+
+    def unwritten_bytes(self, rows: int) -> int:
+        """Return what of that the first forward allocates: windows and states."""
+        return 0 if self._layers is None else self._layers.unwritten_bytes(rows)
+
+    def releasable(self, query: PrefixQuery | None = None) -> int:
+        return self._images.nbytes()
+
+    def release(
+        self,
+        nbytes: int,
+        query: PrefixQuery | None = None,
+        reason: Reason = Reason.MEMORY,
+    ) -> None:
+        if self._images.nbytes():  # a request that waits for memory asks at every step
+            self._images.release()
+
+    def recall(self, query: PrefixQuery, then: Callable[[Any], None]) -> None:
+        """There is nothing to wait for."""
+
+    def take_in(self, records: Sequence[Any], query: PrefixQuery) -> int:
+        return 0
+
+    def commit(
+        self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
+    ) -> None:
+        slot.tokens = tokens
+        self._quantise(slot, len(tokens))
+
+    def grow(self, slot: LiveSlot, rows: int) -> None:
+        self._fit(slot, rows, rows)
+
+    def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        self.grow(slot, rows)
+        if slot.format is None and self._rules.format_at(rows + draft_rows) is not None:
+            return 0  # rows are packed from amid the draft on
+        self.grow(slot, rows + draft_rows)
+        return draft_rows
+
+    def limit_growth(self, has_room: Callable[[int], bool]) -> None:
+        """Slots of requests that keep nothing share the layer map, which was told."""
+
+    def release_too(self, images: EncodedImages) -> None:
+        self._images = images
+
+    def lend(self, slot: LiveSlot) -> None:
+        slot.cache, slot.capacity = [], 0
+
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        slot.cache = cache
+
+    def lend_bytes(self, slot: LiveSlot) -> int:
+        return 0
+
+    def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
+        """The slot's memory goes with it."""
+
+    def pin(self, slot: LiveSlot, pin_id: str, key: str) -> None:
+        """Raises: RequestError: always."""
+        raise RequestError(
+            "Nothing can be pinned: this model's KV is not kept. Prompts are read anew each time.",
+            code="not_kept",
+        )
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        return False
+
+    def hand_over(self) -> None:
+        """Nothing is on its way to disk."""
+
+    def shut(self, flush_s: float) -> None:
+        """No thread runs."""
+
+    def sweep(self) -> bool:
+        return False
+
+    def clear(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def slots(self) -> Sequence[LiveSlot]:
+        return []
+
+    def _fit(self, slot: LiveSlot, position: int, rows: int) -> None:
+        """Pack the slot's rows, where `position` tokens are enough, and make room for `rows`."""
+        is_packed_now = self._quantise(slot, position)
+        if self._layers is not None and (is_packed_now or rows > slot.capacity):
+            slot.capacity = self._layers.reserve(slot.cache, rows)
+            assert slot.capacity >= rows, (slot.capacity, rows)
+
+    def _quantise(self, slot: LiveSlot, position: int) -> bool:
+        """Pack the slot's rows once there are enough; say whether they were packed now."""
+        form = self._rules.format_at(position)
+        if form is None or slot.format is not None or self._layers is None:
+            return False
+        self._layers.quantise(slot.cache, form)
+        slot.format = form
+        return True

@@ -1,29 +1,94 @@
-"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true."""
+"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true.
+
+Live slots are the contiguous caches that sequences run in.
+"""
 
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, path_to
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.extent_store import (
+    Extent,
+    ExtentStore,
+    Joint,
+    KVArrays,
+    path_to,
+    within_window,
+)
+from hearth.worker.cache.image_keys import ImageRun
+from hearth.worker.cache.prefix_search import ResumePlan, SlotView
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import (
-    KVRows,
     LayerRows,
     LayerStates,
     PackedFormat,
     QuantFormat,
+    as_rows,
 )
+
+
+@dataclass(eq=False, slots=True)
+class LiveSlot:
+    """One live cache.
+
+    Invariants: the layers hold exactly `tokens`; `held_extents` are extents along `tokens` whose
+    rows are this slot's; its KV is canonical up to `canonical_to`.
+    Owner: the inference thread.
+    """
+
+    number: int
+    cache: list[Any]  # empty while its rows are in a batch, or in no one's
+    joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
+    line: LinePriority
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
+    canonical_cuts: list[int] = field(default_factory=list)  # of its canonical prefill
+    held_extents: list[Extent] = field(default_factory=list)
+    lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
+    floor: int = 0  # it cannot be taken back further than this
+    is_busy: bool = True
+    is_spare: bool = False  # filled by idle work: the first to be given away
+    is_settled: bool = False  # idle work has nothing left to do for it
+    idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
+    capacity: int = 0  # tokens that fit without a copy
+    format: QuantFormat | None = None  # of its rows
+    adapter: str = ""  # that its rows were computed with, as its root's queries say
+    used_at: float = 0.0
+    system_end: int = 0  # of the prompt that it was opened for ...
+    cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end
+    cold_point: Joint | None = None  # amid its reading, on disk in case the worker is killed
+    root: Joint = field(init=False)  # what the names of its prefixes begin with
+
+    def __post_init__(self) -> None:
+        self.root = self.joint
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def canonical_to(self) -> int:
+        return self.canonical_cuts[-1] if self.canonical_cuts else 0
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether a prefill of its tokens would have written the very same."""
+        return self.position == self.canonical_to
+
+    def view(self) -> SlotView:
+        cuts = tuple(self.canonical_cuts)
+        return SlotView(self.number, self.tokens, cuts, self.floor, self.root.name)
 
 
 class IdleMode(Enum):
@@ -97,7 +162,7 @@ class KVTransfer:
         if slot.joint.is_dropped:
             self.counts["commits_detached"] += 1
             return
-        assert slot.line is not None and slot.joint.position == start, (slot.joint.position, start)
+        assert slot.joint.position == start, (slot.joint.position, start)
         assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
         joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
@@ -125,7 +190,7 @@ class KVTransfer:
         window = self._layers.layout.window
         if not window or extent.window is not None:
             return
-        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        count = min(len(extent.tokens), window, self._layers.window_held(slot.cache))
         nbytes = self._layers.window_bytes(count)
         if count and self.has_room_at(extent.end, nbytes, self._layers.window_buffers):
             rows = self._layers.copy_window(slot.cache, count)
@@ -180,20 +245,12 @@ class KVTransfer:
 
         Those of `spared`, and pinned ones, are left out: others count them.
         """
-        found: dict[Extent, None] = {}
-        for slot in self._slots.values():
-            for extent in path_to(slot.joint) if slot.is_busy else ():
-                if not (extent.holders or extent.pinned):
-                    found[extent] = None
-        bodies = (extent.body for extent in found if extent not in spared)
-        return sum(body.nbytes for body in bodies if body is not None)
-
-    def give_up_bytes(self, slot: LiveSlot) -> int:
-        """Return how many bytes more are held once all that only the slot has is copied out."""
-        tokens = sum(len(extent.tokens) for extent in self.held_only(slot))
-        budget = self.store.budget
-        room = max(0, budget.bytes_max - budget.bytes_used)
-        return min(tokens * self._layers.row_cost(slot.format)[0], room)
+        busy = (slot.joint for slot in self._slots.values() if slot.is_busy)
+        bodies = {
+            e: e.body for joint in busy for e in path_to(joint) if not (e.holders or e.pinned)
+        }
+        kept = (body for extent, body in bodies.items() if extent not in spared)
+        return sum(body.nbytes for body in kept if body is not None)
 
     def held_only(self, slot: LiveSlot, path: Collection[Extent] | None = None) -> list[Extent]:
         """Return the runs of a path whose rows only this slot has; of all that it holds."""
@@ -233,25 +290,22 @@ class KVTransfer:
         slot.joint = slot.root
         slot.joint.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
-        if slot.format is not None and first_cut and not self.is_due(slot, first_cut):
+        if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
             slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
-        start = 0
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
-        for end, name in zip(slot.canonical_cuts, names, strict=True):
+        runs = pairwise([0, *slot.canonical_cuts])
+        for (start, end), name in zip(runs, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
-            start = end
 
     # ------------------------------------------------------------ what is pinned
 
     def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
         """Return the bytes and buffers that `complete` would copy."""
-        nbytes = buffers = 0
-        for extent in self._slot_only(path):
-            row_bytes, arrays = self._layers.row_cost(self._slots[min(extent.holders)].format)
-            nbytes, buffers = nbytes + len(extent.tokens) * row_bytes, buffers + arrays
-        for extent, start in self._missing_windows(slot, path):
-            nbytes += self._layers.window_bytes(extent.end.position - start)
-            buffers += self._layers.window_buffers
+        rows, windows = self._slot_only(path), self._missing_windows(slot, path)
+        costs = [self._layers.row_cost(self._slots[min(e.holders)].format) for e in rows]
+        nbytes = sum(len(e.tokens) * cost for e, (cost, _) in zip(rows, costs, strict=True))
+        nbytes += self._layers.window_bytes(sum(e.end.position - start for e, start in windows))
+        buffers = sum(arrays for _, arrays in costs) + len(windows) * self._layers.window_buffers
         if self._layers.layout.has_state and path[-1].end.snapshot is None:
             nbytes += self._layers.state_bytes
             buffers += self._layers.state_buffers
@@ -284,10 +338,9 @@ class KVTransfer:
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
         """Return where the window that ends with the path lacks rows: an extent, and from where."""
-        window = self._layers.layout.window
-        back_to = slot.position - window
-        near = [extent for extent in path if window and extent.end.position > back_to]
-        lacking = [extent for extent in near if not extent.window_covers(back_to)]
+        back_to, end = slot.position - self._layers.layout.window, path[-1].end
+        near = reversed(within_window(end, end.position - back_to))
+        lacking = (extent for extent in near if not extent.window_covers(back_to))
         return [(extent, max(extent.start.position, back_to)) for extent in lacking]
 
     # ------------------------------------------------------------ into a slot
@@ -325,7 +378,9 @@ class KVTransfer:
         state = plan.path[-1].end.snapshot
         self._put_windows_and_states(slot, plan, self._window_runs(plan), state)
         self.counts["restored_tokens"] += plan.position
-        slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
+        sound = _sound_to(plan)
+        canonical = takewhile(lambda e: e.is_canonical and e.end.position <= sound, plan.path)
+        slot.canonical_cuts = [extent.end.position for extent in canonical]
         self._set_position(slot, plan)
 
     def copied_bytes(self, plan: ResumePlan) -> int:
@@ -351,36 +406,30 @@ class KVTransfer:
         slot.joint.pins -= slot.is_busy
 
     def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
-        """Return the rows along the path in as few runs as possible.
+        """Return the rows along the path in as few runs as possible: of one slot at once.
 
         Views into other slots are among them: they must be read before those slots write.
         """
-        row_runs: list[tuple[LayerRows, ...]] = []
-        run: tuple[int, int, int] | None = None  # slot, start, end: rows still in a live slot
-        for extent in plan.path:
-            start, end = extent.start.position, min(extent.end.position, plan.position)
-            number = min(extent.holders) if extent.body is None else None
-            if run is not None and number == run[0]:
-                run = (run[0], run[1], end)
+        row_runs = []
+        for number, group in groupby(
+            plan.path, lambda e: min(e.holders) if e.body is None else None
+        ):
+            extents = list(group)
+            if number is not None:
+                start, end = extents[0].start.position, extents[-1].end.position
+                cache = self._slots[number].cache
+                row_runs.append(self._layers.rows(cache, start, min(end, plan.position)))
                 continue
-            if run is not None:
-                row_runs.append(self._slot_rows(*run))
-            run = (number, start, end) if number is not None else None
-            if extent.body is not None:
-                body = _as_rows(extent.body)
-                row_runs.append(self._layers.kept_rows(body, end - start))
-        if run is not None:
-            row_runs.append(self._slot_rows(*run))
+            for extent in extents:
+                count = min(extent.end.position, plan.position) - extent.start.position
+                row_runs.append(self._layers.kept_rows(as_rows(extent.body), count))
         return row_runs
-
-    def _slot_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
-        return self._layers.rows(self._slots[number].cache, start, end)
 
     def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
         """Whether an extent's rows are in `form`, so that a slot of it holds them unchanged."""
         if extent.body is None:
             return self._slots[min(extent.holders)].format == form
-        formats = _as_rows(extent.body).formats
+        formats = as_rows(extent.body).formats
         return form in formats and formats <= {None, form}
 
     def _window_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
@@ -391,7 +440,7 @@ class KVTransfer:
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
                 assert extent.window is not None, "the prefix search looked"
-                row_runs.append(self._layers.kept_rows(_as_rows(extent.window)))
+                row_runs.append(self._layers.kept_rows(as_rows(extent.window)))
         return row_runs
 
     def _put_windows_and_states(
@@ -408,12 +457,6 @@ class KVTransfer:
             assert isinstance(state, LayerStates), "the prefix search looked"
             self._layers.put_state(slot.cache, state)
 
-    # ------------------------------------------------------------ running quantisation
-
-    def is_due(self, slot: LiveSlot, position: int) -> bool:
-        """Whether a live slot's rows are quantised once it has so many tokens."""
-        return self.rules.format_at(position) is not None
-
     def quantise(self, slot: LiveSlot, position: int) -> None:
         """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
         form = self.rules.format_at(position)
@@ -424,22 +467,7 @@ class KVTransfer:
         slot.format, slot.floor = form, position
 
 
-def _as_rows(part: KVArrays) -> KVRows:
-    assert isinstance(part, KVRows)
-    return part
-
-
 def _sound_to(plan: ResumePlan) -> int:
     """Return the last position at which a cut may count: a fast state's is none."""
     end = plan.path[-1].end
     return plan.position - (end.position == plan.position and end.is_snapshot_fast)
-
-
-def _canonical_cuts(path: Sequence[Extent], position: int) -> list[int]:
-    """Return the ends of the canonical extents at the path's beginning."""
-    cuts = []
-    for extent in path:
-        if not extent.is_canonical or extent.end.position > position:
-            break
-        cuts.append(extent.end.position)
-    return cuts

@@ -1,4 +1,4 @@
-"""Takes rows and states out of each kind of cache layer, and puts them back.
+"""Takes rows and states out of each kind of cache layer, puts them back, and takes forwards back.
 
 Kinds are known by the classes of the caches that the model makes, by name and attributes, since
 mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
@@ -18,7 +18,6 @@ from hearth.worker.kv.quantise_kv import (
     KVRows,
     LayerRows,
     LayerStates,
-    MisfitRows,
     PackedFormat,
     QuantFormat,
     put_rows,
@@ -41,6 +40,9 @@ KINDS: Final = {
     "ArraysCache": STATES,
     "MambaCache": STATES,
 }
+
+
+PLAIN: Final = "KVCache"  # whose rows can be moved
 
 
 class UnknownCache(Exception):
@@ -69,10 +71,12 @@ class LayerMap:
         self._states = [[_kind_of_part(a) for a in leaf.cache] for leaf in states]
         if len(set(self._window_sizes)) > 1:
             raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
-        self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
+        window_rows = [array for leaf in windows for array in rows_of(leaf).arrays]
+        self._window_row_bytes = sum(array.nbytes // array.shape[2] for array in window_rows)
         self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
         self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
+        self.window_buffers = 2 * len(windows)
         self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
         self.state_buffers = sum(len(leaf.cache) for leaf in states)
         self.layout = Layout(
@@ -125,10 +129,6 @@ class LayerMap:
             for parts, own in zip(found, self._states, strict=True)
         )
 
-    @property
-    def window_buffers(self) -> int:
-        return 2 * len(self._window_sizes)
-
     def window_bytes(self, tokens: int) -> int:
         return tokens * self._window_row_bytes
 
@@ -178,14 +178,11 @@ class LayerMap:
         for number, leaf in enumerate(_of_kind(cache, ROWS)):
             form = _format(leaf)
             layer = [run[number].converted(form) for run in row_runs]
-            arrays = []
-            for index in range(len(layer[0].arrays)):
-                parts = [run.arrays[index] for run in layer]
+            spare, arrays = max(rows, position) - position, []
+            for parts in zip(*(run.arrays for run in layer), strict=True):
                 count = sum(part.shape[2] for part in parts)
                 assert count == position, (count, position)
-                shape = list(parts[0].shape)
-                shape[2] = max(rows, position) - position
-                arrays.append(mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2))
+                arrays.append(_joined(parts, spare))
             put_rows(leaf, LayerRows(tuple(arrays), layer[0].format))
             leaf.offset = position
             mx.eval(arrays)
@@ -198,9 +195,12 @@ class LayerMap:
         room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
             if leaf.keys is None:
-                _presize(leaf, shapes, rounded(rows))
+                tokens = rounded(rows)
+                empty = tuple(mx.zeros((*at[:2], tokens, at[3]), dtype) for at, dtype in shapes)
+                put_rows(leaf, LayerRows(empty).converted(_format(leaf)))
+                leaf.offset = 0
                 mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
-                room = min(room, rounded(rows))
+                room = min(room, tokens)
                 continue
             old = rows_of(leaf)
             capacity = old.arrays[0].shape[2]
@@ -208,14 +208,10 @@ class LayerMap:
                 room = min(room, capacity)
                 continue
             wanted = wanted or self._grown(capacity, rows, old.format)
-            room = min(room, wanted)
-            spare = wanted - leaf.offset
-            arrays = []
-            for array in old.part(0, leaf.offset).arrays:
-                zeros = mx.zeros((*array.shape[:2], spare, array.shape[3]), array.dtype)
-                arrays.append(mx.concatenate([array, zeros], axis=2))
+            room, held = min(room, wanted), old.part(0, leaf.offset).arrays
+            arrays = [_joined([array], wanted - leaf.offset) for array in held]
             put_rows(leaf, LayerRows(tuple(arrays), old.format))
-            del old
+            del old, held
             mx.eval(arrays)
         assert room >= rows, (room, rows)
         return room
@@ -262,10 +258,6 @@ class LayerMap:
         windows = _of_kind(cache, WINDOWS)
         return min((min(_held(leaf), _size(leaf)) for leaf in windows), default=0)
 
-    def window_count(self, cache: list[Any], tokens: int) -> int:
-        """Return of how many of the last `tokens` tokens window rows can be kept."""
-        return min(tokens, self.layout.window, self.window_held(cache))
-
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
@@ -275,12 +267,11 @@ class LayerMap:
         """
         for number, leaf in enumerate(_of_kind(cache, WINDOWS)):
             wanted = min(position, _size(leaf))
-            layer = [run[number].converted(None) for run in row_runs]
-            arrays = []
-            for index in range(2):
-                joined = mx.concatenate([run.arrays[index] for run in layer], axis=2)
-                assert joined.shape[2] >= wanted, (joined.shape, wanted)
-                arrays.append(mx.contiguous(joined[..., joined.shape[2] - wanted :, :]))
+            layer = [run[number].converted(None).arrays for run in row_runs]
+            joined = [mx.concatenate(list(parts), axis=2) for parts in zip(*layer, strict=True)]
+            held = joined[0].shape[2]
+            assert held >= wanted, (held, wanted)
+            arrays = [mx.contiguous(rows[..., held - wanted :, :]) for rows in joined]
             leaf.keys, leaf.values = arrays
             leaf.offset = position
             if is_ring(leaf):
@@ -293,11 +284,12 @@ class LayerMap:
 
     def take_state(self, cache: list[Any]) -> LayerStates:
         """Return the states as they are now. Free: a later forward makes new arrays."""
-        layers = []
-        for leaf in _of_kind(cache, STATES):
-            layers.append(tuple(None if a is None else mx.contiguous(a) for a in leaf.cache))
+        layers = tuple(
+            tuple(None if array is None else mx.contiguous(array) for array in leaf.cache)
+            for leaf in _of_kind(cache, STATES)
+        )
         mx.eval(layers)
-        return LayerStates(tuple(layers))
+        return LayerStates(layers)
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         for leaf, arrays in zip(_of_kind(cache, STATES), state.layers, strict=True):
@@ -395,12 +387,7 @@ def _are_rows(
     """Return whether rows are those of layers with these shapes, of so many tokens."""
     if len(kept.layers) != len(shapes):
         return False
-    try:
-        found = [
-            part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)
-        ]
-    except MisfitRows:
-        return False
+    found = [part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)]
     expected = [part for layer in shapes for part in layer]
     return found == [((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in expected]
 
@@ -409,20 +396,15 @@ def _kind_of_part(array: mx.array | None) -> tuple[tuple[int, ...], mx.Dtype] | 
     return None if array is None else (array.shape, array.dtype)
 
 
-def _row_bytes(leaf: Any) -> int:
-    arrays = rows_of(leaf).arrays
-    return sum(array.nbytes // array.shape[2] for array in arrays)
-
-
-def _presize(leaf: Any, shapes: list[tuple[tuple[int, ...], mx.Dtype]], rows: int) -> None:
-    zeros = tuple(mx.zeros((*shape[:2], rows, shape[3]), dtype) for shape, dtype in shapes)
-    put_rows(leaf, LayerRows(zeros).converted(_format(leaf)))
-    leaf.offset = 0
-
-
 def rounded(rows: int) -> int:
     """Return for how many tokens a new buffer has room that is to hold `rows`."""
     return -(-rows // STEP) * STEP
+
+
+def _joined(parts: Sequence[mx.array], spare: int) -> mx.array:
+    """Return rows one behind the other, and room for `spare` more. Lazy."""
+    batch, heads, _, width = parts[0].shape
+    return mx.concatenate([*parts, mx.zeros((batch, heads, spare, width), parts[0].dtype)], axis=2)
 
 
 def _in_order(leaf: Any, array: mx.array) -> mx.array:
@@ -444,3 +426,99 @@ def _evaluated(views: Sequence[LayerRows]) -> KVRows:
     )
     mx.eval([array for rows in kept for array in rows.arrays])
     return KVRows(kept)
+
+
+# ---------------------------------------------------------------- taking a forward back
+
+
+def can_rewind(cache: Sequence[Any]) -> bool:
+    """Return whether every layer of a model's `cache` is of a kind that can be taken back."""
+    return all(kind_of(leaf) is not None for leaf in leaves(cache))
+
+
+class RewindPoint:
+    """Where a live cache stands before a forward of several rows, whose last tokens may go again.
+
+    It holds good until the next forward, and `cut` and `back` may follow each other meanwhile.
+    Nothing is copied but the few rows of a branch, which move to where they belong. Else rows of
+    every token are cut, a window that a forward of several rows made anew loses its last rows, and
+    a state is the array that it was before. What a window or a state kept of single tokens is
+    overwritten in place, so that no more than one forward is taken back.
+    """
+
+    def __init__(self, cache: Sequence[Any]) -> None:
+        self._leaves = list(leaves(cache))
+        self._states = {
+            number: list(leaf.cache)
+            for number, leaf in enumerate(self._leaves)
+            if kind_of(leaf) == STATES
+        }
+        self._windows = {
+            number: (leaf.keys, leaf.values, leaf.offset, leaf._idx)
+            for number, leaf in enumerate(self._leaves)
+            if self._states and kind_of(leaf) == WINDOWS and is_ring(leaf)
+        }
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether any number of the forward's rows can be cut: no layer keeps a state."""
+        return not self._states
+
+    def cut(self, rows: int) -> None:
+        """Leave out the last `rows` of the forward, not all of it, which had two at least."""
+        assert self.keeps_rows, "a state is of all rows"
+        for leaf in self._leaves:
+            _cut(leaf, rows)
+
+    def pick(self, rows: int, path: Sequence[int]) -> None:
+        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+
+        Where that is not their beginning, every layer keeps plain rows.
+        """
+        assert list(path) == sorted(set(path)), path
+        if list(path) != list(range(len(path))):
+            _move(self._leaves, rows, path)
+        self.cut(rows - len(path))
+
+    def back(self, rows: int) -> None:
+        """Leave out the whole forward, which had `rows`."""
+        assert not self.keeps_rows, "rows are cut"
+        for number, leaf in enumerate(self._leaves):
+            if number in self._states:
+                leaf.cache = list(self._states[number])
+            elif number in self._windows:
+                leaf.keys, leaf.values, leaf.offset, leaf._idx = self._windows[number]
+            else:
+                leaf.trim(rows)
+
+
+def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
+    """Move those of the last `rows` that `path` names to the front of them, in order."""
+    assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
+    found = mx.array(list(path))
+    moved = [
+        tuple(
+            mx.take(array[..., leaf.offset - rows : leaf.offset, :], found, axis=2)
+            for array in (leaf.keys, leaf.values)
+        )
+        for leaf in layers
+    ]
+    # Evaluated first: a buffer that something lazy still reads is copied where it is written.
+    mx.eval(moved)
+    for leaf, (keys, values) in zip(layers, moved, strict=True):
+        start = leaf.offset - rows
+        leaf.keys[..., start : start + len(path), :] = keys
+        leaf.values[..., start : start + len(path), :] = values
+
+
+def _cut(leaf: Any, rows: int) -> None:
+    if kind_of(leaf) != WINDOWS or not is_ring(leaf):
+        taken = leaf.trim(rows)
+        assert taken == rows, (type(leaf).__name__, taken, rows)
+        return
+    # A forward of n rows leaves n - 1 more than the window has, in order: what is cut is spare.
+    held = leaf.keys.shape[2]
+    assert leaf._idx == held > rows, (leaf._idx, held, rows)
+    leaf.keys, leaf.values = leaf.keys[..., : held - rows, :], leaf.values[..., : held - rows, :]
+    leaf.offset -= rows
+    leaf._idx -= rows

@@ -4,19 +4,23 @@ Who asks says how many bytes and for what reason; the reason says what may go. W
 one ranking for all (`Evictor.free`), which docs/cache.md has on a page.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import mlx.core as mx
 
 from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Gone, Rank
-from hearth.worker.cache.extent_store import Extent
+from hearth.worker.cache.extent_store import Extent, within_window
 from hearth.worker.cache.pinned_prompts import Pin
-from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.cache.prefix_search import ResumePlan
+from hearth.worker.kv.kv_transfer import LiveSlot
+
+_LIBC: Final = ctypes.CDLL(None)
 
 
 class Reason(Enum):
@@ -30,10 +34,26 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """What is kept of encoded images; who needs one again has it encoded again."""
+    """What is kept of encoded images; who needs one again has it encoded again.
+
+    All those that no prompt is amid go at once.
+    """
 
     nbytes: Callable[[], int] = lambda: 0  # that may go now
     release: Callable[[], object] = lambda: None
+    run: None = None
+    kind: str = "images"
+
+    def is_there(self) -> bool:
+        return self.nbytes() > 0
+
+    def rank(self, evictor: Evictor, now: float) -> Rank:
+        return NEEDLESS, 1.0
+
+    def evict(self, evictor: Evictor) -> Gone:
+        nbytes = self.nbytes()
+        self.release()
+        return Gone(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +67,8 @@ class Spared:
     def of(cls, plan: ResumePlan, window: int) -> "Spared":
         """Return what a plan needs: of states the last, of windows those that it looks back to."""
         path = plan.path
-        back_to = path[-1].end.position - window if path else 0
-        near = tuple(e for e in path if e.window is not None and e.end.position > back_to)
+        looked_at = within_window(path[-1].end, window) if path else ()
+        near = tuple(extent for extent in looked_at if extent.window is not None)
         last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
         return cls(Pin("", path, near, last), plan.slot)
 
@@ -75,11 +95,11 @@ class MemoryRelease:
         self.slot_bytes = slot_bytes
         self.give_up = give_up
         self.images = EncodedImages()
-        self._slots = slots
+        self.slots = slots
 
     def idle(self, spared: Spared = NOTHING) -> list[LiveSlot]:
         """Return the slots that no request uses, but for the spared one: the least needed first."""
-        idle = (s for s in self._slots.values() if not s.is_busy and s.number != spared.slot)
+        idle = (s for s in self.slots.values() if not s.is_busy and s.number != spared.slot)
         return sorted(idle, key=_need)
 
     def free(
@@ -112,7 +132,7 @@ class MemoryRelease:
         spared.pin.mark(1)
         try:
             if needs_memory:
-                candidates += [*evictor.kept_parts(), _Images(self.images)]
+                candidates += [*evictor.kept_parts(), self.images]
             elif reason is Reason.AGE:  # what a slot has that goes too goes with it
                 candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
             freed = evictor.free(
@@ -127,9 +147,6 @@ class MemoryRelease:
             mx.clear_cache()
         return freed
 
-    def is_there(self, slot: LiveSlot) -> bool:
-        return self._slots.get(slot.number) is slot and not slot.is_busy
-
 
 def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
     """Rank a slot by last use: a copy brings it back, so that it matters who comes next.
@@ -137,8 +154,7 @@ def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
     That is an agent amid its turns, not the one that waits for it, however much likelier the latter
     comes at all. A title or a topic check comes once.
     """
-    is_side = slot.line is not None and slot.line.is_side
-    return (not slot.is_spare, not is_side, slot.used_at)
+    return (not slot.is_spare, not slot.line.is_side, slot.used_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +176,8 @@ class _Slot:
         return self.slot.joint.arrival if self.reason is not Reason.SLOTS else None
 
     def is_there(self) -> bool:
-        return self.memory.is_there(self.slot)
+        is_held = self.memory.slots.get(self.slot.number) is self.slot
+        return is_held and not self.slot.is_busy
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return (LIVE, *_need(self.slot))
@@ -181,21 +198,12 @@ class _Slot:
         return Gone(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
 
 
-@dataclass(frozen=True, slots=True)
-class _Images:
-    """All encoded images that no prompt is amid."""
+def release_memory() -> None:
+    """Return to the system the memory that MLX and malloc keep for later. Takes milliseconds.
 
-    images: EncodedImages
-    run: None = None
-    kind: str = "images"
-
-    def is_there(self) -> bool:
-        return self.images.nbytes() > 0
-
-    def rank(self, evictor: Evictor, now: float) -> Rank:
-        return NEEDLESS, 1.0
-
-    def evict(self, evictor: Evictor) -> Gone:
-        nbytes = self.images.nbytes()
-        self.images.release()
-        return Gone(nbytes)
+    On a CPU MLX's arrays come from malloc, and glibc keeps what lies between blocks that live: a
+    worker that has served long answers held 110 MB of an empty cache. Only glibc has malloc_trim.
+    """
+    mx.clear_cache()
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)

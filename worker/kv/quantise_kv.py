@@ -1,75 +1,49 @@
-"""Packs rows of KV in fewer bits and unpacks them: what a packing is, and MLX's own affine one."""
+"""Packs rows of KV in fewer bits and unpacks them: by MLX's own affine packing, or by TurboQuant.
 
+Owner: the inference thread.
+"""
+
+import hashlib
+import math
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from functools import cache
+from typing import Any, ClassVar, Final
 
 import mlx.core as mx
+import numpy as np
+
+from hearth.shared.machine import VISION_REMEDY, has_vision
 
 RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # of keys and values, (batch, heads, tokens, n)
 
 WORD_BITS: Final = 32  # packed elements lie in words of so many
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # what `mx.quantize` packs
 AFFINE_GROUP_SIZES: Final = (32, 64, 128)
+WIDTH_STEP: Final = 32  # elements: whole words, so that an array's width tells a row's
+WIDTH_MAX: Final = 1024  # elements: a row is one thread group of mlx-vlm's Metal kernels
+BITS_MIN: Final = 2
+BITS_MAX: Final = 8
 
 
 class MisfitRows(Exception):
     """Arrays are not what their format says."""
 
 
-class PackedFormat(Protocol):
-    """How the rows of a layer are packed. Equal formats read each other's arrays."""
-
-    @property
-    def bits(self) -> float:
-        """Bits of an element, without what a group or a row of them shares."""
-
-    @property
-    def scheme(self) -> str:
-        """The word for it in KV_QUANT_SCHEME."""
-
-    @property
-    def array_count(self) -> int:
-        """How many arrays a layer has, half of them of the keys."""
-
-    def fits(self, arrays: tuple[mx.array, ...]) -> bool:
-        """Whether rows of these widths can be packed so."""
-
-    def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
-        """Return keys and values packed; None where their values do not allow it."""
-
-    def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-        """Return keys and values as they were, but for what packing lost."""
-
-    def label(self, arrays: tuple[mx.array, ...]) -> str:
-        """Return what a file calls this format."""
-
-    def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
-        """Return the shapes of keys and values once they are unpacked; nothing is computed.
-
-        Raises:
-            MisfitRows: the arrays are not in this format.
-        """
-
-    def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
-        """Return the types of keys and values once they are unpacked."""
-
-
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """The bits and the group size in which MLX packs rows: six arrays a layer."""
+    """The bits and the group size in which MLX packs rows: six arrays a layer.
+
+    Bits are those of an element, without what a group shares; `scheme` is the word for the format
+    in KV_QUANT_SCHEME, `array_count` how many arrays a layer has, half of them of the keys.
+    """
 
     bits: int  # 4 or 8
     group_size: int  # elements of a row that share scale and bias
-
-    @property
-    def scheme(self) -> str:
-        return "uniform"
-
-    @property
-    def array_count(self) -> int:
-        return 6
+    scheme: ClassVar[str] = "uniform"
+    array_count: ClassVar[int] = 6
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
+        """Whether rows of these widths can be packed so."""
         return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
@@ -79,6 +53,7 @@ class QuantFormat:
         return tuple(part for parts in packed for part in parts)
 
     def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        """Return keys and values as they were, but for what packing lost."""
         size, bits = self.group_size, self.bits
         return tuple(
             mx.dequantize(words, scales, biases, group_size=size, bits=bits)
@@ -86,15 +61,22 @@ class QuantFormat:
         )
 
     def label(self, arrays: tuple[mx.array, ...]) -> str:
+        """Return what a file calls this format."""
         return f"{self.bits}x{self.group_size}"
 
     def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
+        """Return the shapes of keys and values once they are unpacked; nothing is computed.
+
+        Raises:
+            MisfitRows: the arrays are not in this format.
+        """
         if self.bits not in AFFINE_BITS or self.group_size not in AFFINE_GROUP_SIZES:
             raise MisfitRows(f"{self.bits} bits in groups of {self.group_size} are not known")
         keys, values = (self._shape(*half) for half in (arrays[:3], arrays[3:]))
         return keys, values
 
     def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
+        """Return the types of keys and values once they are unpacked."""
         return arrays[1].dtype, arrays[4].dtype  # of the scales
 
     def _shape(self, words: mx.array, scales: mx.array, biases: mx.array) -> tuple[int, ...]:
@@ -106,6 +88,69 @@ class QuantFormat:
         if scales.shape != biases.shape or scales.dtype != biases.dtype:
             raise MisfitRows(f"scales of {scales.shape} and biases of {biases.shape}")
         return (*words.shape[:-1], width)
+
+
+@dataclass(frozen=True, slots=True)
+class TurboFormat:
+    """Rows packed by mlx-vlm's TurboQuant: rotated, rounded to a codebook, with their lengths.
+
+    This module alone uses mlx-vlm's code for it, and its public names only. That code keeps no
+    record of how it rotates and rounds: both follow from the bits, the widths, a fixed seed and the
+    versions of mlx-vlm and numpy. What is written therefore carries a fingerprint of them, and rows
+    of another are not read.
+    The bits, by which the keys' are rounded down and the values' up, and the type of raw rows.
+
+    Four arrays a layer: lengths (batch, heads, tokens, 1) and codes of the keys, then of the
+    values.
+    """
+
+    bits: float  # whole or a half
+    dtype: mx.Dtype
+    scheme: ClassVar[str] = "turboquant"
+    array_count: ClassVar[int] = 4
+
+    def fits(self, arrays: tuple[mx.array, ...]) -> bool:
+        return all(_is_width(a.shape[-1]) and a.dtype == self.dtype for a in arrays)
+
+    def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
+        """Return rows packed, evaluated; None where one is longer than a float16 can tell."""
+        packer = _turbo_cache(self.bits)
+        packer.update_and_fetch(*arrays)
+        keys, values = packer.state
+        is_whole = mx.all(mx.isfinite(keys.norms)) & mx.all(mx.isfinite(values.norms))
+        if not is_whole.item():
+            return None
+        return keys.norms[..., None], keys.indices, values.norms[..., None], values.indices
+
+    def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        widths = tuple(shape[-1] for shape in self.shapes(arrays))
+        return tuple(rows.astype(self.dtype) for rows in _unpacked(self.bits, widths, arrays))
+
+    def label(self, arrays: tuple[mx.array, ...]) -> str:
+        widths, dtype = tuple(shape[-1] for shape in self.shapes(arrays)), _dtype_name(self.dtype)
+        told = _sample(self.bits, widths) + dtype.encode()
+        fingerprint = hashlib.blake2b(told, digest_size=4).hexdigest()
+        return f"turboquant{self.bits:g}-{dtype}-{fingerprint}"
+
+    def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
+        if not BITS_MIN <= self.bits <= BITS_MAX or not float(2 * self.bits).is_integer():
+            raise MisfitRows(f"{self.bits:g} bits are not known")
+        keys_bits, values_bits = _split(self.bits)
+        return _turbo_shape(keys_bits, *arrays[:2]), _turbo_shape(values_bits, *arrays[2:])
+
+    def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
+        return self.dtype, self.dtype
+
+    def check_label(self, label: str, arrays: tuple[mx.array, ...]) -> None:
+        """Raise MisfitRows where the arrays were packed by other code than is installed here."""
+        if not has_vision():
+            raise MisfitRows(f"mlx-vlm is not installed; {VISION_REMEDY}")
+        own = self.label(arrays)
+        if label != own:
+            raise MisfitRows(f"packed as {label}, and here that would be {own}")
+
+
+PackedFormat = QuantFormat | TurboFormat  # equal formats read each other's arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +173,14 @@ class LayerRows:
         """
         if self.format is not None:
             return self.format.shapes(self.arrays)
-        keys, values = self.arrays
-        return keys.shape, values.shape
+        return self.arrays[0].shape, self.arrays[1].shape
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, mx.Dtype]:
         """The types of keys and values, unpacked."""
         if self.format is not None:
             return self.format.dtypes(self.arrays)
-        keys, values = self.arrays
-        return keys.dtype, values.dtype
+        return self.arrays[0].dtype, self.arrays[1].dtype
 
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""
@@ -179,6 +222,12 @@ class KVRows:
         return {rows.format for rows in self.layers}
 
 
+def as_rows(part: object) -> KVRows:
+    """Return what the extent store keeps as it is, K and V rows."""
+    assert isinstance(part, KVRows)
+    return part
+
+
 @dataclass(frozen=True, slots=True)
 class LayerStates:
     """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
@@ -210,3 +259,72 @@ def put_rows(layer: Any, rows: LayerRows) -> None:
     else:
         # Lists, as QuantizedKVCache assigns to their elements.
         layer.keys, layer.values = list(rows.arrays[:3]), list(rows.arrays[3:])
+
+
+# ---------------------------------------------------------------- TurboQuant
+
+
+def _is_width(width: int) -> bool:
+    return 0 < width <= WIDTH_MAX and width % WIDTH_STEP == 0
+
+
+def _dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _turbo_shape(bits: int, lengths: mx.array, codes: mx.array) -> tuple[int, ...]:
+    """Return the shape of the rows whose lengths and codes these are."""
+    width, rest = divmod(codes.shape[-1] * WORD_BITS, bits)
+    if rest or not _is_width(width) or codes.ndim != 4 or codes.dtype != mx.uint32:
+        raise MisfitRows(f"codes of {codes.shape} for elements of {bits} bits")
+    if lengths.shape != (*codes.shape[:-1], 1) or lengths.dtype != mx.float16:
+        raise MisfitRows(f"lengths of {lengths.shape} for codes of {codes.shape}")
+    return (*codes.shape[:-1], width)
+
+
+def _turboquant() -> Any:
+    from mlx_vlm import turboquant
+
+    return turboquant
+
+
+def _split(bits: float) -> tuple[int, int]:
+    """Return the bits of the keys and of the values."""
+    return math.floor(bits), math.ceil(bits)
+
+
+def _turbo_cache(bits: float) -> Any:
+    keys_bits, values_bits = _split(bits)
+    return _turboquant().TurboQuantKVCache(bits, key_bits=keys_bits, value_bits=values_bits)
+
+
+# Kept for everybody: TurboQuant's tables
+@cache
+def _unpacker(bits: float, widths: tuple[int, ...]) -> Any:
+    """Return a cache of mlx-vlm's that has seen rows of these widths, and so can unpack such."""
+    unpacker = _turbo_cache(bits)
+    unpacker.update_and_fetch(*(mx.zeros((1, 1, 2, width)) for width in widths))
+    return unpacker
+
+
+def _unpacked(
+    bits: float, widths: tuple[int, ...], arrays: tuple[mx.array, ...]
+) -> tuple[mx.array, ...]:
+    """Return keys and values as float32. Lazy."""
+    state = _turboquant().TurboQuantMSEState
+    keys, values = (state(arrays[at][..., 0], arrays[at + 1]) for at in (0, 2))
+    unpacked: tuple[mx.array, ...] = _unpacker(bits, widths).dequantize(keys, values)
+    return unpacked
+
+
+# Kept for everybody: TurboQuant's tables
+@cache
+def _sample(bits: float, widths: tuple[int, ...]) -> bytes:
+    """Return what fixed codes unpack to, in steps coarse enough to be the same each time."""
+    arrays = []
+    for width, each in zip(widths, _split(bits), strict=True):
+        count = width * each // WORD_BITS
+        codes = (np.arange(4 * count, dtype=np.uint64) * 2_654_435_761 + 97).astype(np.uint32)
+        arrays += [mx.ones((1, 1, 4, 1), mx.float16), mx.array(codes).reshape(1, 1, 4, count)]
+    rows = [np.array(each) for each in _unpacked(bits, widths, tuple(arrays))]
+    return b"".join(np.rint(each * 64).astype(np.int16).tobytes() for each in rows)

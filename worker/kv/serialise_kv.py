@@ -9,7 +9,7 @@ yet is `<layer>.<part>.none`, an array of nothing.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -24,8 +24,8 @@ from hearth.worker.kv.quantise_kv import (
     MisfitRows,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
-from hearth.worker.kv.turboquant import TurboFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {
     mx.bool_: "BOOL",
@@ -52,26 +52,19 @@ class UnreadableRecord(Exception):
     """A record's arrays are not those of this model's layers."""
 
 
-def arrays_of_rows(layers: Iterable[LayerRows]) -> tuple[Array, ...]:
-    """Return rows as a record's arrays; they share the memory of the evaluated MLX arrays."""
+def arrays_of(kept: KVRows | LayerStates) -> tuple[Array, ...]:
+    """Return rows or a snapshot as a record's arrays; they share the evaluated arrays' memory."""
     found = []
-    for number, rows in enumerate(layers):
-        form = f".{rows.format.label(rows.arrays)}" if rows.format is not None else ""
-        for part, array in enumerate(rows.arrays):
-            found.append(_array(f"{number}.{part}{form}", array))
-    return tuple(found)
-
-
-def arrays_of_state(state: LayerStates) -> tuple[Array, ...]:
-    """Return a snapshot as a record's arrays, likewise."""
-    found = []
-    for number, layer in enumerate(state.layers):
-        for part, array in enumerate(layer):
-            name = f"{number}.{part}"
+    layers: Sequence[LayerRows | tuple[mx.array | None, ...]] = kept.layers
+    for number, layer in enumerate(layers):
+        form, arrays = "", layer if isinstance(layer, tuple) else layer.arrays
+        if isinstance(layer, LayerRows) and layer.format is not None:
+            form = f".{layer.format.label(layer.arrays)}"
+        for part, array in enumerate(arrays):
             if array is None:
-                found.append(Array(f"{name}.{_ABSENT}", "U8", _NOTHING))
+                found.append(Array(f"{number}.{part}.{_ABSENT}", "U8", _NOTHING))
             else:
-                found.append(_array(name, array))
+                found.append(_array(f"{number}.{part}{form}", array))
     return tuple(found)
 
 

@@ -10,12 +10,11 @@ from hearth.shared.errors import StartError
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind, FileName, parse
+from hearth.worker.disk.file_format import FileKind, FileName, Record, parse
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache, rounded
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
-from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, arrays_of_state
+from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.leading_kv import (
     EMPTY_HANDLE,
@@ -165,10 +164,8 @@ class FollowedDisk:
     ) -> None:
         """Write rows or states; what the queue refuses is missing here, and so on all ranks."""
         name, root = self._name(told), self.thread.file_store.root
-        if name.kind is FileKind.STATE:
-            arrays = arrays_of_state(self._kv.states[handle])
-        else:
-            arrays = arrays_of_rows(self._kv.rows[handle].layers)
+        is_state = name.kind is FileKind.STATE
+        arrays = arrays_of(self._kv.states[handle] if is_state else self._kv.rows[handle])
         self.thread.write(record_from(name, position, tokens, root, arrays), is_needed)
 
     def _read(self, handle: Handle, names: list[Any]) -> None:

@@ -50,7 +50,7 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.system_state import MemoryUse
-from hearth.worker.kv.return_freed_memory import release_memory
+from hearth.worker.kv.memory_release import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts, sum_over
 from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV, OpenStore
 from hearth.worker.ranks.follower_link import FollowerLink

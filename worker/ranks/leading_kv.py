@@ -28,8 +28,7 @@ import numpy as np
 from hearth.shared.errors import StartError
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread, OnRead, Records
-from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import Array, FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
@@ -39,9 +38,9 @@ from hearth.worker.kv.quantise_kv import (
     LayerStates,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
 from hearth.worker.kv.serialise_kv import UnreadableRecord
-from hearth.worker.kv.turboquant import TurboFormat
 from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.rank_link import Handle, Value
 

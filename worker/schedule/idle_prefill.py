@@ -9,8 +9,7 @@ from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.kv_transfer import IdleMode
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.kv_transfer import IdleMode, LiveSlot
 from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
@@ -122,7 +121,9 @@ class IdlePrefill:
         slot = None
         if not self._config.suspects.spoils(query):
             tokens, over = len(query.tokens), self._config.memory.over
-            slot = keeper.open_spare(query, is_foreseen, lambda nbytes: not over(nbytes, tokens))
+            slot = keeper.idle_work.open(
+                query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
+            )
         if slot is None:
             keeper.idle_work.settle(query)
             return bool(self._next_prompts)

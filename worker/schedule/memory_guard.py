@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 
 GB: Final = 1024**3
 WARN_SHARE: Final = 0.8  # of a budget

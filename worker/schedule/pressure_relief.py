@@ -7,8 +7,7 @@ from typing import Any, Final
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.system_state import Pressure
-from hearth.worker.kv.memory_release import Reason
-from hearth.worker.kv.return_freed_memory import release_memory
+from hearth.worker.kv.memory_release import Reason, release_memory
 from hearth.worker.schedule.memory_guard import AnyKVManager
 
 LOOK_S: Final = 1.0  # between two looks at the system's level

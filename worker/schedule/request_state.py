@@ -12,14 +12,13 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack
 from hearth.worker.cache.image_keys import PromptImages
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.prefix_search import PrefixQuery, ResumePlan
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.disk.file_format import Record
 from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.draft.draft import ForcedTokens
 from hearth.worker.kv.disk_tier import DiskRecall
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.schedule.client_lease import ClientLease as ClientLease
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_visit import SessionVisit

@@ -7,7 +7,7 @@ from hearth.shared.settings import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.rewind import can_rewind
+from hearth.worker.kv.layer_adapters import can_rewind
 from hearth.worker.schedule.answers.answer_drafts import CANNOT_VERIFY, DraftPolicy, Reach
 
 # Where a forward of ROWS_MAX rows costs more than that, in forwards of one, a second branch is not

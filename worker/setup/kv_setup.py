@@ -16,7 +16,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.machine import VISION_REMEDY, has_vision
 from hearth.shared.settings import Settings
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
-from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.extent_store import Budget
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
 from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip, loaded_blas
@@ -26,13 +26,17 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
-from hearth.worker.kv.idle_expiry import IdleExpiry
-from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.idle_work import IdleExpiry
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
-from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
-from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
+from hearth.worker.kv.quantise_kv import (
+    WIDTH_MAX,
+    WIDTH_STEP,
+    PackedFormat,
+    QuantFormat,
+    TurboFormat,
+)
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.setup.rank_setup import SingleRank

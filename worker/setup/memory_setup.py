@@ -9,14 +9,13 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN, Settings
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.engine.mlx_memory import MemoryShare, working_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.system_state import MemoryUse, system_pressure
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.setup.encoder_memory import encoders_bytes, workers_limit

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings import Settings
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder, checked_vision

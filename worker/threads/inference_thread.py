@@ -8,7 +8,7 @@ import mlx.core as mx
 from hearth.shared.wire_messages import Up
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.doctor.idle_checks import IdleChecks
-from hearth.worker.kv.return_freed_memory import release_memory
+from hearth.worker.kv.memory_release import release_memory
 from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.threads.thread_queues import Inbox, InferenceTask

@@ -17,7 +17,7 @@ import numpy as np
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import common_length, pack, prefix_hashes
-from hearth.worker.cache.resume_planner import SlotView, make_plan
+from hearth.worker.cache.prefix_search import SlotView, make_plan
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness import captured_sessions

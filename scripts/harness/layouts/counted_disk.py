@@ -18,8 +18,7 @@ import mlx.core as mx
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_format import Array, Record, _header
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import Array, FileName, Record, _header
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import _KINDS, _array
 from scripts.harness.layouts.counted_layers import hollow

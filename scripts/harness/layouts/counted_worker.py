@@ -19,8 +19,8 @@ from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.system_state import MemoryUse
-from hearth.worker.kv import return_freed_memory, serialise_kv
-from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv import memory_release, serialise_kv
+from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
@@ -284,7 +284,7 @@ def counted(mac: Mac, has_arrays: bool = False) -> Iterator[tuple[SimulatedClock
         (kv_setup, "cache_root", lambda *_, **__: ROOT),
         (prefill_lengths, "backend", lambda: "metal"),
         (cut_rule_setup, "backend", lambda: "metal"),
-        (return_freed_memory, "_LIBC", object()),
+        (memory_release, "_LIBC", object()),
     ]
     if not has_arrays:
         replaced += [

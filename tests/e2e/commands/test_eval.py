@@ -16,8 +16,7 @@ import pytest
 
 from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.file_format import Array, encode, read, write
-from hearth.worker.disk.file_names import parse
+from hearth.worker.disk.file_format import Array, encode, parse, read, write
 from tests.helpers.servers.counted_talk import ASK, NOTES
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 

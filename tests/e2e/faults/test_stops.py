@@ -31,7 +31,7 @@ from hearth.shared.wire_messages import (
     decode,
 )
 from hearth.shared.zmq_transport import DealerLink, ipc_endpoint
-from hearth.worker.disk.file_names import FileKind, parse
+from hearth.worker.disk.file_format import FileKind, parse
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
 from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, Server, until
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import SamplingDefaults, make_token_choice
-from hearth.worker.kv.rewind import RewindPoint
+from hearth.worker.kv.layer_adapters import RewindPoint
 
 SAMPLINGS: Final = {
     "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),

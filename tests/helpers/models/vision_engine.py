@@ -114,7 +114,7 @@ def restored(engine: Engine, cache: list[Any], position: int) -> list[Any]:
             rows = layers.copy_rows(cache, 0, position, None)
             layers.put_rows(fresh, [rows.layers], position, position + 64)
         if layers.layout.window:
-            window = layers.copy_window(cache, layers.window_count(cache, position))
+            window = layers.copy_window(cache, min(position, layers.window_held(cache)))
             layers.put_window(fresh, [window.layers], position)
         if layers.layout.has_state:
             layers.put_state(fresh, layers.take_state(cache))

@@ -11,11 +11,10 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import Records
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.disk.file_format import FileKind, FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
-from hearth.worker.kv.serialise_kv import arrays_of_rows, arrays_of_state, rows_from, state_from
+from hearth.worker.kv.serialise_kv import arrays_of, rows_from, state_from
 from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV
 from hearth.worker.ranks.leading_kv import LeadingDiskThread, Telling, lead_disk
 from hearth.worker.ranks.rank_link import RankLost
@@ -117,12 +116,12 @@ class DisksOfRanks:
         """Return rank 0's part of rows; every rank has its own by the same number."""
         rows = self.telling.rows(rows_of(0, seed))
         self.telling.tell("have", rows.handle, seed, False)
-        return record(seed, before=before, arrays=arrays_of_rows(rows.layers), source=rows)
+        return record(seed, before=before, arrays=arrays_of(rows), source=rows)
 
     def snapshot(self, seed: int) -> Record:
         states = self.telling.states(states_of(0, seed))
         self.telling.tell("have", states.handle, seed, True)
-        return record(seed, kind=FileKind.STATE, arrays=arrays_of_state(states), source=states)
+        return record(seed, kind=FileKind.STATE, arrays=arrays_of(states), source=states)
 
     def write(self, *records: Record) -> None:
         assert all([self.leading.write(record) for record in records])

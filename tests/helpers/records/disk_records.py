@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
-from hearth.worker.disk.file_format import DTYPES, Array, Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_format import DTYPES, Array, FileKind, Record
 
 ROOT = root_hash(["model", "layout"])
 OTHER_ROOT = root_hash(["another model", "layout"])

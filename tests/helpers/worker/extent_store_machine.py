@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,
@@ -22,6 +21,7 @@ from scripts.harness.store_builders import (
     WINDOWS_ONLY,
     Part,
     ask,
+    check_store,
     cut_out_worth,
     name_of,
     path_to,
@@ -204,7 +204,7 @@ class Caching(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_whole(self) -> None:
-        self.store.check()
+        check_store(self.store)
         budget = self.store.budget
         assert budget.bytes_used <= budget.bytes_max, budget
         assert budget.buffers_used <= budget.buffers_max, budget

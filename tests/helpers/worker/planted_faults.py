@@ -11,13 +11,13 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache.prefix_search import ResumePlan
 from hearth.worker.doctor import check_answers
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.quantise_kv import LayerRows, LayerStates
+from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -105,13 +105,16 @@ def offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
 def bytes_lost_in_files(patch: pytest.MonkeyPatch) -> None:
     """What goes into a file is rounded."""
 
-    def rounded(layers: Any) -> Any:
-        return serialise_kv.arrays_of_rows(
-            LayerRows(tuple(a.astype(mx.bfloat16).astype(a.dtype) for a in rows.arrays))
-            for rows in layers
-        )
+    def rounded(kept: Any) -> Any:
+        if isinstance(kept, KVRows):
+            coarse = (
+                tuple(a.astype(mx.bfloat16).astype(a.dtype) for a in rows.arrays)
+                for rows in kept.layers
+            )
+            kept = KVRows(tuple(map(LayerRows, coarse)))
+        return serialise_kv.arrays_of(kept)
 
-    patch.setattr(check_answers, "arrays_of_rows", rounded)
+    patch.setattr(check_answers, "arrays_of", rounded)
 
 
 def nothing_is_reused(patch: pytest.MonkeyPatch) -> None:

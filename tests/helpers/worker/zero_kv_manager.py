@@ -15,18 +15,16 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import Conversation
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.resume_planner import ResumePlan, make_plan
-from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.cache.extent_store import Budget
+from hearth.worker.cache.prefix_search import PrefixQuery, ResumePlan, make_plan
+from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.kv_transfer import KeepRules, LiveSlot
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.memory_release import Reason, Spared
 from hearth.worker.kv.quantise_kv import QuantFormat
-from scripts.harness.store_builders import ROOT
+from scripts.harness.store_builders import ROOT, check_store
 
 CHUNK, WINDOW, WIDTH = 4, 6, 32
 TTL_S = 1000.0
@@ -218,7 +216,7 @@ class Managing:
         query = self.keeper.idle_work.unfinished(cuts_of) if not self.running else None
         if query is None:
             return
-        slot = self.keeper.open_spare(query, False, lambda _: True)
+        slot = self.keeper.idle_work.open(query, False, lambda _: True)
         if slot is None:
             self.keeper.idle_work.settle(query)
             return
@@ -232,7 +230,7 @@ class Managing:
         gone_s = chance.choice([TTL_S / 2, 2 * TTL_S])
         for slot in self.keeper.slots:
             slot.used_at -= gone_s * chance.randrange(2)
-        for line in self.keeper.lines:
+        for line in self.keeper.lines.all:
             aged_s = gone_s * chance.randrange(2)
             line.used_at, line.ended_at = line.used_at - aged_s, line.ended_at - aged_s
         expiry = IdleExpiry(self.keeper, time.monotonic)
@@ -252,7 +250,7 @@ class Managing:
         for query in self.waiting:
             afresh = make_plan(store, idle, query, self.rules.is_exact)
             assert _told(self.keeper.plan(query)) == _told(afresh)
-        store.check()
+        check_store(store)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)
         pinned = Counter(extent for pin in self.keeper.pins for extent in pin.path)

@@ -4,9 +4,9 @@ import math
 
 from hypothesis import given, settings, strategies as st
 
-from hearth.worker.cache.expiry import find_expired
+from hearth.worker.cache.eviction import find_expired
 from hearth.worker.cache.extent_store import Extent, path_to
-from scripts.harness.store_builders import every, keep, new_line, new_store
+from scripts.harness.store_builders import check_store, every, keep, new_line, new_store
 
 TTL_S = 10.0
 TIMES = st.integers(0, 30).map(float)
@@ -45,12 +45,12 @@ def test_what_expires_is_what_nothing_has_used(
         held = extent.line.is_running or extent.end.pins or extent.pinned
         return max([math.inf if held else max(own), *map(uses, extent.end.leaving)])
 
-    found = find_expired(store, standing, now, TTL_S)
-    assert set(found.extents) == {e for e in store.extents if uses(e) + TTL_S <= now}
-    rest = [uses(e) + TTL_S for e in store.extents if e not in found.extents]
-    assert found.next_at == min(rest, default=math.inf)
-    for extent in found.extents:
+    found, next_at = find_expired(store, standing, now, TTL_S)
+    assert set(found) == {e for e in store.extents if uses(e) + TTL_S <= now}
+    rest = [uses(e) + TTL_S for e in store.extents if e not in found]
+    assert next_at == min(rest, default=math.inf)
+    for extent in found:
         assert not extent.end.leaving, "a child would have gone unseen"
         store.remove(extent)
-    store.check()
-    assert not find_expired(store, standing, now, TTL_S).extents
+    check_store(store)
+    assert not find_expired(store, standing, now, TTL_S)[0]

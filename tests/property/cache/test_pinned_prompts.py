@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from hearth.shared.errors import RequestError
-from hearth.worker.cache.cache_budget import MB
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
+from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, Layout
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.slow_properties import slow
@@ -135,7 +134,7 @@ class Pinning(Caching):
     @invariant()
     def pins_hold_what_they_say_and_no_more(self) -> None:
         assert_marked(self.store, self.pins)
-        assert len(self.pins) == len(self.promised)
+        assert len(list(self.pins)) == len(self.promised)
         told = {row["id"]: row["tokens"] for row in self.pins.report()["pins"]}
         assert told == {pin_id: len(tokens) for pin_id, (_, tokens) in self.promised.items()}
 
@@ -169,7 +168,7 @@ class Bench:
         self.name = name
         trial = machine(name, tiny=True)
         trial.ask(self.prompt(0), is_prefill_only=True, pin_key="")
-        budget_mb = 5 * trial.keeper.pins_report()["pinned_bytes"] / MB
+        budget_mb = 5 * trial.keeper.pins.report()["pinned_bytes"] / MB
         self.warm: Machine = machine(name, tiny=True, slots_max=2, budget_mb=budget_mb)
         self.pinned: dict[int, str] = {}  # number of a prompt -> id of its pin
 
@@ -217,7 +216,7 @@ class Bench:
         keeper = self.warm.keeper
         self.warm.check()
         assert_marked(keeper.store, keeper.pins)
-        assert {row["id"] for row in keeper.pins_report()["pins"]} == set(self.pinned.values())
+        assert {row["id"] for row in keeper.pins.report()["pins"]} == set(self.pinned.values())
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -17,6 +17,7 @@ from scripts.harness.store_builders import (
     WINDOWED,
     Part,
     ask,
+    check_store,
     keep,
     new_store,
     path_to,
@@ -65,7 +66,7 @@ def scenes(draw: st.DrawFn, layouts: Sequence[Layout]) -> tuple[ExtentStore, Pre
         if kept and not rest:
             end.is_prompt_end = True
     rob(draw, store)
-    store.check()
+    check_store(store)
     return store, draw(queries([prompt.tokens for prompt in some]))
 
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from xxhash import xxh3_128
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.disk.file_format import DTYPES, Damaged, Record, decode, encode
-from hearth.worker.disk.file_names import FileKind, parse
+from hearth.worker.disk.file_format import DTYPES, Damaged, FileKind, Record, decode, encode, parse
 from hearth.worker.disk.file_store import FileStore
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, array, contents, record
 

@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.disk.file_format import FileKind, FileName, Record
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, FileStore
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
 

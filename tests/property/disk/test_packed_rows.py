@@ -19,9 +19,9 @@ from hearth.worker.kv.quantise_kv import (
     LayerRows,
     PackedFormat,
     QuantFormat,
+    TurboFormat,
 )
-from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, rows_from
-from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of, rows_from
 from tests.helpers.records.disk_records import record
 
 HEADS: Final = 2
@@ -92,7 +92,7 @@ def same(one: LayerRows, other: LayerRows) -> bool:
 @given(st.lists(layers(), min_size=1, max_size=4))
 def test_layers_in_several_formats_come_back_bit_by_bit(kept: list[LayerRows]) -> None:
     mx.eval([rows.arrays for rows in kept])
-    found = rows_from(read_again(arrays_of_rows(kept)))
+    found = rows_from(read_again(arrays_of(KVRows(tuple(kept)))))
     assert len(found.layers) == len(kept)
     for mine, theirs in zip(kept, found.layers, strict=True):
         assert same(mine, theirs)
@@ -142,7 +142,7 @@ def damaged(draw: st.DrawFn, arrays: tuple[Array, ...]) -> list[Array]:
 def packed_and_damaged(draw: st.DrawFn) -> tuple[LayerRows, tuple[Array, ...]]:
     rows = draw(layers((WIDTH,)))
     mx.eval(rows.arrays)
-    found = damaged(draw, arrays_of_rows([rows]))
+    found = damaged(draw, arrays_of(KVRows((rows,))))
     names = {array.name for array in found}
     return rows, tuple(found) if len(names) == len(found) else ()
 
@@ -161,7 +161,7 @@ def test_a_label_that_lies_is_a_miss_and_never_other_rows(
 @pytest.mark.parametrize("form", UNIFORM, ids=str)
 def test_bits_and_groups_that_go_together_as_well_are_refused(form: QuantFormat) -> None:
     rows = raw_rows(1, mx.float32, (WIDTH, WIDTH), TOKENS).converted(form)
-    model, arrays = model_of(mx.float32), arrays_of_rows([rows])
+    model, arrays = model_of(mx.float32), arrays_of(KVRows((rows,)))
     for bits, size in itertools.product(AFFINE_BITS, AFFINE_GROUP_SIZES):
         named = tuple(
             replace(each, name=f"0.{part}.{bits}x{size}") for part, each in enumerate(arrays)
@@ -177,17 +177,17 @@ def test_rows_of_another_model_or_of_other_tokens_are_refused(
 ) -> None:
     rows = LayerRows((mx.ones(shape), mx.ones(shape))).converted(form)
     assert rows.format == form
-    assert readable(model_of(mx.float32), arrays_of_rows([rows])) is None
+    assert readable(model_of(mx.float32), arrays_of(KVRows((rows,)))) is None
 
 
 def test_what_other_code_packed_is_refused(monkeypatch: Any) -> None:
     form = TurboFormat(4, mx.float32)
     rows = raw_rows(1, mx.float32, (WIDTH, WIDTH), TOKENS).converted(form)
-    arrays = arrays_of_rows([rows])
+    arrays = arrays_of(KVRows((rows,)))
     model = model_of(mx.float32)
     assert readable(model, arrays) is not None
-    monkeypatch.setattr("hearth.worker.kv.turboquant._sample", lambda bits, widths: b"others")
+    monkeypatch.setattr("hearth.worker.kv.quantise_kv._sample", lambda bits, widths: b"others")
     assert readable(model, arrays) is None
     monkeypatch.undo()
-    monkeypatch.setattr("hearth.worker.kv.turboquant.has_vision", lambda: False)
+    monkeypatch.setattr("hearth.worker.kv.quantise_kv.has_vision", lambda: False)
     assert readable(model, arrays) is None

@@ -17,10 +17,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.turboquant import TurboQuantKVCache
 
 from hearth.shared.settings import load_settings
-from hearth.worker.disk.file_format import encode, read
-from hearth.worker.disk.file_names import FileKind, FileName, parse
+from hearth.worker.disk.file_format import FileKind, FileName, encode, parse, read
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv import turboquant
+from hearth.worker.kv import quantise_kv
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup.kv_setup import make_kv_manager
@@ -225,9 +224,9 @@ def test_what_cannot_be_unpacked_here_is_a_counted_miss_and_written_anew(
     workers.flush()
     before = files(workers.directory)
     if reason == "other code":  # as another version of mlx-vlm's would unpack otherwise
-        monkeypatch.setattr(turboquant, "_sample", lambda bits, widths: b"others")
+        monkeypatch.setattr(quantise_kv, "_sample", lambda bits, widths: b"others")
     else:
-        monkeypatch.setattr(turboquant, "has_vision", lambda: False)
+        monkeypatch.setattr(quantise_kv, "has_vision", lambda: False)
     warm = start(workers, "qwen3", TURBO if reason == "other code" else OFF)
     answer = warm.ask(ids)
     assert answer.cached == packed_from(answer)

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from hearth.worker.engine.decode import decoding_sequence
-from hearth.worker.kv import rewind
+from hearth.worker.kv import layer_adapters
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
@@ -21,7 +21,8 @@ from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.disk_workers import Workers
 
-ROUND_FILES = {str(module.__file__) for module in (decoding_sequence, rewind)}
+ROUND_FILES = {str(module.__file__) for module in (decoding_sequence, layer_adapters)}
+TAKES_BACK = ("RewindPoint", "_move", "_cut")  # what of the layer adapters is of a round
 LIES = st.sampled_from([0.0, 0.3, 1.0])
 LENGTHS = st.sampled_from([[4], [7, 0, 1], [3, 5, 0]])
 
@@ -35,7 +36,11 @@ def at_each_line_of_a_round(do: Callable[[int], None]) -> Iterator[list[str]]:
     lines: list[str] = []
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename not in ROUND_FILES:
+        code = frame.f_code
+        if code.co_filename not in ROUND_FILES:
+            return None
+        is_adapter = code.co_filename == layer_adapters.__file__
+        if is_adapter and not code.co_qualname.startswith(TAKES_BACK):
             return None
         if event == "line":
             do(len(lines))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.cache import resume_planner
-from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.cache import prefix_search
+from hearth.worker.cache.prefix_search import ResumePlan
 from hearth.worker.cache_report import CORRECTNESS, cache_report, quantisation_report
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.harness.socketless_worker import Machine, loaded, machine
 from scripts.harness.vision_worker import LookingMachine, shown
@@ -133,7 +133,7 @@ def test_a_request_that_goes_back_behind_an_image_is_counted(
     made.ask([*range(300, 380)], 2)
     assert correctness(made) == {}
     amid = replace(ResumePlan.cold(), position=71, matched=71, kind="prefix")
-    monkeypatch.setattr(resume_planner, "choose_slot", lambda *_: amid)
+    monkeypatch.setattr(prefix_search, "choose_slot", lambda *_: amid)
     answer = made.ask(prompt, 2)
     assert answer.cached == 0 and answer.usage is not None and answer.usage.match == "miss"
     assert correctness(made) == {"vlm_retreat": 1}

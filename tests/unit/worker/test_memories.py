@@ -34,8 +34,8 @@ OF_ROOM = {"ExtentStore._extents", "KVManager._slots"}
 # Cached functions, and what decides their result: nobody's words.
 CACHED = {
     "shared.listen_addresses.listen_addresses": "the name in PROXY_HOST",
-    "worker.kv.turboquant._sample": "numbers of bits and rows",
-    "worker.kv.turboquant._unpacker": "a number of bits",
+    "worker.kv.quantise_kv._sample": "numbers of bits and rows",
+    "worker.kv.quantise_kv._unpacker": "a number of bits",
 }
 SERVING = {  # the memories that spare a client the cost of what it has said before
     "ConversationLines._lines",

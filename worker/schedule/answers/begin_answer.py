@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.rewind import RewindPoint, can_rewind
+from hearth.worker.kv.layer_adapters import RewindPoint, can_rewind
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.request_state import Request

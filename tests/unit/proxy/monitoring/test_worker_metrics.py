@@ -12,7 +12,7 @@ from hearth.proxy.monitoring.metrics import RequestMetrics
 from hearth.proxy.pool import worker_pool as pool_module
 from hearth.shared.errors import Overloaded
 from hearth.worker.cache_report import DEPTHS, cache_report
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from hearth.worker.setup.kv_setup import sweep_of
 from scripts.harness.socketless_worker import machine

@@ -1,4 +1,4 @@
-"""Checks the KV budget, what is evicted for room and in which order, and what stays."""
+"""Checks the KV budget, what is evicted for room or for its age, in which order, and what stays."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,16 +6,19 @@ from itertools import pairwise
 
 import pytest
 
-from hearth.worker.cache.cache_budget import BUFFERS_MAX, Budget
-from hearth.worker.cache.eviction import SLACK, Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore
+from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
+from hearth.worker.cache.eviction import SLACK, Evictor, find_expired, likelihood
+from hearth.worker.cache.extent_store import BUFFERS_MAX, Budget, Extent, ExtentStore
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
     HYBRID,
     ROW_BYTES,
     WINDOWED,
     ask,
+    check_store,
     cut_out_worth,
+    every,
     keep,
     new_line,
     new_store,
@@ -24,6 +27,9 @@ from scripts.harness.store_builders import (
 )
 
 CHUNK = 10
+TTL_S = 100.0
+GRID = PrefillGrid(CHUNK)
+STATE_BYTES = 100  # as `furnish` gives them
 ANY = math.inf  # what is worth so much may push out everything
 
 
@@ -37,7 +43,7 @@ def free(evictor: Evictor, nbytes: int, worth: float = ANY, now: float = 0.0) ->
     """Make so many bytes free, what goes beyond the need included: exact counts are clearer."""
     slack = int(evictor.store.budget.bytes_max * SLACK)
     has_room = evictor.make_room(max(1, nbytes - slack), 0, worth, now)
-    evictor.store.check()
+    check_store(evictor.store)
     return has_room
 
 
@@ -93,7 +99,7 @@ def test_a_little_more_goes_than_was_asked_for() -> None:
     evictor = evictor_of(store)
     assert evictor.make_room(ROW_BYTES, 0, ANY, 0.0)
     assert len(gone(kept, store)) == 1 + int(1000 * SLACK)
-    store.check()
+    check_store(store)
 
 
 def test_buffers_are_made_room_for_as_bytes_are() -> None:
@@ -287,7 +293,7 @@ def thin_out(store: ExtentStore, left: int) -> None:
     while windows(store) > left:
         store.budget.bytes_max = store.budget.bytes_used
         assert evictor.make_room(1, 0, math.inf, 0.0)
-        store.check()
+        check_store(store)
 
 
 def test_places_to_resume_at_thin_out_evenly() -> None:
@@ -314,3 +320,89 @@ def test_a_window_that_lacks_another_is_worth_nothing_but_where_a_line_goes_on()
     keep(store, text(1, 10), [10], start=last.end)
     assert evictor.window_worth(third, 20, 0.0) == 0.0
     assert evictor.window_worth(first, 20, 0.0) > 0.0, "it is the whole window at its end"
+
+
+# ---------------------------------------------------------------- places to resume at
+
+
+def line_of(length: int, step: int, resumed_at: int) -> tuple[ExtentStore, list[Extent]]:
+    """Return a line with messages each `step` tokens, none on the grid, and where it resumed."""
+    store, line = new_store(HYBRID), new_line()
+    line.resumed_at = resumed_at
+    return store, keep(store, text(1, length), list(range(step, length, step)), line)
+
+
+def places_left(store: ExtentStore, count: int) -> set[int]:
+    """Return where a snapshot is left once there is room for `count` of them."""
+    evictor = Evictor(store, CHUNK, 0.0)
+    kept = sum(extent.nbytes for extent in store.extents)
+    store.budget.bytes_max = int((kept + count * STATE_BYTES) / (1 - SLACK)) + 1
+    assert evictor.make_room(0, 0, float("inf"), 0.0)
+    return {joint.position for joint in store.joints if joint.snapshot is not None}
+
+
+def test_messages_of_the_last_prompt_outlive_those_of_older_ones() -> None:
+    store, kept = line_of(140, 7, resumed_at=98)
+    rates = [likelihood(extent.end, GRID) for extent in kept if extent.end.position % CHUNK]
+    newest = [extent.end.position > 98 for extent in kept if extent.end.position % CHUNK]
+    assert min(rate for rate, is_new in zip(rates, newest, strict=True) if is_new) > max(
+        rate for rate, is_new in zip(rates, newest, strict=True) if not is_new
+    )
+    assert {105, 112, 119, 126, 133} <= places_left(store, 8)
+
+
+def test_places_amid_system_and_tools_outlive_those_amid_a_message() -> None:
+    """Sub-agents with other tools part there (captured from Claude Code, Codex and Cline)."""
+    store = new_store(HYBRID)
+    line = new_line()
+    line.resumed_at = 100
+    kept = keep(store, text(1, 100), list(range(CHUNK, 101, CHUNK)), line)
+    for extent in kept[:3]:
+        extent.end.is_in_head = True
+    assert places_left(store, 4) == {10, 20, 30, 100}
+
+
+def test_an_end_that_was_left_out_is_no_tip() -> None:
+    store = new_store(HYBRID)
+    former = keep(store, text(1, 40) + text(2, 5), [10, 20, 30, 40, 45])
+    newest = keep(store, text(1, 40) + text(3, 6), [10, 20, 30, 40, 46])
+    tip, left_out = newest[-1].end, former[-1].end
+    assert likelihood(left_out, GRID) == likelihood(tip, GRID)
+    left_out.is_left_out = True
+    assert likelihood(left_out, GRID) < likelihood(tip, GRID)
+    left_out.pins = 1  # a request stands there
+    assert likelihood(left_out, GRID) == likelihood(tip, GRID)
+
+
+def test_where_several_went_on_is_worth_more_than_where_one_did() -> None:
+    store, kept = line_of(60, 6, resumed_at=60)
+    once, often = kept[2].end, kept[3].end
+    once.resumed, often.resumed = 1, 2
+    assert likelihood(kept[4].end, GRID) < likelihood(once, GRID) < likelihood(often, GRID)
+    assert store.budget.bytes_used > 0
+
+
+# ---------------------------------------------------------------- what is too old
+
+
+def kept(store: ExtentStore, seed: int, used_at: float, length: int = 24) -> list[Extent]:
+    """Keep a prompt, whose first 8 tokens all prompts share, for a line used at `used_at`."""
+    line = new_line(seed, used_at)
+    return keep(store, text(0, 8) + text(seed, length - 8), every(8, length + 1), line)
+
+
+def expired(store: ExtentStore, now: float) -> list[Extent]:
+    return find_expired(store, (), now, TTL_S)[0]
+
+
+def test_a_line_that_waits_for_its_sub_agents_is_as_young_as_they_are() -> None:
+    store = new_store()
+    waiting = kept(store, 1, 0.0)
+    agent = LinePriority(2, 0.0, 90.0, sponsor=waiting[0].line)
+    keep(store, text(9, 16), every(8, 17), agent)
+    assert expired(store, 100.0) == []
+    assert len(expired(store, 190.0)) == len(store)
+    agent.is_running = True
+    assert expired(store, SPONSOR_SILENT_S) == []
+    waits_no_more, next_at = find_expired(store, (), SPONSOR_SILENT_S + TTL_S, TTL_S)
+    assert set(waits_no_more) == set(waiting) and next_at == math.inf

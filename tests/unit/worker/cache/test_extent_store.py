@@ -11,6 +11,7 @@ from hearth.worker.cache.extent_store import ExtentStore
 from scripts.harness.store_builders import (
     DENSE,
     HYBRID,
+    check_store,
     every,
     keep,
     name_of,
@@ -29,7 +30,7 @@ def test_the_core_imports_without_mlx() -> None:
     modules = [
         f"hearth.worker.cache.{path.stem}" for path in (PROJECT_DIR / "worker/cache").glob("*.py")
     ]
-    assert "hearth.worker.cache.resume_planner" in modules
+    assert "hearth.worker.cache.prefix_search" in modules
     code = f"import sys, {', '.join(modules)}\nprint([m for m in sys.modules if 'mlx' in m])"
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
@@ -43,7 +44,7 @@ def test_branches_share_the_run_before_they_part() -> None:
     assert one[0] is other[0] and one[1] is not other[1]
     assert len(store) == 3 and store.budget.bytes_used == rows(6).nbytes
     assert [prefix_of(e.end) for e in (one[1], other[1])] == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    store.check()
+    check_store(store)
 
 
 def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces() -> None:
@@ -57,7 +58,7 @@ def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces()
     assert canonical.end.snapshot is not None and canonical.end.snapshot is not state
     (again,) = keep(store, [1, 2], [2], is_canonical=False)
     assert again is canonical
-    store.check()
+    check_store(store)
 
 
 def test_a_run_made_fast_makes_fast_what_follows_it() -> None:
@@ -66,7 +67,7 @@ def test_a_run_made_fast_makes_fast_what_follows_it() -> None:
     store.make_fast(middle)
     assert [extent.is_canonical for extent in (trunk, middle, tip)] == [True, False, False]
     assert tip.end.snapshot is not None, "it can be resumed, as fast as its rows"
-    store.check()
+    check_store(store)
 
 
 def test_a_line_of_any_length_can_be_made_fast() -> None:
@@ -74,7 +75,7 @@ def test_a_line_of_any_length_can_be_made_fast() -> None:
     kept = keep(store, text(1, 2000), every(1, 2000))
     store.make_fast(kept[0])
     assert not any(extent.is_canonical for extent in kept)
-    store.check()
+    check_store(store)
 
 
 def test_what_is_removed_takes_along_what_hangs_from_it_and_no_more() -> None:
@@ -88,7 +89,7 @@ def test_what_is_removed_takes_along_what_hangs_from_it_and_no_more() -> None:
     assert stem.end.is_dropped and not sibling.end.is_dropped
     store.remove(stem)
     assert len(store) == 2, "a second time changes nothing"
-    store.check()
+    check_store(store)
 
 
 def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
@@ -101,7 +102,7 @@ def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
     assert trunk in store and child in store
     store.let_go(trunk, 1)
     assert len(store) == 0 and joint.is_dropped and store.budget.bytes_used == 0
-    store.check()
+    check_store(store)
 
 
 def broken_stores() -> list[ExtentStore]:
@@ -120,4 +121,4 @@ def broken_stores() -> list[ExtentStore]:
 @pytest.mark.parametrize("number", range(6))
 def test_the_check_sees_what_is_broken(number: int) -> None:
     with pytest.raises(AssertionError):
-        broken_stores()[number].check()
+        check_store(broken_stores()[number])

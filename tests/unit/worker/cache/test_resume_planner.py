@@ -6,7 +6,7 @@ import pytest
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.extent_store import ExtentStore
-from hearth.worker.cache.resume_planner import KINDS, ResumePlan, SlotView, make_plan
+from hearth.worker.cache.prefix_search import KINDS, ResumePlan, SlotView, make_plan
 from scripts.harness.store_builders import HYBRID, WINDOWED, Part, ask, keep, new_store, text
 from tests.helpers.cases import cases
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.worker.disk.backup_exclusion import (
+from hearth.worker.disk.open_file_store import (
     ATTRIBUTE,
     EXCLUDED,
     NEVER_INDEX,

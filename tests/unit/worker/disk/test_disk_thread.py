@@ -10,8 +10,7 @@ import pytest
 
 from hearth.worker.disk import disk_thread as module
 from hearth.worker.disk.disk_thread import DiskThread, Records
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from tests.helpers.records.disk_records import ROOT, chain, contents, record
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.disk.file_format import FileKind, FileName
 
 NOW = 1_000_000.0
 HOUR = 3600.0

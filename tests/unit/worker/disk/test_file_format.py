@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
         read(tmp_path / "none", ROOT, record(1).name, MB)
 
 
-def test_an_older_schema_is_adapted_where_there_is_an_adapter(
+def test_a_file_of_another_schema_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = record(1)
@@ -106,5 +106,3 @@ def test_an_older_schema_is_adapted_where_there_is_an_adapter(
     path = saved(tmp_path / "file", one)
     monkeypatch.undo()
     assert reason_of(path, one) == "schema"
-    monkeypatch.setitem(module.ADAPTERS, "0", lambda metadata: metadata | {"schema": "1"})
-    assert contents(read(path, ROOT, one.name, MB)) == contents(one)

@@ -12,10 +12,14 @@ import pytest
 
 from hearth.worker.cache.block_hash import schema_root
 from hearth.worker.disk import file_store as module
-from hearth.worker.disk.file_format import encode
-from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
-from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
-from hearth.worker.disk.shared_usage_counters import FILE_NAME, locked_counters
+from hearth.worker.disk.file_format import TEMP_PREFIX, FileKind, encode
+from hearth.worker.disk.file_store import (
+    COUNTERS_NAME,
+    FILE_BYTES_MIN,
+    PAUSE_S,
+    FileStore,
+    locked_counters,
+)
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, chain, contents, record
 
 MB = 1 << 20
@@ -70,7 +74,7 @@ def test_a_restart_finds_everything_by_its_names_and_opens_nothing(
             assert after.at(one.end) == [one.name] and one.name in after.leaving(one.start)
         assert [name.kind for name in after.at(ends[0].end)] == list(FileKind)
         assert after.bytes_used == before.bytes_used and after.report()["files"] == 8
-    assert {path.name for path in opened} == {FILE_NAME}
+    assert {path.name for path in opened} == {COUNTERS_NAME}
     for one in (*line, *ends):
         found = after.get(one.name)
         assert found is not None and contents(found) == contents(one)
@@ -149,7 +153,7 @@ def test_a_record_larger_than_the_cap_is_refused_and_evicts_nothing(tmp_path: Pa
 def test_a_damaged_ledger_is_counted_and_made_anew(tmp_path: Path, text: bytes) -> None:
     file_store = file_store_in(tmp_path)
     assert file_store.put(record(1))
-    (tmp_path / FILE_NAME).write_bytes(text)
+    (tmp_path / COUNTERS_NAME).write_bytes(text)
     assert file_store.put(record(2)) and file_store.counts["ledgers_damaged"] == 1
     assert file_store.report()["directory_bytes_used"] == 2 * FILE_BYTES_MIN
     assert file_store.put(record(3)) and file_store.counts["ledgers_damaged"] == 1
@@ -343,7 +347,7 @@ def test_a_directory_that_is_removed_amid_work_is_made_again(tmp_path: Path) -> 
     assert file_store.put(one)
     for path in (path_of(tmp_path / "kv", one), tmp_path / "kv" / ROOT.hex()):
         path.unlink() if path.is_file() else path.rmdir()
-    (tmp_path / "kv" / FILE_NAME).unlink()
+    (tmp_path / "kv" / COUNTERS_NAME).unlink()
     assert file_store.get(one.name) is None and file_store.put(record(2)) and file_store.put(one)
     assert file_store.get(one.name) is not None and file_store.report()["files"] == 2
 

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from hearth.worker.disk.file_format import Record, encode
-from hearth.worker.disk.file_names import parse
+from hearth.worker.disk.file_format import Record, encode, parse
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, FileStore
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
 

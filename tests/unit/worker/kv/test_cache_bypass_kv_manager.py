@@ -42,7 +42,7 @@ def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
             (slot.number, slot.tokens.tolist(), list(slot.canonical_cuts), slot.used_at)
             for slot in keeper.slots
         ],
-        "lines": [(line.number, line.used_at) for line in keeper.lines],
+        "lines": [(line.number, line.used_at) for line in keeper.lines.all],
         "counts": dict(keeper.counts),
         "disk": keeper.disk_report(),
         "files": sorted(path.name for path in directory.rglob("*")) if directory else [],

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from hearth.shared.wire_messages import Progress
-from hearth.worker.cache.cache_budget import MB
-from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.cache.extent_store import MB
+from hearth.worker.disk.file_format import Array, FileKind, FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.warm.token_margins import same_tokens

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
-from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import ExtentStore, Layout
+from hearth.worker.cache.extent_store import Budget, ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
-from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_format import Array, FileKind, Record
 from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.serialise_kv import rows_from, state_from
-from scripts.harness.store_builders import DENSE
+from scripts.harness.store_builders import DENSE, check_store
 
 RUN = 4  # tokens
 ROOT = PrefixHash(b"\x01" * 16)
@@ -88,7 +86,7 @@ def test_nothing_pushes_out_what_it_hangs_from(
     assert take_in(disk, store, *read) == taken * RUN
     assert disk.counts["recalls_refused"] == refused
     assert len(store) == taken
-    store.check()
+    check_store(store)
 
 
 def test_rows_of_another_prompts_tokens_are_not_taken_in_under_this_ones_name() -> None:

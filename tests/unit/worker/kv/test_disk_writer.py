@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.worker.disk.file_names import FileKind, FileName, parse
-from hearth.worker.kv import disk_writer
+from hearth.worker.disk.file_format import FileKind, FileName, parse
+from hearth.worker.kv import disk_tier
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.socketless_worker import Machine
 from tests.helpers.by_day import by_day
@@ -32,7 +32,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 def start(workers: Workers, name: str, **rules: Any) -> tuple[Machine, Clock]:
     made, clock = workers.start(name, **rules), Clock()
-    made.keeper.disk.writer._clock = clock
+    made.keeper.disk._clock = clock
     return made, clock
 
 
@@ -105,12 +105,12 @@ def test_a_conversation_that_is_silent_is_written_once_it_is_worth_it(
     made.keeper.sweep()
     workers.flush()
     assert not points(workers), "it is not silent yet, nor grown"
-    clock.now_s += disk_writer.QUIET_S
+    clock.now_s += disk_tier.QUIET_S
     made.keeper.sweep()
     workers.flush()
     assert points(workers)
     before = len(points(workers))
-    clock.now_s += disk_writer.QUIET_S
+    clock.now_s += disk_tier.QUIET_S
     made.keeper.sweep()
     workers.flush()
     assert len(points(workers)) == before
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_amid_a_long_prefill_loses_no_more_than_the_boun
     workers: Workers, monkeypatch: pytest.MonkeyPatch, name: str, chunks: int
 ) -> None:
     bound = 3 * CHUNK + CHUNK // 2  # amid a chunk, so that a point at the cut behind it is late
-    monkeypatch.setattr(disk_writer, "COLD_TOKENS", bound)
+    monkeypatch.setattr(disk_tier, "COLD_TOKENS", bound)
     made, _ = start(workers, name)
     ids = tokens(20 * CHUNK)
     answer = made.submit(ids, 4)
@@ -159,7 +159,7 @@ def test_a_prompt_that_ends_close_behind_a_point_keeps_the_windows_of_both(
     workers: Workers, monkeypatch: pytest.MonkeyPatch, behind: int, is_killed: bool
 ) -> None:
     """The windows of the point that was replaced went: all of the prompt was read again."""
-    monkeypatch.setattr(disk_writer, "COLD_TOKENS", 8 * CHUNK)
+    monkeypatch.setattr(disk_tier, "COLD_TOKENS", 8 * CHUNK)
     made, _ = start(workers, "gpt_oss")
     ids = tokens(21 * CHUNK + behind, 1)
     ids += made.ask(ids, 20).request.sampled
@@ -176,14 +176,14 @@ def test_a_short_conversation_is_written_at_the_end_also_if_it_was_quiet(
     """A state is worth 2,300 tokens on a 27B: after 30 s of quiet 504 were not, and forgotten."""
     made, clock = start(workers, "qwen3_5")
     worth_bytes = 2_300 * made.layers.row_bytes
-    monkeypatch.setattr(disk_writer.DiskWriter, "_point_bytes", lambda *_: worth_bytes)
+    monkeypatch.setattr(disk_tier.DiskTier, "_point_bytes", lambda *_: worth_bytes)
     ids = tokens(500)
     ids += made.ask(ids, 4).request.sampled
     clock.now_s += quiet_s
     made.keeper.sweep()
     assert not points(workers)
     made.keeper.hand_over()
-    assert len(ids) - killed(workers, "qwen3_5", [*ids, 7]) <= disk_writer.SHUTDOWN_TOKENS
+    assert len(ids) - killed(workers, "qwen3_5", [*ids, 7]) <= disk_tier.SHUTDOWN_TOKENS
 
 
 def test_nothing_is_copied_for_a_disk_that_takes_nothing(

@@ -13,8 +13,8 @@ from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv import idle_expiry as module
-from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv import idle_work as module
+from hearth.worker.kv.idle_work import IdleExpiry
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens
@@ -108,13 +108,13 @@ def test_what_was_used_since_stays_with_its_slot(line_idle_s: float) -> None:
     for ids in (old, young):
         warm.ask(ids)
         warm.work_ahead()
-    for line in warm.keeper.lines:
+    for line in warm.keeper.lines.all:
         line.used_at -= TTL_S / 2
         line.sponsor = None  # the first does not wait for the second
     for slot in warm.keeper.slots:
         slot.used_at -= TTL_S / 2
     warm.ask(young)
-    for line in warm.keeper.lines:
+    for line in warm.keeper.lines.all:
         line.used_at -= line_idle_s
     Idle(warm).pass_by(TTL_S / 2 + 1)
     assert warm.ask(young).prefilled <= 16
@@ -133,7 +133,7 @@ def test_a_trunk_that_a_younger_conversation_read_stays_though_its_branch_goes()
     for extent in list(warm.keeper.store.extents):
         if extent.end.position > 256 and extent.line.number == 2:
             warm.keeper.store.remove(extent)  # so that the trunk ends there once the branch goes
-    (old,) = [line for line in warm.keeper.lines if line.number == 1]
+    (old,) = [line for line in warm.keeper.lines.all if line.number == 1]
     old.used_at -= TTL_S
     Idle(warm).pass_by(1.0)
     assert expired_of(warm)[0] > 0
@@ -258,8 +258,8 @@ def test_a_look_finds_nothing_for_as_long_as_nothing_can_expire(
     looks = []
     warm = machine("qwen3", ttl_s=TTL_S)
     idle = Idle(warm)
-    find = idle._expiry._find
-    monkeypatch.setattr(idle._expiry, "_find", lambda now: looks.append(now) or find(now))
+    find = module.find_expired
+    monkeypatch.setattr(module, "find_expired", lambda *how: looks.append(how) or find(*how))
     for _ in range(100):
         idle.pass_by(TTL_S / 10)
     assert len(looks) <= 11, "once a TTL where nothing is kept"
@@ -267,7 +267,7 @@ def test_a_look_finds_nothing_for_as_long_as_nothing_can_expire(
     warm.ask(prompt("qwen3", 300, 100))
     for slot in warm.keeper.slots:
         slot.used_at += idle.ahead_s
-    for line in warm.keeper.lines:
+    for line in warm.keeper.lines.all:
         line.used_at += idle.ahead_s
     for _ in range(30):
         idle.pass_by(TTL_S / 10)

@@ -147,7 +147,7 @@ def test_what_is_read_of_a_foreseen_prompt_is_kept_for_its_conversation() -> Non
     warm.scheduler.prefill_later(replace(query, conversation=Conversation(7, "s")))
     warm.work_ahead()
     assert warm.scheduler.idle_tokens > 0
-    assert [(line.number, line.family) for line in warm.keeper.lines] == [(7, "s")]
+    assert [(line.number, line.family) for line in warm.keeper.lines.all] == [(7, "s")]
 
 
 def test_a_foreseen_prompt_that_was_asked_meanwhile_is_not_read() -> None:

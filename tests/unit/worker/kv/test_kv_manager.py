@@ -12,10 +12,10 @@ import pytest
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
 from hearth.shared.settings import load_settings
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.mlx_memory import working_bytes
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup.kv_setup import is_exact, make_kv_manager

@@ -15,9 +15,8 @@ from mlx_lm.models.cache import (
 
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import layer_adapters
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache, can_rewind
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates, QuantFormat
-from hearth.worker.kv.rewind import can_rewind
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.kv_prompts import prompt
 

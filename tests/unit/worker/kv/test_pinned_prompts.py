@@ -11,7 +11,7 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed, Prompt, Sampling, Submit, Usage
 from hearth.worker.cache import conversation_priority, pinned_prompts as module
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.answer_parts import AnswerParts
@@ -66,7 +66,7 @@ def small(name: str, **rules: Any) -> Machine:
     """A worker whose cache holds some three prompts of `pressed`."""
     trial = machine(name)
     prefill(trial, prompt(name, 150, 150), pin_key=ME)
-    budget_mb = 3 * trial.keeper.pins_report()["pinned_bytes"] / MB
+    budget_mb = 3 * trial.keeper.pins.report()["pinned_bytes"] / MB
     return machine(name, slots_max=2, budget_mb=budget_mb, **rules)
 
 
@@ -143,8 +143,8 @@ def test_pins_are_told_to_whom_they_belong() -> None:
     ids = [prompt("qwen3", 150, 100), other_question("qwen3", 150)]
     for key, each in zip((ME, OTHER), ids, strict=True):
         prefill(warm, each, pin_key=key)
-    mine = warm.keeper.pins_report(ME)["pins"]
-    all_of_them = warm.keeper.pins_report()
+    mine = warm.keeper.pins.report(ME)["pins"]
+    all_of_them = warm.keeper.pins.report()
     assert [row["tokens"] for row in mine] == [warm.rule.cuts(ids[0])[-1]]
     assert [row["id"] for row in all_of_them["pins"]] == ["r1", "r2"]
     sizes = [row["bytes"] for row in all_of_them["pins"]]
@@ -163,7 +163,7 @@ def test_pins_beyond_half_of_the_cache_are_refused_and_nothing_is_lost(name: str
     assert (failed.status, failed.code) == (409, "pins_full")
     assert "half of the cache" in failed.text and "CACHE_RAM_BUDGET_MB" in failed.text
     assert kept <= {extent.end.name for extent in warm.keeper.store.extents}
-    assert len(warm.keeper.pins_report()["pins"]) == 1
+    assert len(warm.keeper.pins.report()["pins"]) == 1
     assert warm.ask(more).cached == warm.rule.cuts(more)[-1], "it was prefilled all the same"
     assert warm.ask(ids).cached == warm.rule.cuts(ids)[-1]
     warm.check()
@@ -180,7 +180,7 @@ def test_a_pin_of_a_conversation_outlives_what_would_replace_its_decoded_part() 
     warm.keeper.rules = rules
     assert warm.scheduler.idle_tokens > 0
     need_all(warm)
-    (row,) = warm.keeper.pins_report()["pins"]
+    (row,) = warm.keeper.pins.report()["pins"]
     assert row["tokens"] == warm.rule.cuts(longer)[-1]
     assert warm.ask(longer).cached == row["tokens"]
     assert warm.keeper.unpin(row["id"], ME)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from hearth.worker.kv.rewind import RewindPoint
+from hearth.worker.kv.layer_adapters import RewindPoint
 
 HEADS, WIDTH = 2, 4
 

@@ -39,7 +39,7 @@ def ending(end: int) -> list[int]:
 
 
 def lines(warm: Machine) -> int:
-    return len(list(warm.keeper.lines))
+    return len(list(warm.keeper.lines.all))
 
 
 def left_out(warm: Machine) -> set[int]:
@@ -50,7 +50,7 @@ def test_a_prompt_with_another_end_goes_on_with_its_line() -> None:
     warm = machine(NAME, tiny=True)
     asked(warm, 1, 2, 3)
     assert lines(warm) == 1
-    (line,) = warm.keeper.lines
+    (line,) = warm.keeper.lines.all
     assert line.sponsor is None and line.turns == 3
     tip = warm.keeper.store.joint(line.tip)
     assert tip is not None and not tip.is_left_out
@@ -63,7 +63,7 @@ def test_only_the_newest_end_is_where_the_line_goes_on() -> None:
     assert len(ends) == 2 and sum(joint.is_left_out for joint in ends) == 1
     asked(warm, 1)  # its client goes back to the first
     assert warm.keeper.counts["match_exact"] == 1
-    (line,) = warm.keeper.lines
+    (line,) = warm.keeper.lines.all
     tip = warm.keeper.store.joint(line.tip)
     assert tip is not None and not tip.is_left_out
     assert len(left_out(warm)) > 0, "the second is left out now"
@@ -89,7 +89,7 @@ def test_two_requests_of_a_conversation_that_overlapped_go_on_each_with_its_own(
     follows = [follow(NAME, ids, first.tokens, 100, seed) for seed in (1, 2)]
     both = [warm.submit(each, 2, conversation=ONE) for each in follows]
     warm.run()
-    assert [line.number for line in warm.keeper.lines] == [1, 1]
+    assert [line.number for line in warm.keeper.lines.all] == [1, 1]
     for each, answer in zip(follows, both, strict=True):
         of(warm, follow(NAME, each, answer.tokens, 100), ONE)
     assert lines(warm) == 2 and not left_out(warm)
@@ -103,7 +103,7 @@ def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
     warm.run(until=lambda: answer.request.position == cuts[-2])
     answer.request.lease.is_cancelled = True
     warm.run()
-    (line,) = warm.keeper.lines
+    (line,) = warm.keeper.lines.all
     tip = warm.keeper.store.joint(line.tip)
     assert tip is not None and tip.position == cuts[-2]
     asked(warm, 2)
@@ -121,7 +121,7 @@ def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_wh
     for slot in list(warm.keeper.slots):
         warm.keeper.give_up(slot)
     warm.ask(follow(NAME, ids, first.tokens, 100) if follows else ending(2), 2)
-    assert [line.turns for line in warm.keeper.lines] == ([2] if follows else [1, 1])
+    assert [line.turns for line in warm.keeper.lines.all] == ([2] if follows else [1, 1])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -155,7 +155,7 @@ def test_kept_kv_is_reported_under_the_number_of_its_conversations_first_line(
     told = [(line.number, line.conversation) for line in desk.sessions.lines.lines]
     assert [conversation for _, conversation in told] == [1, 2, 2, 2, 7, 8, 9]
     assert len(dict(told)) == 7, "each branch is a line"
-    kept = [(line.number, line.family, line.is_side) for line in desk.machine.keeper.lines]
+    kept = [(line.number, line.family, line.is_side) for line in desk.machine.keeper.lines.all]
     assert kept == [
         (1, "/other", False),
         (2, "/s", False),
@@ -172,7 +172,9 @@ def test_what_comes_back_from_disk_is_its_conversations(workers: Workers) -> Non
     warm = workers.start(NAME)
     answer = of(warm, ending(1), asked)
     assert answer.usage is not None and answer.usage.source == "ssd"
-    assert [(line.number, line.family, line.turns) for line in warm.keeper.lines] == [(5, "s", 2)]
+    assert [(line.number, line.family, line.turns) for line in warm.keeper.lines.all] == [
+        (5, "s", 2)
+    ]
 
 
 # ---------------------------------------------------------------- attacks
@@ -214,7 +216,7 @@ def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
         (leaf,) = [each for each in warm.keeper.store.extents if not each.end.leaving]
         warm.keeper.store.remove(leaf)
     of(warm, follow(NAME, ids, answer.tokens, 40), ONE)
-    (line,) = warm.keeper.lines
+    (line,) = warm.keeper.lines.all
     assert line.turns == 2 and line.sponsor is None
 
 
@@ -226,7 +228,7 @@ def test_another_session_takes_over_no_line() -> None:
     other = first[: -len(message("qwen3", "user", words(1, 100)))]
     of(warm, other + message("qwen3", "user", words(2, 100)), Conversation(2, "B"))
     again = of(warm, follow("qwen3", first, asked_first.tokens, 50), Conversation(1, "A"))
-    families = {line.number: line.family for line in warm.keeper.lines}
+    families = {line.number: line.family for line in warm.keeper.lines.all}
     assert families == {1: "A", 2: "B"} and again.cached > 0
 
 
@@ -238,7 +240,7 @@ def test_a_prompt_that_another_session_broke_off_makes_nobody_its_line() -> None
     broken_off.request.lease.is_cancelled = True
     warm.run()
     answer = of(warm, ids, Conversation(2, "B"))
-    assert answer.cached >= 192 and [line.family for line in warm.keeper.lines] == ["X", "B"]
+    assert answer.cached >= 192 and [line.family for line in warm.keeper.lines.all] == ["X", "B"]
 
 
 def test_an_end_that_is_rewritten_amid_an_extent_is_left_out_too() -> None:

@@ -3,8 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from hearth.worker.kv.quantise_kv import LayerRows
-from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.kv.quantise_kv import LayerRows, TurboFormat
 
 SHAPE = (1, 2, 20, 64)
 

@@ -17,8 +17,7 @@ from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.kv.layer_adapters import leaves
-from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.kv.quantise_kv import QuantFormat, TurboFormat
 from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.follower_main import Follower, FollowerMemory
 from hearth.worker.ranks.leading_kv import format_from, handle_of, told_format

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from hearth.commands.ranks.join_ranks import endpoint_of
 from hearth.shared.errors import StartError
 from hearth.shared.settings import Settings, load_settings
-from hearth.worker.disk.file_names import is_of_today
+from hearth.worker.disk.file_format import is_of_today
 from hearth.worker.disk.open_file_store import GB
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache

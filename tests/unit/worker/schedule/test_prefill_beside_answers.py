@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hearth.shared.settings import load_settings
-from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
 from scripts.harness.socketless_worker import Machine, loaded, machine

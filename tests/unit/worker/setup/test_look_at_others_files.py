@@ -7,8 +7,7 @@ import pytest
 
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.setup.kv_setup import look_of
 from scripts.harness.socketless_worker import machine
 from tests.helpers.records.disk_records import ROOT, record

@@ -14,7 +14,7 @@ from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.engine.mlx_memory import GB, working_bytes
 from hearth.worker.engine.system_state import MemoryUse
-from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.setup import memory_setup
 from hearth.worker.setup.kv_setup import live_slots_max, running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, divide_room, fitting_tokens

@@ -11,8 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.kv.quantise_kv import QuantFormat, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup import kv_setup
 from scripts.harness.socketless_worker import loaded

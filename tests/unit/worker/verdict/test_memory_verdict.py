@@ -13,7 +13,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from hearth.shared.models.model_path import catalogued
 from hearth.shared.settings import Settings, load_settings
-from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.model_loader import LoadedModel, load_model
