@@ -46,14 +46,12 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
-from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy
+from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.scheduler_config import GenerationWatchdog, SchedulerConfig
 from hearth.worker.schedule.suspects import Suspects
-from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
@@ -84,7 +82,7 @@ from hearth.worker.threads.image_thread import read_images
 from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
-from hearth.worker.threads.start_worker import refuse_start, run_worker
+from hearth.worker.threads.start_worker import StartSteps, refuse_start, run_worker
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptLanes
 from hearth.worker.threads.wire_thread import WireThread
 

@@ -24,8 +24,8 @@ from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
@@ -190,7 +190,7 @@ class Desk:
         for token_id in request.sampled:
             request.output.add(token_id, None)
         request.output.finish(is_complete=True)
-        request.call_ids = [request.new_id() for _ in request.output.parts.calls]
+        request.deltas.call_ids = [request.deltas.new_id() for _ in request.output.parts.calls]
         usage = Usage(len(request.ids), len(request.ids), 0, len(request.sampled))
         TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None).ended(
             request, usage, "stop", None

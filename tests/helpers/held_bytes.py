@@ -1,4 +1,4 @@
-"""How many bytes a call has allocated and not given back."""
+"""Counts the bytes that a call has allocated and not given back."""
 
 import tracemalloc
 from collections.abc import Callable

@@ -31,7 +31,7 @@ def predict_next_prompt(
     try:
         # The conversation with the answer, and the messages that will follow it, empty.
         echo, following = _continuation(visit.said, visit.turn)
-        content = prompts.content(visit.prompt, visit, request.prompt_images)
+        content = prompts.content(visit.prompt, visit, visit.images)
         before = len(content.messages) - content.continues
         content = dataclasses.replace(
             content,

@@ -14,12 +14,13 @@ from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.call_drafts import CallDrafts
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX
+from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX, AnswerSources
 from hearth.worker.engine.decode.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder, is_raw
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.client_lease import ClientLease
+from hearth.worker.schedule.request_state import AnswerDeltas, PrefillOnly, Request, Suspicion
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
@@ -63,8 +64,8 @@ class RequestBuilder:
         if visit is not None:
             visit.adapter = message.adapter
         if visit is not None and not message.prefill_only:
-            self._prompts.explain(visit, built, images)
-        splitter, guide, call_drafts = self._readers(message, built, visit)
+            self._prompts.explain(visit, built)
+        splitter, guide, calls = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         query, prompt_name = self._query(message, built, root, visit)
         goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
@@ -80,27 +81,32 @@ class RequestBuilder:
                 splitter,
                 message.constraints.parallel_calls,
             ),
-            key=message.prompt.speaker.key,
-            prompt_name=prompt_name,
-            suspects=found,
-            asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
-            new_id=new_id,
-            known_ids=frozenset(
-                call.get("id") or ""
-                for each in message.prompt.messages
-                for call in each.get("tool_calls") or ()
+            deltas=AnswerDeltas(
+                message.request_id,
+                new_id,
+                frozenset(
+                    call.get("id") or ""
+                    for each in message.prompt.messages
+                    for call in each.get("tool_calls") or ()
+                ),
+                signature=SIGNATURE_BEGIN + new_id(),
             ),
-            signature=SIGNATURE_BEGIN + new_id(),
+            key=message.prompt.speaker.key,
+            asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             guide=guide,
-            call_drafts=call_drafts,
-            prediction=self._prediction(message, built),
+            draft_sources=AnswerSources(
+                built.ids, prediction=self._prediction(message, built), forced=calls
+            ),
             warnings=self._facts.thinking.warnings(
                 message.prompt.thinking, message.prompt.template_kwargs
             ),
             uses_cache=message.use_kv_cache,
-            is_prefill_only=message.prefill_only,
-            pin_key=message.prompt.speaker.key if message.pin else None,
-            prompt_images=images,
+            prefill_only=(
+                PrefillOnly(message.prompt.speaker.key if message.pin else None)
+                if message.prefill_only
+                else None
+            ),
+            suspicion=Suspicion(prompt_name, found),
             visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )
 

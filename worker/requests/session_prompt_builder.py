@@ -18,7 +18,7 @@ from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.prompt.thinking_switches import ThinkingSwitches
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.sessions.session_visit import SessionVisit
@@ -83,6 +83,8 @@ class SessionPromptBuilder:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
+        if visit is not None:
+            visit.images = images
         content = self.content(prompt, visit, images)
         return visit, self.builder.build(content, adds_header, is_counted)
 
@@ -117,7 +119,7 @@ class SessionPromptBuilder:
             *(prompt.continues, prompt.thinking),
         )
 
-    def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:
+    def explain(self, visit: SessionVisit, built: BuiltPrompt) -> None:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
@@ -127,7 +129,7 @@ class SessionPromptBuilder:
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
-            whole = self.content(visit.prompt, visit, images)
+            whole = self.content(visit.prompt, visit, visit.images)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )

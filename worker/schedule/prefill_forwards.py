@@ -3,13 +3,14 @@
 A forward encodes an image, or prefills; what each cut ends is kept.
 """
 
+import logging
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Any, Final
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.worker.cache.image_keys import ImageName, is_inside
 from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.memory_guard import AnyKVManager
-from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.wait_estimate import Pace
@@ -20,6 +21,9 @@ ANSWERS_SHARE: Final = 0.9
 # While short prompts are read, the answers get this part of what the forwards take, for so long.
 SHORT_SHARE: Final = 0.15
 OWED_S_MAX: Final = 10.0
+LOG_EVERY_S: Final = 5.0  # each prefill is logged so often, once it took as long
+
+log = logging.getLogger(__name__)
 
 
 class TimeShares:
@@ -115,8 +119,10 @@ class PrefillForwards:
 
     def step(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
-    ) -> None:
+    ) -> Any:
         """Encode one image of a prompt, or read its next tokens.
+
+        Return the hidden states (1, n, hidden) of its last tokens, for a draft model; or None.
 
         Raises:
             RequestError: an image cannot be had any more.
@@ -126,12 +132,15 @@ class PrefillForwards:
             began = clock()
             self._engine.synchronize()
             self._shares.note_ahead(clock() - began)
+        state, hidden = request.prefill, None
+        assert state is not None, request.request_id
         began, encoder_s = clock(), self._engine.encoder_s
         if not self._encode_image(request, prefilling, decoding):
-            self._prefill_chunk(request, decoding)
+            hidden = self._prefill_chunk(request, decoding)
         if decoding:
             self._shares.note_prefill(clock() - began, self._config.is_short(request))
-        request.image_s += self._engine.encoder_s - encoder_s
+        state.encoder_s += self._engine.encoder_s - encoder_s
+        return hidden
 
     def _encode_image(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
@@ -141,29 +150,35 @@ class PrefillForwards:
         A step of its own: it can take long, and who left meanwhile is not prefilled for.
         """
         end = self._forward_end(request, decoding)
-        start, images = request.position, request.query.images
+        start, images, state, times = (
+            request.position,
+            request.query.images,
+            request.prefill,
+            request.times,
+        )
+        assert state is not None and times is not None, request.request_id
         for run in [run for run in images if run.start < end and start < run.end]:
-            request.seen_to = max(request.seen_to, run.end)
+            state.encoded_to = max(state.encoded_to, run.end)
             if self._engine.encode(run.picture, begun_images(prefilling)):
-                assert request.times is not None
-                request.times.note_chunk()
+                times.note_chunk()
                 return True
         return False
 
-    def _prefill_chunk(self, request: Request, decoding: Collection[Request]) -> None:
-        """Prefill one chunk; keep what was read at each cut."""
-        slot, query, times = request.slot, request.query, request.times
-        assert slot is not None and times is not None, request.request_id
+    def _prefill_chunk(self, request: Request, decoding: Collection[Request]) -> Any:
+        """Prefill one chunk; keep what was read at each cut. Return as `step`."""
+        slot, query = request.slot, request.query
+        state, times, hidden = request.prefill, request.times, None
+        assert slot is not None and state is not None and times is not None, request.request_id
         number, start = request.next_cut(), request.position
         end = self._forward_end(request, decoding)
         assert start < end <= query.limit, (start, end, query.limit)
-        request.is_cut_beside |= end < self._quiet_end(request)
+        state.is_cut_beside |= end < self._quiet_end(request)
         began = self._config.clock()
         self._pace.reading_tokens = end - start
         pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
         chunk = (slot.cache, request.ids[start:end], query.images, query.adapter)
         if pairs:
-            request.hidden = self._engine.prefill_with_hidden(*chunk, tokens_max=pairs)
+            hidden = self._engine.prefill_with_hidden(*chunk, tokens_max=pairs)
         else:
             self._engine.prefill(*chunk)
         self._pace.note_chunk(end - start, self._config.clock() - began)
@@ -172,8 +187,9 @@ class PrefillForwards:
         log_prefill(request)
         if end == query.cuts[number]:
             tokens, name = query.tokens[:end], query.names[number]
-            is_fast = request.is_cut_beside
-            self._kv_manager_of(request).commit(slot, tokens, name, is_fast=is_fast)
+            manager = self._kv_manager_of(request)
+            manager.commit(slot, tokens, name, is_fast=state.is_cut_beside)
+        return hidden
 
     def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
         """Return where the next forward of a prompt ends beside these answers."""
@@ -208,6 +224,27 @@ def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
     return {
         run.picture.name
         for request in prefilling
+        if request.prefill is not None
         for run in request.query.images
-        if request.position < run.end <= request.seen_to  # looked at, and not read to its end
+        # Looked at, and not read to its end.
+        if request.position < run.end <= request.prefill.encoded_to
     }
+
+
+def log_prefill(request: Request) -> None:
+    """Log how far a long prefill has come, unless it was logged just now. Inference thread."""
+    state, now = request.prefill, awake_s()
+    assert state is not None and state.logged_tokens <= request.position, request.request_id
+    if now - state.logged_at < LOG_EVERY_S:
+        return
+    # The newest speed: the further a prompt is, the slower it is read.
+    tokens_per_s = (request.position - state.logged_tokens) / (now - state.logged_at)
+    state.logged_at, state.logged_tokens = now, request.position
+    log.info(
+        "prefill request=%s done=%d of=%d tokens_per_s=%.0f left_s=%.0f",
+        request.request_id,
+        request.position,
+        request.prompt_tokens,
+        tokens_per_s,
+        request.left_tokens / tokens_per_s if tokens_per_s else 0.0,
+    )

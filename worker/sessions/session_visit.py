@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import LinePosition
 from hearth.worker.sessions.divergence_cause import Divergence
@@ -38,6 +39,7 @@ class SessionVisit:
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
     conversation: int = 0  # its number; 0 = its line's messages go on, its tokens do not
     is_side: bool = False
+    images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
     kind: str = "main"  # of what it is to its session: main, agent or side
     rules: list[str] = field(default_factory=list)  # by which its messages are canonical
     shared_messages: int = 0  # of its line's last request, from the first on

@@ -8,7 +8,7 @@ from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.rewind import can_rewind
-from hearth.worker.schedule.answers.answer_drafts import CANNOT_VERIFY, DraftPolicy, Reach
+from hearth.worker.schedule.answer_drafts import CANNOT_VERIFY, DraftPolicy, Reach
 
 # Where a forward of ROWS_MAX rows costs more than that, in forwards of one, a second branch is not
 # worth its rows (docs/measuring.md).

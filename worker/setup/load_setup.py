@@ -18,12 +18,12 @@ from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.kv.layer_adapters import raw_rows
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.thinking_switches import thinking_switches
-from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.kv_setup import identify, is_exact
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.vision_setup import VisionParts, make_vision
+from hearth.worker.threads.start_worker import StartSteps
 
 
 def load_all(

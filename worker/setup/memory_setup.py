@@ -20,8 +20,7 @@ from hearth.worker.engine.memory_shares import MemoryShare
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.schedule.pressure_relief import PressureRelief
+from hearth.worker.schedule.memory_guard import MemoryGuard, PressureRelief
 from hearth.worker.setup.encoder_memory import encoders_bytes, workers_limit
 from hearth.worker.setup.rank_setup import UNLIMITED, SingleRank
 

@@ -115,7 +115,7 @@ class PromptThread:
                 # While the prompt is built: its session may be another worker's, which is gone.
                 seen = self._look() if message.use_kv_cache else None
                 request = self._builder.build(lease, message, images)
-                send(Admitted(request.request_id, request.prompt_tokens, request.signature))
+                send(Admitted(request.request_id, request.prompt_tokens, request.deltas.signature))
                 if seen is not None:
                     seen.wait(LOOK_WAIT_S_MAX)
                 put(request)

@@ -22,7 +22,7 @@ from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.kv import return_freed_memory, serialise_kv
 from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup import cut_rule_setup, kv_setup, rank_setup
@@ -218,6 +218,7 @@ class CountedWorker:
                 sampling=Sampling(),
                 tokens_max=ANSWER_TOKENS_MAX,
                 output=OutputProcessor(LETTERS, []),
+                deltas=AnswerDeltas(lease.request_id),
                 asker=turn.asker,
             ),
             at_s,

@@ -19,7 +19,7 @@ from hearth.worker.cache.block_hash import pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.main import ServingParts, Worker
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.kv_setup import cache_root
 from hearth.worker.setup.load_setup import load_all
@@ -97,6 +97,7 @@ def _request(worker: Worker, parts: ServingParts, name: str, ids: list[int]) -> 
         Sampling(temperature=0.0),
         ANSWER_TOKENS,
         OutputProcessor(Vocabulary(parts.loaded.tokenizer).detokeniser(), []),
+        AnswerDeltas(name),
     )
 
 

@@ -63,7 +63,8 @@ def test_what_was_read_in_shorter_forwards_and_what_follows_it_is_told_fast(
     asked = beside_streams(busy, ids, quiet_from)
     ends = canonical_ends(busy, ids)
     assert ends and not any(ends.values()), ends
-    assert asked.request.is_cut_beside and not slot_of(busy, ids).canonical_cuts
+    state = asked.request.prefill
+    assert state is not None and state.is_cut_beside and not slot_of(busy, ids).canonical_cuts
 
 
 def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,6 @@ def test_a_prompt_that_a_worker_died_with_is_suspected_by_its_adapter_too(tmp_pa
     names = []
     for worker.adapter in ("", "one", "two"):
         request = worker.request(prompt)
-        names.append({*request.query.names, request.prompt_name})
+        names.append({*request.query.names, request.suspicion.prompt_name})
         assert request.query.adapter == worker.adapter
     assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])

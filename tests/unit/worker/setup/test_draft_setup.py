@@ -8,7 +8,7 @@ import pytest
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.doctor.findings import Findings, Subject
 from hearth.worker.draft.draft_length import CPU_CURVE
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy, row_costs
 
 SUBJECT = Subject("Apple M2 Max", "metal", "abc", "0.32.4", "0.32.2")
