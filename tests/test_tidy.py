@@ -44,7 +44,7 @@ ORDER: Final = (
             "worker/prompt",
             "worker/sessions",
         ),
-        *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
+        *("worker/schedule", "worker/doctor", "worker/threads"),
         *("worker/embeddings", "worker/setup", "worker/ranks", "worker/verdict", "worker"),
     ),
 )

@@ -10,7 +10,7 @@ import pytest
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
+from hearth.worker.setup.kv_setup import BESIDE_GOAL_S, with_goal_beside
 from scripts.harness.socketless_worker import Machine, loaded, machine
 from tests.helpers.worker.kv_prompts import prompt
 
@@ -72,7 +72,7 @@ def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPa
     model = loaded("qwen3", tiny=True)
     plain, exact = load_settings({}, None), load_settings({"CACHE_EXACT": "true"}, None)
     assert with_goal_beside(config, model, plain) is config, "this machine has a CPU alone"
-    for module in ("setup.cut_rule_setup", "engine.prefill_lengths"):
+    for module in ("setup.kv_setup", "engine.prefill_lengths"):
         monkeypatch.setattr(f"hearth.worker.{module}.backend", lambda: "metal")
     assert with_goal_beside(config, model, exact) is config
     made = with_goal_beside(config, model, plain)

@@ -20,7 +20,7 @@ from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.setup.cut_rule_setup import cut_rule_of
+from hearth.worker.setup.kv_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import (
     SHORT_TOKENS,

@@ -1,15 +1,17 @@
-"""Renders a prompt with what its session remembers: sampled turns, loaded tools, thinking."""
+"""Renders a prompt with what its session remembers, and the one that is likely to follow it."""
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, TokenQuery
-from hearth.worker.cache.block_hash import PrefixHash, common_length
-from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.cache.block_hash import PrefixHash, common_length, prefix_hashes
+from hearth.worker.cache.image_keys import PromptImages, keys_of
+from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.awaited_work import NobodyWaits
@@ -19,6 +21,8 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.prompt.thinking_switches import ThinkingSwitches
 from hearth.worker.schedule.answer_drafts import DraftPolicy
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.sessions.session_visit import SessionVisit
@@ -62,7 +66,7 @@ class SessionPromptBuilder:
     ) -> None:
         self.sessions = sessions
         self.builder = builder
-        self._facts = facts
+        self.facts = facts
 
     def build(
         self,
@@ -80,7 +84,7 @@ class SessionPromptBuilder:
         if is_raw(prompt):
             return None, self.builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
         if prompt.images:
-            messages = without_images(prompt, self._facts.model_name)
+            messages = without_images(prompt, self.facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
         if visit is not None:
@@ -123,7 +127,7 @@ class SessionPromptBuilder:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
-        system_end = self._facts.cut_rule.system_end(tokens)
+        system_end = self.facts.cut_rule.system_end(tokens)
         visit.set_prompt(tokens, built.header, built.kept, system_end)
         visit.doubtful, visit.begins = built.doubtful, built.begins
 
@@ -146,8 +150,74 @@ class SessionPromptBuilder:
 
     def text(self, keys: Sequence[int]) -> str:
         """Return the text of tokens; an image among them is "[image]"."""
-        detokeniser = self._facts.vocabulary.detokeniser()
+        detokeniser = self.facts.vocabulary.detokeniser()
         parts = []
         for is_image, run in itertools.groupby(keys, lambda key: key < 0):
             parts.append(_IMAGE if is_image else "".join(map(detokeniser.add, run)))
         return "".join(parts)
+
+
+log = logging.getLogger(__name__)
+
+
+def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> PrefixQuery | None:
+    """Return the beginning of the prompt that follows an answer. Prompt thread.
+
+    It ends where the next message begins. None where the answer's own tokens stand there as they
+    were fed, so that the slot holds them, or where the template refuses such a conversation.
+    """
+    assert request.slot is None, request.request_id
+    visit, facts = request.visit, prompts.facts
+    if visit is None or visit.said is None:
+        return None
+    try:
+        # The conversation with the answer, and the messages that will follow it, empty.
+        echo, following = _continuation(visit.said, visit.turn)
+        content = prompts.content(visit.prompt, visit, visit.images)
+        before = len(content.messages) - content.continues
+        content = dataclasses.replace(
+            content,
+            messages=[*content.messages[:before], echo, *following],
+            turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
+        )
+        built = prompts.builder.build(content, adds_header=False)
+    except RequestError as error:  # nothing is lost but the head start
+        log.debug("the next prompt cannot be foreseen: %s", error.code)
+        return None
+    ends = [request.end_id] if request.end_id is not None else []
+    fed = keys_of([*request.ids, *request.sampled, *ends], request.query.images)
+    tokens = built.keys[: prompts.builder.last_header(built.ids)]
+    if common_length(tokens, fed) >= min(len(tokens), len(fed)):
+        return None
+    cuts, root = facts.cut_rule.natural(tokens), request.query.root or facts.root
+    names = prefix_hashes(root, tokens, cuts)
+    images = tuple(run.bare() for run in built.images if run.end <= len(tokens))
+    return PrefixQuery(
+        tokens,
+        cuts,
+        names,
+        request.query.conversation,
+        root=root,
+        images=images,
+        system_end=facts.cut_rule.system_end(tokens),
+        adapter=request.query.adapter,
+    )
+
+
+def _continuation(
+    said: TurnContent, turn: Turn | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an answer as a client echoes it, and what it will send behind it, empty."""
+    echo: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.reasoning:
+        echo["reasoning_content"] = said.reasoning
+    if not said.calls:
+        return echo, [{"role": "user", "content": ""}]
+    ids = turn.call_ids if turn is not None else ()
+    if len(ids) != len(said.calls):  # it was cut off
+        ids = tuple(f"call{n:05d}" for n in range(len(said.calls)))
+    echo["tool_calls"] = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, (name, arguments) in zip(ids, said.calls, strict=True)
+    ]
+    return echo, [{"role": "tool", "tool_call_id": call_id, "content": ""} for call_id in ids]

@@ -17,14 +17,41 @@ from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX, AnswerSources
 from hearth.worker.engine.decode.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
-from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder, is_raw
 from hearth.worker.schedule.client_lease import ClientLease
 from hearth.worker.schedule.request_state import AnswerDeltas, PrefillOnly, Request, Suspicion
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.output_processor import OutputProcessor
+from hearth.worker.threads.session_prompt_builder import SessionPromptBuilder, is_raw
+
+RECENT_MAX: Final = 64  # prompts whose ids are remembered
+
+
+class RecentPrompts:
+    """Keeps the newest prompts by request id. The prompt threads share it.
+
+    Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (LOG_PROMPTS, and a key).
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
+        # Kept for one key: tokens of 64 prompts (`LOG_PROMPTS`)
+        self._by_request: dict[str, tuple[str, list[int]]] = {}  # request id -> key digest, ids
+
+    def add(self, message: Submit, ids: list[int]) -> None:
+        """Remember a prompt, unless its client wants nothing of it kept."""
+        if not (self._is_on and message.use_kv_cache):
+            return
+        self._by_request[message.request_id] = (message.prompt.speaker.key, ids)
+        while len(self._by_request) > RECENT_MAX:
+            self._by_request.pop(next(iter(self._by_request)), None)  # or another thread did
+
+    def ids_of(self, request_id: str, key: str) -> list[int] | None:
+        """Return a prompt's ids, for the API key that sent it; "" = any key. None if unknown."""
+        owner, ids = self._by_request.get(request_id, ("", None))
+        return ids if key in ("", owner) else None
+
 
 _NO_IMAGES: PromptImages = {}
 CHARACTERS_MAX: Final = 16  # of a token, but for runs of blanks
@@ -40,14 +67,13 @@ class RequestBuilder:
         self,
         prompts: SessionPromptBuilder,
         recent: RecentPrompts,
-        facts: PromptFacts,
         default_max_tokens: int,
         suspects: Suspects | None = None,
     ) -> None:
         self._suspects = suspects or Suspects()
         self._prompts = prompts
         self._recent = recent
-        self._facts = facts
+        self._facts = prompts.facts
         self._default_max_tokens = default_max_tokens
 
     def build(

@@ -6,7 +6,7 @@ import pytest
 
 from hearth.shared.thinking import ThinkingWish
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
-from hearth.worker.requests.request_builder import asker_of, constraints_of, family_of
+from hearth.worker.threads.request_builder import asker_of, constraints_of, family_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 
 NAMED = Speaker("k", "s1")
