@@ -41,9 +41,8 @@ from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_prompts, sessions_of
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.image_thread import read_images
 from hearth.worker.threads.inference_thread import InferenceThread
-from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.prompt_thread import PromptThread, read_images
 from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.start_worker import StartSteps
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, PromptLanes

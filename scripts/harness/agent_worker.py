@@ -26,9 +26,10 @@ from hearth.worker.sessions.turn_store import place_behind
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.request_builder import RecentPrompts, RequestBuilder
-from hearth.worker.threads.session_prompt_builder import (
+from hearth.worker.threads.request_builder import (
     PromptFacts,
+    RecentPrompts,
+    RequestBuilder,
     SessionPromptBuilder,
     predict_next_prompt,
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 # Of a padded batch: what one forward takes in memory. A worker leaves so much free all the time
-# (worker/setup/encoder_memory.py), and a single text may have as many.
+# (worker/setup/memory_setup.py), and a single text may have as many.
 TOKENS_MAX: Final = 8_192
 # Of the masks that some models make, tokens by tokens for each row; a single row may take more.
 SQUARE_MAX: Final = 16 << 20

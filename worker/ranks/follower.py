@@ -30,7 +30,7 @@ from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.loading.sharded_model import model_facts
 from hearth.worker.ranks.rank_link import Handle, Operation
 from hearth.worker.ranks.transport.follower_link import FollowerLink
-from hearth.worker.setup.encoder_memory import workers_limit
+from hearth.worker.setup.memory_setup import workers_limit
 
 STOP: Final = "stop"
 RETURNED: Final = "returned"

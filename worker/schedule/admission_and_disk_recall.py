@@ -144,7 +144,12 @@ class Admission:
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         own_share = self._own_share(request, running)
-        promised = sum(map(self._promised_bytes, running))
+        # What first forwards will allocate: states and windows; rows are there.
+        promised = sum(
+            self._uncached.unwritten_bytes(rows_of(other))
+            for other in running
+            if other.position <= other.cached_tokens
+        )
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
         cost = PromptCost(
             lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
@@ -170,11 +175,6 @@ class Admission:
         # Windows and states are each row's own.
         spared = cold_bytes(trunk) - self._uncached.unwritten_bytes(trunk)
         return 1 - max(0, spared) / max(1, cold_bytes(rows_of(request)))
-
-    def _promised_bytes(self, request: Request) -> int:
-        """Return what its first forward will allocate: states and windows; rows are there."""
-        has_begun = request.position > request.cached_tokens
-        return 0 if has_begun else self._uncached.unwritten_bytes(rows_of(request))
 
     def _growth_bytes(self, request: Request) -> int:
         """Return what its answer is thought to take yet; a batch has no rows to spare for it."""

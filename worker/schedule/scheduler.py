@@ -10,7 +10,6 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
@@ -25,9 +24,13 @@ from hearth.worker.schedule.admission_and_disk_recall import (
     prefills_for,
     rows_of,
 )
-from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.memory_guard import AnyKVManager
-from hearth.worker.schedule.prefill_forwards import PrefillForwards, TimeShares, begun_images
+from hearth.worker.schedule.prefill_forwards import (
+    IdlePrefill,
+    PrefillForwards,
+    TimeShares,
+    begun_images,
+)
 from hearth.worker.schedule.request_ending import answer_row, log_finished, make_usage
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -427,7 +430,11 @@ class Scheduler:
         else:
             request.sampled.append(sampled.token_id)
         if request.guide is not None and request.guide.failure:
-            yield self._end_unconstrained(request, request.guide)
+            self._close_slot(request)
+            log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
+            text = f"The answer could not be held to what was asked of it: {request.guide.failure}."
+            status = request.guide.failure_status
+            yield Failed(request.request_id, status, "constraint_failed", text)
             return
         if request.end_id is not None:
             yield from self._finish(request, "stop")
@@ -491,13 +498,6 @@ class Scheduler:
         """End a request by an error; what was prefilled is kept."""
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
-
-    def _end_unconstrained(self, request: Request, guide: TokenMask) -> Failed:
-        """End a request whose answer can not be held to its constraints any more."""
-        self._close_slot(request)
-        log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
-        text = f"The answer could not be held to what was asked of it: {guide.failure}."
-        return Failed(request.request_id, guide.failure_status, "constraint_failed", text)
 
     def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""

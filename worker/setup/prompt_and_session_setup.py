@@ -26,7 +26,7 @@ from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.setup.kv_setup import cache_root, is_exact
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 
 log = logging.getLogger(__name__)
 

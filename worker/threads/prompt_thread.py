@@ -1,8 +1,9 @@
-"""Renders and tokenises requests in threads of their own; answers Count and session reports."""
+"""Reads images, renders and tokenises requests, answers Count and session reports, in threads."""
 
+import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
@@ -10,11 +11,22 @@ import numpy as np
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import Admitted, Count, Counted, Failed, Status, Submit, Told, Up
+from hearth.shared.wire_messages import (
+    Admitted,
+    Count,
+    Counted,
+    Failed,
+    Prompt,
+    Status,
+    Submit,
+    Told,
+    Up,
+)
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.cache.image_keys import PromptImage, PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
+from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
@@ -23,13 +35,14 @@ from hearth.worker.schedule.request_state import (
 )
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.threads.request_builder import RecentPrompts, RequestBuilder
-from hearth.worker.threads.session_prompt_builder import (
+from hearth.worker.threads.request_builder import (
+    RecentPrompts,
+    RequestBuilder,
     SessionPromptBuilder,
     is_raw,
     predict_next_prompt,
 )
-from hearth.worker.threads.thread_queues import PromptJobs
+from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
 LOOK_WAIT_S_MAX: Final = 0.5  # for a disk thread that is amid a large file
 
@@ -195,3 +208,71 @@ def session_report(
     if body is None:
         raise RequestError(text, status=404, code="not_found")
     return body
+
+
+def read_images(
+    reader: ImageReader,
+    jobs: ImageJobs,
+    put: Callable[[tuple[ClientLease, MessageWithImages]], None],
+    send: Callable[[Up], None],
+) -> None:
+    """Decode and process images until None comes; `put` hands on to the prompt thread.
+
+    A thread of its own runs it, so that a large image delays no request without any. A message is
+    handed on with all its images, or it gets one Failed. A RequestError ends the one request; its
+    Failed names the image.
+    """
+    while (job := jobs.get()) is not None:
+        lease, message = job
+        assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
+        try:
+            images = _images_of(message, lease, reader)
+        except RequestError as error:
+            log.info("refused request=%s code=%s", message.request_id, error.code)
+            send(Failed(message.request_id, error.status, error.code, str(error)))
+            continue
+        if images is None:
+            send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
+        else:
+            prompt = dataclasses.replace(message.prompt, images={})
+            message = dataclasses.replace(message, prompt=prompt)
+            put((lease, MessageWithImages(message, images)))
+
+
+def _images_of(
+    message: Submit | Count, lease: ClientLease, reader: ImageReader
+) -> PromptImages | None:
+    """Return the images of a message; None once its client is gone. Raises RequestError."""
+    images: dict[str, PromptImage] = {}
+    owner = _owner(message)
+    for name, digest in _shown(message.prompt):
+        if lease.is_gone:
+            return None
+        data = message.prompt.images.get(digest)
+        if digest in images or data is None:
+            continue  # the prompt builder refuses one that was not sent
+        try:
+            images[digest] = reader.read(digest, data, owner)
+        except RequestError as error:
+            text = f"{name}: {error}"
+            raise RequestError(text, status=error.status, code=error.code) from error
+    return images
+
+
+def _owner(message: Submit | Count) -> str:
+    """Return who alone profits from what is remembered of a message's images; "" = everybody.
+
+    What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
+    """
+    if isinstance(message, Submit) and not message.use_kv_cache:
+        return message.prompt.speaker.key + message.request_id
+    return message.prompt.speaker.key
+
+
+def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    """Yield the client's name and the digest of each image, in their order."""
+    for message in prompt.messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        for digest in (part["image"] for part in parts if part["type"] == "image"):
+            yield prompt.places.get(digest, "messages"), digest

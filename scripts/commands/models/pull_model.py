@@ -54,8 +54,8 @@ from hearth.shared.terminal_text import plain_lines
 from hearth.worker.engine.mlx_memory import memory_limit
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.engine.remote_code_check import remote_code
-from hearth.worker.setup.encoder_memory import process_bytes
-from hearth.worker.verdict.memory_verdict import memory_verdict
+from hearth.worker.memory_verdict import memory_verdict
+from hearth.worker.setup.memory_setup import process_bytes
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
 DOES_NOT_FIT: Final = 2

@@ -20,7 +20,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_visit import REWRITTEN_MAX
-from hearth.worker.threads.session_prompt_builder import predict_next_prompt
+from hearth.worker.threads.request_builder import predict_next_prompt
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family

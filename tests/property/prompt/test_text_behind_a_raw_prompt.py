@@ -16,8 +16,12 @@ from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.request_builder import RecentPrompts, RequestBuilder
-from hearth.worker.threads.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.threads.request_builder import (
+    PromptFacts,
+    RecentPrompts,
+    RequestBuilder,
+    SessionPromptBuilder,
+)
 
 NOTHING = cast(Any, None)
 BEGIN = "<s>"

@@ -14,7 +14,7 @@ from hearth.shared.wire_messages import Count, Counted, Prompt, TokenQuery
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.prompt_thread import counted
-from hearth.worker.threads.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 from scripts.harness.model_families import family
 from tests.helpers.worker.prompt_builders import builder, encoded
 

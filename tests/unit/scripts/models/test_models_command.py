@@ -16,7 +16,7 @@ from hearth.shared.models import builtin_models
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
 from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.verdict.memory_verdict import MemoryVerdict
+from hearth.worker.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 

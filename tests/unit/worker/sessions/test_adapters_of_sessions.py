@@ -6,7 +6,7 @@ from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import adapter_root
 from hearth.worker.setup.prompt_and_session_setup import make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts
-from hearth.worker.threads.session_prompt_builder import predict_next_prompt
+from hearth.worker.threads.request_builder import predict_next_prompt
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.lora_files import adapted
 from scripts.harness.model_families import FAMILIES

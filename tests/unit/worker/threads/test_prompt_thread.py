@@ -33,7 +33,7 @@ from hearth.worker.schedule.request_state import (
 )
 from hearth.worker.threads import prompt_thread
 from hearth.worker.threads.prompt_thread import PromptThread
-from hearth.worker.threads.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.threads.thread_queues import PromptJob, PromptJobs
 
 IDS = [1, 2, 3]

@@ -23,7 +23,7 @@ from hearth.worker.prompt.awaited_work import stop_unless_awaited
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages, RenderNextPrompt
 from hearth.worker.threads.prompt_thread import PromptThread
-from hearth.worker.threads.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.threads.thread_queues import LANE_WEIGHTS, PromptLanes, lane_of
 
 WAIT_S = 60.0
