@@ -42,12 +42,7 @@ from hearth.shared.models.model_path import why_missing
 from hearth.shared.paths import env_file
 from hearth.shared.private_files import own_run_directory
 from hearth.shared.process_start import open_files_max, raise_open_file_limit, take_short_turns
-from hearth.shared.settings import (
-    Settings,
-    load_settings,
-    setting_warnings,
-    variables_in,
-)
+from hearth.shared.settings import Settings, load_settings, setting_warnings, variables_in
 from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION

@@ -35,8 +35,8 @@ ORDER: Final = (
             "worker/prompt",
             "worker/sessions",
         ),
-        *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
-        *("worker/embeddings", "worker/setup", "worker/ranks", "worker/verdict", "worker"),
+        *("worker/schedule", "worker/doctor", "worker/threads"),
+        *("worker/embeddings", "worker/setup", "worker/ranks", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not
@@ -65,7 +65,7 @@ ONLY_IN: Final = {
     "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
-        "worker/verdict/unloaded_model.py",
+        "worker/memory_verdict.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         *("worker/threads/inference_thread.py", "worker/embeddings/", "worker/ranks/"),
     ),

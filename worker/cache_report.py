@@ -1,4 +1,4 @@
-"""Reports what one worker's cache holds, for `/v1/cache`."""
+"""Reports what one worker's cache holds, for `/v1/cache`, and does what is asked of it there."""
 
 import bisect
 import time
@@ -7,19 +7,63 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from hearth.shared.wire_messages import ModelFacts
+from hearth.shared.wire_messages import Failed, ModelFacts, Status, Told
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
+from hearth.worker.serving_parts import ServingParts
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
-from hearth.worker.setup.vision_setup import VisionParts
+from hearth.worker.setup.load_setup import VisionParts
 
 LINES_MAX = 200  # the most recently used
 DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of depths begins
 CORRECTNESS: Final = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
+
+
+def answer_status(served: ServingParts, message: Status, waiting_frames: int) -> Told | Failed:
+    """Report on the cache, after it was emptied or a pin given up. Inference thread.
+
+    `waiting_frames` are those that the wire thread is to send.
+    """
+    kv_manager, scheduler, key = served.kv_manager, served.scheduler, message.key
+    if message.what in ("doctor", "check_again"):
+        return Told(message.request_id, served.doctor.answer(message.what))
+    if message.what == "unpin" and not kv_manager.unpin(message.about, key):
+        text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
+        return Failed(message.request_id, 404, "not_found", text)
+    if message.what == "clear_cache":
+        scheduler.forget()
+        served.sessions.forget_lines()
+        served.suspects.clear(key)
+        served.grammars.end_idle(0.0)
+        if served.vision is not None:
+            served.vision.forget()
+    report = cache_report(
+        kv_manager,
+        scheduler.idle_tokens,
+        key,
+        served.loaded.facts,
+        scheduler.decoder.batch_bytes,
+        served.loaded.adapters.identities,
+    )
+    report |= {
+        "adapters": served.loaded.adapters.report(),
+        "quantisation": quantisation_report(kv_manager),
+        "dtype": served.loaded.dtype.row(),
+        "ranks": served.rank.report(served.loop.active_bytes),
+        "trunks": scheduler.decoder.trunks_report(),
+        "sessions": served.sessions.counters(),
+        "vision": vision_report(served.vision),
+        "grammars": served.grammars.report(),
+        "suspects": served.suspects.report(key),
+        **scheduler.report(key),
+        **served.memory.report(),
+        "wire_waiting_frames": waiting_frames,
+    }
+    return Told(message.request_id, report)
 
 
 def cache_report(

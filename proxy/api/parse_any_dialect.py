@@ -5,10 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hearth.proxy.api.body import (
-    field_readers as fields,
-    prompt_limits,
-)
+from hearth.proxy.api.body import field_readers as fields, prompt_limits
 from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore

@@ -33,12 +33,7 @@ from hearth.proxy.http.http_exchange import (
     work_on_body,
 )
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.metrics import (
-    ANSWERED,
-    CANCELLED,
-    outcome_elsewhere,
-    served_here,
-)
+from hearth.proxy.monitoring.metrics import ANSWERED, CANCELLED, outcome_elsewhere, served_here
 from hearth.proxy.request.encoder_names import (
     KINDS,
     SETTINGS,

@@ -22,14 +22,7 @@ from hearth.shared.models.model_path import ModelMissing, check_model, why_missi
 from hearth.shared.private_files import private_directory
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import (
-    Embed,
-    Embedded,
-    EncoderFacts,
-    Rerank,
-    Reranked,
-    ShortTurns,
-)
+from hearth.shared.wire_messages import Embed, Embedded, EncoderFacts, Rerank, Reranked, ShortTurns
 from hearth.shared.worker_files import forwarded_path
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,7 @@ from hearth.proxy.api.body.message_content import note_left_out
 from hearth.proxy.gateway.cloud_fields import BODY, Row
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
-from hearth.shared.our_ids import (
-    is_our_call_id,
-)
+from hearth.shared.our_ids import is_our_call_id
 
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
 _CLEARS_THINKING: Final = "clear_thinking_"  # begins an edit of context_management

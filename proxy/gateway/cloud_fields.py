@@ -31,11 +31,7 @@ from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
 from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
-from hearth.shared.our_ids import (
-    is_our_item_id,
-    is_our_response_id,
-    is_our_signature,
-)
+from hearth.shared.our_ids import is_our_item_id, is_our_response_id, is_our_signature
 
 Row = dict[str, Any]
 Rule = Callable[..., Any]

@@ -21,11 +21,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.gateway.cloud_failure import CloudError
-from hearth.proxy.gateway.litellm_messages import (
-    HELD_BYTES_MAX,
-    LENGTH_BYTES,
-    read_frame,
-)
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, LENGTH_BYTES, read_frame
 from hearth.proxy.gateway.routing_table import DEFAULT, LISTS, PROVIDER, Deployment, RoutingTable
 from hearth.proxy.http.http_exchange import RawHeaders, work_on_body
 from hearth.proxy.monitoring.metrics import CloudUsage

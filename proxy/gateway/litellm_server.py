@@ -32,12 +32,7 @@ from hearth.proxy.gateway.cloud_failure import (
 from hearth.proxy.gateway.config_file import ErrorEventRedactor, Secrets
 from hearth.proxy.gateway.litellm_accounts import KeyedCall
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
-from hearth.proxy.gateway.litellm_messages import (
-    HELD_BYTES_MAX,
-    OVER_BUDGET,
-    frame,
-    read_frame,
-)
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, OVER_BUDGET, frame, read_frame
 from hearth.proxy.gateway.refuse_redirects import refuse_redirects
 from hearth.proxy.http.http_exchange import AsgiMessage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError

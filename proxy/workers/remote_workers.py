@@ -19,12 +19,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.macos_network_hints import refused_hint
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.zmq_transport import (
-    PROXY_NAME,
-    SILENCE_S_MAX,
-    WORKER_NAME,
-    curve_keys,
-)
+from hearth.shared.zmq_transport import PROXY_NAME, SILENCE_S_MAX, WORKER_NAME, curve_keys
 
 log = logging.getLogger(__name__)
 

@@ -133,10 +133,9 @@ def _checked(settings: Settings) -> Row:
     from hearth.worker.engine.model_loader import load_model
     from hearth.worker.engine.system_state import MemoryUse
     from hearth.worker.schedule.memory_guard import MemoryGuard
-    from hearth.worker.setup.cut_rule_setup import cut_rule_of
     from hearth.worker.setup.doctor_setup import ModelDoctor
-    from hearth.worker.setup.encoder_memory import workers_limit
-    from hearth.worker.setup.kv_setup import identify
+    from hearth.worker.setup.kv_setup import cut_rule_of, identify
+    from hearth.worker.setup.memory_setup import workers_limit
 
     os.environ |= temp_environment(os.environ, settings.instance_dir)
     limit = workers_limit(settings)

@@ -20,12 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.commands.probe_images import (
-    ProbeImage,
-    add_image_options,
-    hit_misses,
-    probe_images,
-)
+from hearth.commands.probe_images import ProbeImage, add_image_options, hit_misses, probe_images
 from hearth.commands.server_client import (
     CHAT,
     SLACK_TOKENS,

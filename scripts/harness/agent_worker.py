@@ -20,16 +20,19 @@ from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.predict_next_prompt import predict_next_prompt
-from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.threads.request_builder import (
+    PromptFacts,
+    RecentPrompts,
+    RequestBuilder,
+    SessionPromptBuilder,
+    predict_next_prompt,
+)
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
@@ -149,7 +152,7 @@ class Desk:
             self.facts,
         )
         self.builder = RequestBuilder(
-            self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
+            self.prompts, RecentPrompts(False), self.settings.default_max_tokens
         )
         self.digester = MessageDigester(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
@@ -190,7 +193,7 @@ class Desk:
         for token_id in request.sampled:
             request.output.add(token_id, None)
         request.output.finish(is_complete=True)
-        request.call_ids = [request.new_id() for _ in request.output.parts.calls]
+        request.deltas.call_ids = [request.deltas.new_id() for _ in request.output.parts.calls]
         usage = Usage(len(request.ids), len(request.ids), 0, len(request.sampled))
         TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None).ended(
             request, usage, "stop", None
@@ -228,7 +231,7 @@ class Desk:
     def idle(self) -> None:
         """The client is busy with its tools: do all that idle time is for."""
         for job in self.foreseen:
-            if (query := predict_next_prompt(job.request, self.prompts, self.facts)) is not None:
+            if (query := predict_next_prompt(job.request, self.prompts)) is not None:
                 self.machine.scheduler.prefill_later(query)
         self.foreseen.clear()
         self.machine.work_ahead()

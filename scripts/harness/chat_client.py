@@ -281,7 +281,7 @@ class ChatClient:
     def take(self, chat: Chat, last: Asked | None, count: int) -> None:
         """Take the last answer up, and what follows it: a tool's result, or the next question."""
         assert last is not None
-        said, call_ids = given(last.answer.request), last.answer.request.call_ids
+        said, call_ids = given(last.answer.request), last.answer.request.deltas.call_ids
         said = said if chat.echoes_thinking else replace(said, reasoning="")
         results = [
             {"role": "tool", "tool_call_id": call_id, "content": self.text(count)}

@@ -20,6 +20,7 @@ from hearth.worker.cache.extent_store import MB, Budget
 from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.draft.answer_drafter import AnswerSources
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
@@ -29,8 +30,8 @@ from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
-from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy, Reach
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.rank_setup import SingleRank
@@ -176,6 +177,7 @@ class Machine:
         root: PrefixHash | None = None,
         adapter: str = "",
         conversation: Conversation | None = None,
+        prediction: Sequence[int] = (),
         **how: Any,
     ) -> Answer:
         """Hand a prompt in, `how` being further fields; `run` or `step` computes it.
@@ -205,6 +207,8 @@ class Machine:
             sampling=how.pop("sampling", Sampling()),
             tokens_max=tokens_max,
             output=OutputProcessor(self._words.detokeniser(), []),
+            deltas=AnswerDeltas(lease.request_id),
+            draft_sources=AnswerSources(ids, prediction=prediction),
             **how,
         )
         return self.enter(request)

@@ -42,11 +42,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates
-from hearth.worker.kv.serialise_kv import (
-    arrays_of,
-    rows_from,
-    state_from,
-)
+from hearth.worker.kv.serialise_kv import arrays_of, rows_from, state_from
 from hearth.worker.prompt.prefill_cuts import SYSTEM_STEP_MAX
 
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"

@@ -11,7 +11,7 @@ from typing import Final
 # Of a text: a longer one's masks alone take gigabytes, as mlx-vlm makes them (tokens squared).
 TEXT_TOKENS_MAX: Final = 8_192
 # Of a padded batch: what one forward takes in memory. A worker leaves so much free all the time
-# (worker/setup/encoder_memory.py), and a single text may have as many.
+# (worker/setup/memory_setup.py), and a single text may have as many.
 TOKENS_MAX: Final = 8_192
 # Of the masks that some models make, tokens by tokens for each row; a single row may take more.
 SQUARE_MAX: Final = 16 << 20

@@ -1,11 +1,6 @@
 """The forms of Gemma 4 and FunctionGemma: `call:f{key:value}` and strings, each between marks."""
 
-from hearth.worker.formats.shared.format_parts import (
-    BareKeys,
-    CallGrammar,
-    ModelFormat,
-    Section,
-)
+from hearth.worker.formats.shared.format_parts import BareKeys, CallGrammar, ModelFormat, Section
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FUNCTION_START, FUNCTION_END = "<start_function_call>", "<end_function_call>"

@@ -1,11 +1,6 @@
 """The forms of LFM2 and Olmo 3: calls in Python between marks."""
 
-from hearth.worker.formats.shared.format_parts import (
-    CallGrammar,
-    ModelFormat,
-    Section,
-    python_call,
-)
+from hearth.worker.formats.shared.format_parts import CallGrammar, ModelFormat, Section, python_call
 from hearth.worker.formats.shared.python_text import python_text
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"

@@ -29,13 +29,7 @@ from hearth.worker.cache.extent_store import (
 from hearth.worker.cache.image_keys import ImageRun
 from hearth.worker.cache.prefix_search import ResumePlan, SlotView
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.quantise_kv import (
-    LayerRows,
-    LayerStates,
-    PackedFormat,
-    QuantFormat,
-    as_rows,
-)
+from hearth.worker.kv.quantise_kv import LayerRows, LayerStates, PackedFormat, QuantFormat, as_rows
 
 
 @dataclass(eq=False, slots=True)

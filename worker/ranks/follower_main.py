@@ -59,8 +59,8 @@ from hearth.worker.ranks.rank_hosts import join_group
 from hearth.worker.ranks.rank_link import RETURNED, STOP, Handle, Operation, RankLost
 from hearth.worker.ranks.sharded_model import Sharded, model_facts
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
-from hearth.worker.setup.encoder_memory import workers_limit
 from hearth.worker.setup.kv_setup import identify
+from hearth.worker.setup.memory_setup import workers_limit
 
 log = logging.getLogger("hearth.worker.ranks")
 

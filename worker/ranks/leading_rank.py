@@ -24,10 +24,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder
-from hearth.worker.engine.decode.decoding_sequence import (
-    SampledToken,
-    Sequence,
-)
+from hearth.worker.engine.decode.decoding_sequence import SampledToken, Sequence
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import ForwardMemory

@@ -1,8 +1,12 @@
-"""Prepares waiting requests for a slot: their KV comes back from disk, and memory is freed."""
+"""Orders the requests that wait for a slot, has their KV read from disk, and frees memory.
 
+Sessions take turns, so that none waits for another's whole queue.
+"""
+
+import heapq
 import logging
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from hearth.shared.wire_messages import Failed
@@ -11,6 +15,38 @@ from hearth.worker.kv.layer_adapters import STEP
 from hearth.worker.schedule.memory_guard import AnyKVManager, PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+
+
+def in_turn(waiting: Iterable[Request], turn: int) -> Iterator[Request]:
+    """Yield `waiting`, which is in the order of arrival, in the order in which slots go to it.
+
+    `turn` is how many slots have been given. The asker whose last one is the longest ago is next,
+    with its oldest request; one that comes anew comes as if it had been given a slot just then.
+    So each asker has one slot at most between its arrival and its turn, and nobody is overtaken
+    for ever.
+    """
+    queues: dict[str, deque[tuple[int, Request]]] = {}
+    for number, each in enumerate(waiting):
+        queues.setdefault(each.asker, deque()).append((number, each))
+    heads = [(queue[0][1].turn, queue[0][0], queue) for queue in queues.values()]
+    heapq.heapify(heads)
+    while heads:
+        _, _, queue = heapq.heappop(heads)
+        _, each = queue.popleft()
+        turn += 1
+        if queue:
+            heapq.heappush(heads, (max(turn, queue[0][1].turn), queue[0][0], queue))
+        yield each
+
+
+def give_turn(to: Request, waiting: Iterable[Request], turn: int) -> int:
+    """Note that `to` was given a slot, and return how many have been given now."""
+    assert to.turn <= turn, (to.turn, turn)
+    for each in waiting:
+        if each.asker == to.asker:
+            each.turn = turn + 1
+    return turn + 1
+
 
 RECALLS_MAX: Final = 2  # waits for the disk: on arrival, and if that was evicted before its turn
 SPARE_ROWS: Final = 512  # a slot has room for so much of an answer; it grows for a longer one
@@ -48,45 +84,47 @@ class Admission:
 
     def ask_disk(self, request: Request) -> bool:
         """Start reading from disk what the prompt needs; say whether it waits for that."""
-        assert request.recall is None and request.recalls < RECALLS_MAX, request.recalls
-        query, epoch = request.query, self._epoch
-        request.recall = self.kv_manager_of(request).recall(
+        kept, query, epoch = request.kept, request.query, self._epoch
+        assert kept.recall is None and kept.recalls < RECALLS_MAX, kept.recalls
+        kept.recall = self.kv_manager_of(request).recall(
             query, lambda records: self._config.post(RecallDone(request, records, epoch))
         )
-        if request.recall is None:
+        if kept.recall is None:
             return False
-        request.recalls += 1
-        request.kept_tokens = request.recall.position
+        kept.recalls += 1
+        kept.tokens = kept.recall.position
         return True
 
     def asks_again(self, request: Request) -> bool:
         """Start reading from disk what was kept of a prompt when it came and was evicted since."""
-        assert request.recall is None, request.request_id
-        plan = self.kv_manager_of(request).plan(request.query)
-        is_less = plan.position < request.kept_tokens
-        return is_less and request.recalls < RECALLS_MAX and self.ask_disk(request)
+        kept = request.kept
+        assert kept.recall is None, request.request_id
+        is_less = self.kv_manager_of(request).plan(request.query).position < kept.tokens
+        return is_less and kept.recalls < RECALLS_MAX and self.ask_disk(request)
 
     def take_recalled(self, done: RecallDone) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
-        request = done.request
+        kept, query = done.request.kept, done.request.query
         assert done.epoch <= self._epoch, (done.epoch, self._epoch)
         if done.epoch != self._epoch:  # the cache was emptied meanwhile
-            request.recall = None
+            kept.recall = None
             return
-        tokens = self._kv_manager.take_in(done.records, request.query)
-        if request.recall is None:  # it has given up waiting: others may go on from this
+        tokens = self._kv_manager.take_in(done.records, query)
+        if kept.recall is None:  # it has given up waiting: others may go on from this
             self._counts["recalls_late"] += 1
             return
-        request.recall, request.recalled_tokens = None, request.recalled_tokens + tokens
-        request.kept_tokens = self._kv_manager.plan(request.query).position
+        kept.recall = None
+        kept.recalled_tokens += tokens
+        kept.tokens = self._kv_manager.plan(query).position
 
     def waits_for_disk(self, request: Request) -> bool:
         """Whether the disk still reads for it; a prompt whose KV takes too long is prefilled."""
-        if request.recall is None or not request.recall.is_late:
-            return request.recall is not None
+        kept = request.kept
+        if kept.recall is None or not kept.recall.is_late:
+            return kept.recall is not None
         self._counts["recalls_given_up"] += 1
-        request.recall, request.recalls = None, RECALLS_MAX
-        request.kept_tokens = self._kv_manager.plan(request.query).position
+        kept.recall, kept.recalls = None, RECALLS_MAX
+        kept.tokens = self._kv_manager.plan(request.query).position
         return False
 
     def forget(self) -> None:
@@ -106,7 +144,12 @@ class Admission:
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         own_share = self._own_share(request, running)
-        promised = sum(map(self._promised_bytes, running))
+        # What first forwards will allocate: states and windows; rows are there.
+        promised = sum(
+            self._uncached.unwritten_bytes(rows_of(other))
+            for other in running
+            if other.position <= other.cached_tokens
+        )
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
         cost = PromptCost(
             lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
@@ -133,11 +176,6 @@ class Admission:
         spared = cold_bytes(trunk) - self._uncached.unwritten_bytes(trunk)
         return 1 - max(0, spared) / max(1, cold_bytes(rows_of(request)))
 
-    def _promised_bytes(self, request: Request) -> int:
-        """Return what its first forward will allocate: states and windows; rows are there."""
-        has_begun = request.position > request.cached_tokens
-        return 0 if has_begun else self._uncached.unwritten_bytes(rows_of(request))
-
     def _growth_bytes(self, request: Request) -> int:
         """Return what its answer is thought to take yet; a batch has no rows to spare for it."""
         told = request.prompt_tokens + request.completion_tokens
@@ -162,15 +200,15 @@ def prefills_for(leader: Request, request: Request) -> bool:
     """Whether `leader` is about to prefill what `request` would have to prefill too."""
     if not (leader.uses_cache and request.uses_cache):
         return False
-    return _shared_tokens(leader, request) > max(leader.position, request.kept_tokens)
+    return _shared_tokens(leader, request) > max(leader.position, request.kept.tokens)
 
 
 def _shared_tokens(other: Request, request: Request) -> int:
     """Return up to which of its cuts a prompt begins as another one does."""
-    shared = request.shared.get(other.request_id)
+    shared = request.kept.shared.get(other.request_id)
     if shared is None:
         theirs = set(other.query.names)
         mine = zip(request.query.cuts, request.query.names, strict=True)
         shared = max((cut for cut, name in mine if name in theirs), default=0)
-        request.shared[other.request_id] = shared
+        request.kept.shared[other.request_id] = shared
     return shared

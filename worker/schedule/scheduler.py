@@ -1,5 +1,6 @@
 """Advances all requests together, one forward of a prompt and one decode step at a time."""
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,24 +10,33 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.decode.decoder import SampledToken
+from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.system_state import Pressure
+from hearth.worker.kv.layer_adapters import RewindPoint, can_rewind
 from hearth.worker.kv.memory_release import EncodedImages
-from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
-from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
-from hearth.worker.schedule.answers.begin_answer import begin_answer
-from hearth.worker.schedule.fair_queue import give_turn, in_turn
-from hearth.worker.schedule.idle_prefill import IdlePrefill
+from hearth.worker.schedule.admission_and_disk_recall import (
+    Admission,
+    give_turn,
+    in_turn,
+    prefills_for,
+    rows_of,
+)
 from hearth.worker.schedule.memory_guard import AnyKVManager
-from hearth.worker.schedule.prefill_forwards import PrefillForwards, TimeShares, begun_images
+from hearth.worker.schedule.prefill_forwards import (
+    IdlePrefill,
+    PrefillForwards,
+    TimeShares,
+    begun_images,
+)
+from hearth.worker.schedule.request_ending import answer_row, log_finished, make_usage
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.schedule.usage_report import answer_row, log_finished, make_usage
 from hearth.worker.schedule.wait_estimate import Load, Pace, Work
 from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.stream.logprobs import describe
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +151,7 @@ class Scheduler:
 
         Others may add to that before the request has a slot.
         """
-        assert request.slot is None and request.plan is None, request.request_id
+        assert request.slot is None and request.prefill is None, request.request_id
         assert len(request.query.tokens) == request.prompt_tokens, request.request_id
         assert request.query.limit < request.prompt_tokens, request.request_id
         self._config.suspects.note([request])
@@ -149,11 +159,11 @@ class Scheduler:
         request.turn = self._turn
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)
-        request.kept_tokens = kv_manager.plan(request.query).position
+        request.kept.tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
         self._note_running()
-        request.told_tokens = request.kept_tokens
-        return Progress(request.request_id, request.told_tokens, request.prompt_tokens)
+        request.kept.told_tokens = request.kept.tokens
+        return Progress(request.request_id, request.kept.tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
@@ -162,7 +172,7 @@ class Scheduler:
     @property
     def is_blocked(self) -> bool:
         """Whether nothing can be computed before the disk has answered, or memory is to be had."""
-        waits = all(request.recall is not None for request in self._waiting)
+        waits = all(request.kept.recall is not None for request in self._waiting)
         return not self.running and (waits or self._config.relief.holds_back())
 
     def step(self) -> Iterator[Up]:
@@ -206,7 +216,7 @@ class Scheduler:
         self._drafts.clear()
         self._kv_manager.clear()
         for request in self._waiting:
-            request.kept_tokens = 0
+            request.kept.tokens = 0
 
     # ------------------------------------------------------------ before the forwards
 
@@ -226,11 +236,11 @@ class Scheduler:
         """
         for request in [*self._prefilling[:1], *self._decoding.values()]:
             why = self._config.watchdog.verdict(request, self.pace.chunk_s)
-            if why is None:
+            if why is None or request.times is None:
                 continue
             log.warning("watchdog ends request=%s: %s", request.request_id, why)
             self.counts["watchdog_ends"] += 1
-            request.is_expired = True
+            request.times.is_expired = True
             if request.request_id not in self._decoding:
                 self._prefilling.remove(request)
             yield from self._finish(request, "length")
@@ -268,7 +278,7 @@ class Scheduler:
             self._open_slot(request)
             self._config.memory.makes_room(self._kv_manager, 0, depth)  # its copies go
             self._prefilling.append(request)
-            if request.position < request.told_tokens:  # the disk had not what it promised
+            if request.position < request.kept.told_tokens:  # the disk had not what it promised
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     def _has_room(self, nbytes: int) -> bool:
@@ -291,15 +301,11 @@ class Scheduler:
 
     def _open_slot(self, request: Request) -> None:
         """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
-        assert request.slot is None and request.recall is None, request.request_id
+        assert request.kept.recall is None, request.request_id
         self._note_running(request)
         kv_manager = self._admission.kv_manager_of(request)
         slot, plan = kv_manager.open(request.query, rows_of(request))
-        assert slot.position == plan.position <= request.query.limit, (slot.position, plan)
-        request.slot, request.plan, request.position = slot, plan, plan.position
-        request.canonical_tokens = min(slot.canonical_to, plan.position)
-        request.idle_tokens = self._idle.session_tokens(request.query, slot)
-        request.start_times()
+        request.begin(slot, plan, self._idle.session_tokens(request.query, slot))
 
     def _note_running(self, *more: Request) -> None:
         self._config.suspects.note([*self._prefilling, *self._decoding.values(), *more])
@@ -342,9 +348,10 @@ class Scheduler:
         request = self._next_to_read()
         if request is None:
             return
+        hidden = None
         if not request.is_prefilled:
             try:
-                self._reader.step(request, self._prefilling, self._decoding.values())
+                hidden = self._reader.step(request, self._prefilling, self._decoding.values())
             except RequestError as error:  # an image cannot be had any more
                 self._prefilling.remove(request)
                 yield self._end_with_error(request, error)
@@ -353,15 +360,46 @@ class Scheduler:
             self._has_read_short = self._config.is_short(request)
         if request.is_prefilled:
             self._prefilling.remove(request)
-            if request.is_prefill_only:
-                yield self._end_prefill_only(request)
+            if request.prefill_only is not None:
+                yield self._end_prefill_only(request, request.prefill_only.pin_key)
                 return
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
-            kv_manager = self._admission.kv_manager_of(request)
-            self.decoder.add(
-                begin_answer(request, self._engine, kv_manager, self._choose, self._drafts)
-            )
+            self.decoder.add(self._sequence(request, hidden))
+
+    def _sequence(self, request: Request, hidden: Any) -> Sequence:
+        """Return what the decoder goes on from: the slot's cache, and what is not in it yet.
+
+        The request is drafted for from here on, if it is at all; `hidden` is for a draft model.
+        """
+        slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
+        assert slot is not None and request.is_prefilled, request.request_id
+        drafter = self._drafts.begin(request) if can_rewind(slot.cache) else None
+        # The model is tried once there is something to verify.
+        if drafter is not None and not self._engine.verifies_drafts:
+            self._drafts.stop()
+            drafter = None
+        request.drafter = drafter
+        return Sequence(
+            key=request.request_id,
+            cache=slot.cache,
+            tokens=request.ids[: request.position],
+            tail=request.ids[request.position :],
+            choice=self._choose(request),
+            tokens_max=request.tokens_max,
+            before_forward=functools.partial(kv_manager.grow, slot),
+            before_join=functools.partial(kv_manager.lend, slot),
+            join_bytes=functools.partial(kv_manager.lend_bytes, slot),
+            take_back=functools.partial(kv_manager.take_back, slot),
+            shift=self._engine.shift(request.query.images, request.position),
+            lineage=request.lineage,
+            adapter=self._engine.adapters.of(request.query.adapter),
+            drafter=drafter,
+            before_draft=functools.partial(kv_manager.grow_for_draft, slot),
+            rewind_point=RewindPoint,
+            draft_model=drafter.model if drafter is not None else None,
+            hidden=hidden,
+        )
 
     def _decode(self) -> Iterator[Up]:
         """Do one decode step for all that decode."""
@@ -384,22 +422,30 @@ class Scheduler:
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
         assert request.times is not None, request.request_id
-        if request.first_token_at is None:
-            request.first_token_at = awake_s()
         request.times.progressed_at = awake_s()
-        request.completion_tokens += 1
-        request.drafted_tokens += sampled.is_drafted
-        if request.guide is not None and request.guide.failure:
-            yield self._end_unconstrained(request, request.guide)
-            return
+        if request.times.first_token_at is None:
+            request.times.first_token_at = request.times.progressed_at
         if sampled.token_id in self._end_ids:
             request.end_id = sampled.token_id
+        else:
+            request.sampled.append(sampled.token_id)
+        if request.guide is not None and request.guide.failure:
+            self._close_slot(request)
+            log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
+            text = f"The answer could not be held to what was asked of it: {request.guide.failure}."
+            status = request.guide.failure_status
+            yield Failed(request.request_id, status, "constraint_failed", text)
+            return
+        if request.end_id is not None:
             yield from self._finish(request, "stop")
             return
-        request.sampled.append(sampled.token_id)
-        logprob = token_logprob(request, sampled, self._vocabulary)
+        logprob = None
+        if sampled.logprobs is not None:
+            wanted = request.sampling.top_logprobs
+            assert wanted is not None, "only asked-for log probabilities are carried"
+            logprob = describe(sampled.token_id, sampled.logprobs, wanted, self._vocabulary)
         piece = request.output.add(sampled.token_id, logprob)
-        yield from piece_deltas(request, piece)
+        yield from request.deltas.of(piece)
         if piece.stop is not None:
             yield from self._end(request, "stop", piece.stop)
         elif request.output.is_cut:
@@ -412,16 +458,16 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> Iterator[Up]:
         """End a request after giving what was held back."""
         rest = request.output.finish(is_complete=reason == "stop")
-        yield from piece_deltas(request, rest)
+        yield from request.deltas.of(rest)
         if rest.stop is not None:
             reason = "stop"
-        elif reason == "stop" and request.call_ids:
+        elif reason == "stop" and request.deltas.call_ids:
             reason = "tool_calls"
         yield from self._end(request, reason, rest.stop)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
         """End a request whose text has all been given."""
-        yield from last_deltas(request)
+        yield from request.deltas.last()
         yield self._finished(request, reason, stop)
 
     def _finished(self, request: Request, reason: str, stop: str | None = None) -> Finished:
@@ -437,14 +483,13 @@ class Scheduler:
         log_finished(request, reason, usage)
         return Finished(request.request_id, reason, stop, usage)
 
-    def _end_prefill_only(self, request: Request) -> Finished | Failed:
+    def _end_prefill_only(self, request: Request, pin_key: str | None) -> Finished | Failed:
         """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
         assert request.slot is not None and not request.completion_tokens, request.request_id
         try:
-            if request.pin_key is not None:
-                self._admission.kv_manager_of(request).pin(
-                    request.slot, request.request_id, request.pin_key
-                )
+            if pin_key is not None:
+                kv_manager = self._admission.kv_manager_of(request)
+                kv_manager.pin(request.slot, request.request_id, pin_key)
         except RequestError as error:
             return self._end_with_error(request, error)
         return self._finished(request, "prefilled")
@@ -453,13 +498,6 @@ class Scheduler:
         """End a request by an error; what was prefilled is kept."""
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
-
-    def _end_unconstrained(self, request: Request, guide: TokenMask) -> Failed:
-        """End a request whose answer can not be held to its constraints any more."""
-        self._close_slot(request)
-        log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
-        text = f"The answer could not be held to what was asked of it: {guide.failure}."
-        return Failed(request.request_id, guide.failure_status, "constraint_failed", text)
 
     def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""

@@ -1,19 +1,50 @@
-"""Defines the limits and callbacks that a scheduler is made with."""
+"""Defines the limits and callbacks that a scheduler is made with, and ends what takes too long."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.system_state import PowerSource
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
-from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.schedule.pressure_relief import PressureRelief
+from hearth.worker.schedule.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.memory_guard import MemoryGuard, PressureRelief
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.suspects import Suspects
+
+CHUNKS_AWAITED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationWatchdog:
+    """Holds the limits in seconds; 0 = none. Owner: the inference thread.
+
+    The time of a generation starts when its prefill ends, so that a long prompt costs an answer
+    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no times.
+    A forward that never returns is not seen here: the supervisor sees that the steps stand still.
+    """
+
+    generation_s: float = 0.0
+    stall_s: float = 0.0
+
+    def verdict(self, request: Request, chunk_s: float = 0.0) -> str | None:
+        """Return why the request must end now; None where it may go on.
+
+        `chunk_s` is what the last chunk of a prompt took: others wait for two of them in turn.
+        """
+        times, now = request.times, awake_s()
+        if times is None:
+            return None
+        if self.generation_s and now - times.prefilled_at > self.generation_s:
+            return (
+                f"it has generated for over {self.generation_s:g} s (GENERATION_WATCHDOG_SECONDS)"
+            )
+        stall_s = max(self.stall_s, CHUNKS_AWAITED * chunk_s)
+        if self.stall_s and now - times.progressed_at > stall_s:
+            return f"it got no further for over {stall_s:g} s (STALL_SECONDS)"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

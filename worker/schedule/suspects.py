@@ -89,7 +89,9 @@ class Suspects:
         """Take note that `request` was answered, or read where that was all."""
         if self._store is not None:
             self._store.drop(
-                row for row in request.suspects if row.kind == "read" or not request.is_prefill_only
+                row
+                for row in request.suspicion.suspects
+                if row.kind == "read" or request.prefill_only is None
             )
 
     def report(self, key: str = "") -> dict[str, Any]:
@@ -151,14 +153,15 @@ class Suspects:
     def _row(self, request: Request, is_sole: bool) -> Suspect:
         """Return what is suspected if the worker dies now: what it died with, or more of it."""
         kind: SuspectKind = "answer"
-        prefix, length = request.prompt_name, request.prompt_tokens
+        prefix, length = request.suspicion.prompt_name, request.prompt_tokens
         if not request.is_prefilled:
             number = request.next_cut()
             kind, prefix, length = "read", request.query.names[number], request.query.cuts[number]
         row = Suspect(self._named(prefix, kind), self._owner(request.key), kind, length, length)
-        row = max((row, *request.suspects), key=lambda each: each.length)
+        suspects = request.suspicion.suspects
+        row = max((row, *suspects), key=lambda each: each.length)
         tokens = max(row.length, request.position + request.completion_tokens)
-        return replace(row, tokens=tokens, is_alone=is_sole and bool(request.suspects))
+        return replace(row, tokens=tokens, is_alone=is_sole and bool(suspects))
 
     def _write(self) -> None:
         if self._file is not None:

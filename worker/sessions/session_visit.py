@@ -9,6 +9,7 @@ import numpy as np
 
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
 from hearth.worker.sessions.conversation_lines import LinePosition
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -128,6 +129,7 @@ class SessionVisit:
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
     conversation: int = 0  # its number; 0 = its line's messages go on, its tokens do not
+    images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
     kind: str = "main"  # of what it is to its session: main, agent or side
     healed: int = 0
     doubtful: int = 0  # turns whose tokens are known and whose span was not found

@@ -3,6 +3,7 @@
 And what a worker does with it beside requests: sweeping, expiry, counting evictions.
 """
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -23,8 +24,8 @@ from hearth.worker.doctor.checked_machine import chip, loaded_blas
 from hearth.worker.engine.compute_dtype import differs_when_decoded
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.prefill_lengths import network_of
+from hearth.worker.engine.model_loader import LoadedModel, backend
+from hearth.worker.engine.prefill_lengths import network_of, prefill_lengths
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
 from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
@@ -38,8 +39,38 @@ from hearth.worker.kv.quantise_kv import (
     TurboFormat,
 )
 from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.rank_setup import SingleRank
+
+BESIDE_GOAL_S: Final = 0.25  # of a prompt's forward that answers wait for
+
+
+def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
+    """Return the rule for this model on this chip; PREFILL_CHUNK says another chunk."""
+    lengths = prefill_lengths(loaded)
+    return CutRule(
+        settings.prefill_chunk or lengths.chunk,
+        turn_marks(loaded.tokenizer),
+        lengths.gap,
+        lengths.step_min,
+        lengths.full_to,
+    )
+
+
+def with_goal_beside(
+    config: SchedulerConfig, loaded: LoadedModel, settings: Settings
+) -> SchedulerConfig:
+    """Return the config in which prompts beside answers are read in forwards of BESIDE_GOAL_S.
+
+    What is read so is fast KV, so that exact reuse has whole chunks only. A CPU's chunk is short.
+    """
+    if backend() == "cpu" or is_exact(loaded, settings):
+        return config
+    tokens_min = prefill_lengths(loaded).beside_min
+    return dataclasses.replace(config, beside_goal_s=BESIDE_GOAL_S, beside_tokens_min=tokens_min)
+
 
 log = logging.getLogger(__name__)
 

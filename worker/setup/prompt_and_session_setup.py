@@ -1,4 +1,4 @@
-"""Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
+"""Makes what builds the prompts of a loaded model, and the sessions that they belong to."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.settings import Settings
-from hearth.worker.cache.block_hash import PrefixHash, root_hash
+from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.formats.shared.output_format import OutputFormat, template_of
@@ -15,15 +15,14 @@ from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_capabilities import OwnForm, ToolForm
-from hearth.worker.prompt.template_turn_tokens import (
-    end_of_turn_ids,
-    history_marks,
-)
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, history_marks
 from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser
-from hearth.worker.requests.session_prompt_builder import PromptFacts
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
+from hearth.worker.setup.kv_setup import cache_root, is_exact
 from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 
 log = logging.getLogger(__name__)
 
@@ -117,32 +116,62 @@ def make_sessions(
     return SessionManager(rules, log, slack=chunk, directory=directory)
 
 
-def prompt_facts(
+def sessions_of(
+    loaded: LoadedModel, settings: Settings, chunk: int, worker_id: int
+) -> SessionManager:
+    """Return the sessions of a worker's model, whose prefills are cut `chunk` tokens apart."""
+    is_kept = settings.max_kv_size_gb != 0
+    directory = turns_directory(settings.kv_cache_dir, loaded) if is_kept else None
+    exact = is_exact(loaded, settings)
+    return make_sessions(settings, chunk, exact, worker_id, directory, loaded.facts.name)
+
+
+def make_prompts(
     loaded: LoadedModel,
-    root: PrefixHash,
-    builder: PromptBuilder,
-    vocabulary: Vocabulary,
+    settings: Settings,
     cut_rule: CutRule,
-) -> PromptFacts:
-    """Return what prompts need to know of the model; `root` names its cache."""
+    vocabulary: Vocabulary,
+    sessions: SessionManager,
+    drafts: DraftPolicy,
+    form: ImageForm | None,
+) -> SessionPromptBuilder:
+    """Return what builds prompts from messages; `form` is how images stand in them.
+
+    What compiles grammars begins to load.
+    """
     facts, tokenizer = loaded.facts, loaded.tokenizer
+    end_ids = end_ids_of(tokenizer, loaded.generation_config)
+    builder = make_builder(
+        tokenizer,
+        cut_rule.marks,
+        end_ids,
+        facts.context_tokens,
+        settings,
+        form,
+        facts.context_by,
+    )
     output_format = OutputFormat(tokenizer, builder.tool_form)
-    return PromptFacts(
+    compiler = GrammarCompiler(
+        tokenizer,
+        facts.vocab_size,
+        end_ids,
+        vocabulary.token_bytes,
+        output_format.grammar,
+        output_format.think_marks,
+        output_format.is_thinking_open,
+    )
+    compiler.load()
+    needed = PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
-        root=root,
+        root=cache_root(loaded, settings),
         output_format=output_format,
-        grammar_compiler=GrammarCompiler(
-            tokenizer,
-            facts.vocab_size,
-            end_ids_of(tokenizer, loaded.generation_config),
-            vocabulary.token_bytes,
-            output_format.grammar,
-            output_format.think_marks,
-            output_format.is_thinking_open,
-        ),
+        grammar_compiler=compiler,
         vocabulary=vocabulary,
         cut_rule=cut_rule,
         model_name=facts.name,
+        drafts=drafts,
         thinking=dataclasses.replace(builder.thinking, told=facts.thinking),
+        adapters=loaded.adapters.identities,
     )
+    return SessionPromptBuilder(builder, sessions, needed)

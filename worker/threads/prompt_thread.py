@@ -1,21 +1,32 @@
-"""Renders and tokenises requests in threads of their own; answers Count and session reports."""
+"""Reads images, renders and tokenises requests, answers Count and session reports, in threads."""
 
+import dataclasses
 import logging
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import Settings
-from hearth.shared.wire_messages import Admitted, Count, Failed, Status, Submit, Told, Up
-from hearth.worker.cache.image_keys import PromptImages
+from hearth.shared.wire_messages import (
+    Admitted,
+    Count,
+    Counted,
+    Failed,
+    Prompt,
+    Status,
+    Submit,
+    Told,
+    Up,
+)
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.cache.image_keys import PromptImage, PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
-from hearth.worker.requests.answer_token_queries import counted, session_report
-from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.predict_next_prompt import predict_next_prompt
-from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
+from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
@@ -23,7 +34,15 @@ from hearth.worker.schedule.request_state import (
     Request,
 )
 from hearth.worker.schedule.suspects import Suspects
-from hearth.worker.threads.thread_queues import PromptJobs
+from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.threads.request_builder import (
+    RecentPrompts,
+    RequestBuilder,
+    SessionPromptBuilder,
+    is_raw,
+    predict_next_prompt,
+)
+from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
 LOOK_WAIT_S_MAX: Final = 0.5  # for a disk thread that is amid a large file
 
@@ -43,7 +62,6 @@ class PromptThread:
     def __init__(
         self,
         prompts: SessionPromptBuilder,
-        facts: PromptFacts,
         settings: Settings,
         suspects: Suspects | None = None,
         look: Callable[[], threading.Event | None] = lambda: None,
@@ -51,11 +69,8 @@ class PromptThread:
         """`look` has the directory of KV files looked at, and returns what is set once it was."""
         self._look = look
         self._prompts = prompts
-        self._facts = facts
         self._recent = RecentPrompts(settings.serves_prompts)
-        self._builder = RequestBuilder(
-            prompts, self._recent, facts, settings.default_max_tokens, suspects
-        )
+        self._builder = RequestBuilder(prompts, self._recent, settings.default_max_tokens, suspects)
 
     def run(
         self,
@@ -86,7 +101,7 @@ class PromptThread:
     ) -> None:
         """Hand on the prompt that is likely to come; whatever is wrong with it, nobody waits."""
         try:
-            query = predict_next_prompt(message.request, self._prompts, self._facts)
+            query = predict_next_prompt(message.request, self._prompts)
         except Exception:
             log.exception("a next prompt could not be built")
             return
@@ -110,12 +125,153 @@ class PromptThread:
                 report = session_report(message, self._prompts.sessions, self._recent)
                 send(Told(message.request_id, report))
             case Count():
-                send(counted(message, images, self._prompts, self._facts))
+                send(counted(message, images, self._prompts))
             case Submit():
                 # While the prompt is built: its session may be another worker's, which is gone.
                 seen = self._look() if message.use_kv_cache else None
                 request = self._builder.build(lease, message, images)
-                send(Admitted(request.request_id, request.prompt_tokens, request.signature))
+                send(Admitted(request.request_id, request.prompt_tokens, request.deltas.signature))
                 if seen is not None:
                     seen.wait(LOOK_WAIT_S_MAX)
                 put(request)
+
+
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one answer
+
+
+def counted(message: Count, images: PromptImages, prompts: SessionPromptBuilder) -> Counted:
+    """Return the answer to `message`. Prompt thread.
+
+    The tokens of messages are those that a request with the same messages is computed from.
+
+    Raises:
+        RequestError: the prompt is refused, or its text is too long to be told.
+    """
+    query = message.query
+    if is_raw(message.prompt):
+        ids = prompts.raw_ids(message.prompt, query)
+        keys = pack(ids)
+    else:
+        _, built = prompts.build(
+            message.prompt, images, adds_header=query.adds_header, is_counted=True
+        )
+        ids, keys = built.ids, built.keys
+    about, count = message.request_id, len(ids)
+    if query.tells == "count":
+        return Counted(about, count)
+    if query.tells == "text":
+        text = prompts.text(keys.tolist())
+        _check_size(len(text.encode()))
+        return Counted(about, count, text=text)
+    packed = _packed(ids)
+    if query.tells == "ids":
+        return Counted(about, count, packed)
+    pieces = [prompts.facts.vocabulary.token_bytes(each) for each in ids]
+    ends = list(accumulate(map(len, pieces)))
+    _check_size(ends[-1] if ends else 0)
+    return Counted(about, count, packed, b"".join(pieces), _packed(ends))
+
+
+def _packed(numbers: list[int]) -> bytes:
+    return np.array(numbers, dtype="<u4").tobytes()
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > TEXT_BYTES_MAX:
+        raise RequestError(
+            f"The text of these tokens is {nbytes:,} bytes and this server tells "
+            f"{TEXT_BYTES_MAX:,} at once. Send fewer tokens.",
+            code="too_many_tokens",
+        )
+
+
+def session_report(
+    message: Status, sessions: SessionManager, recent: RecentPrompts
+) -> dict[str, Any]:
+    """Return the body of the answer to `message`. Prompt thread.
+
+    Raises:
+        RequestError: the session or the prompt is unknown, or another key's.
+    """
+    if message.what == "sessions":
+        return {"sessions": sessions.session_rows(message.key)}
+    body: dict[str, Any] | None
+    if message.what in ("session", "tree"):
+        is_brief = message.what == "tree"
+        body = sessions.lines_report(message.about, message.key, is_brief)
+        text = f"No session {message.about!r:.80} is remembered by this worker."
+    else:
+        ids = recent.ids_of(message.about, message.key)
+        body = {"ids": ids} if ids is not None else None
+        text = f"No prompt of request {message.about!r:.80} is remembered by this worker."
+    if body is None:
+        raise RequestError(text, status=404, code="not_found")
+    return body
+
+
+def read_images(
+    reader: ImageReader,
+    jobs: ImageJobs,
+    put: Callable[[tuple[ClientLease, MessageWithImages]], None],
+    send: Callable[[Up], None],
+) -> None:
+    """Decode and process images until None comes; `put` hands on to the prompt thread.
+
+    A thread of its own runs it, so that a large image delays no request without any. A message is
+    handed on with all its images, or it gets one Failed. A RequestError ends the one request; its
+    Failed names the image.
+    """
+    while (job := jobs.get()) is not None:
+        lease, message = job
+        assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
+        try:
+            images = _images_of(message, lease, reader)
+        except RequestError as error:
+            log.info("refused request=%s code=%s", message.request_id, error.code)
+            send(Failed(message.request_id, error.status, error.code, str(error)))
+            continue
+        if images is None:
+            send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
+        else:
+            prompt = dataclasses.replace(message.prompt, images={})
+            message = dataclasses.replace(message, prompt=prompt)
+            put((lease, MessageWithImages(message, images)))
+
+
+def _images_of(
+    message: Submit | Count, lease: ClientLease, reader: ImageReader
+) -> PromptImages | None:
+    """Return the images of a message; None once its client is gone. Raises RequestError."""
+    images: dict[str, PromptImage] = {}
+    owner = _owner(message)
+    for name, digest in _shown(message.prompt):
+        if lease.is_gone:
+            return None
+        data = message.prompt.images.get(digest)
+        if digest in images or data is None:
+            continue  # the prompt builder refuses one that was not sent
+        try:
+            images[digest] = reader.read(digest, data, owner)
+        except RequestError as error:
+            text = f"{name}: {error}"
+            raise RequestError(text, status=error.status, code=error.code) from error
+    return images
+
+
+def _owner(message: Submit | Count) -> str:
+    """Return who alone profits from what is remembered of a message's images; "" = everybody.
+
+    What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
+    """
+    if isinstance(message, Submit) and not message.use_kv_cache:
+        return message.prompt.speaker.key + message.request_id
+    return message.prompt.speaker.key
+
+
+def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    """Yield the client's name and the digest of each image, in their order."""
+    for message in prompt.messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        for digest in (part["image"] for part in parts if part["type"] == "image"):
+            yield prompt.places.get(digest, "messages"), digest

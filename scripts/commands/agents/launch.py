@@ -26,13 +26,7 @@ from types import FrameType
 from typing import Final
 from urllib.parse import urlsplit
 
-from hearth.commands.agents.agent_setup import (
-    Agent,
-    Endpoint,
-    Launch,
-    Surroundings,
-    answer_tokens,
-)
+from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings, answer_tokens
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError

@@ -34,8 +34,8 @@ from hearth.shared.models.model_path import (
 from hearth.shared.paths import env_file
 from hearth.shared.settings import load_settings
 from hearth.worker.engine.mlx_memory import machine_bytes
-from hearth.worker.setup.encoder_memory import process_bytes
-from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
+from hearth.worker.memory_verdict import MemoryVerdict, memory_verdict
+from hearth.worker.setup.memory_setup import process_bytes
 
 BUILTIN_PLACE: Final = "package index"
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")

@@ -5,7 +5,7 @@ from typing import Final
 
 from hearth.commands.terminal_text import plain
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
-from hearth.worker.verdict.memory_verdict import LONG_TOKENS, SHORT_TOKENS, MemoryVerdict
+from hearth.worker.memory_verdict import LONG_TOKENS, SHORT_TOKENS, MemoryVerdict
 
 GB: Final = 1024**3
 

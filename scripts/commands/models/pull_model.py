@@ -28,13 +28,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from rich.console import Console
 
-from hearth.commands.models.hub_repository import (
-    HubFile,
-    HubModel,
-    ModelError,
-    look_up,
-    remedies,
-)
+from hearth.commands.models.hub_repository import HubFile, HubModel, ModelError, look_up, remedies
 from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
 from hearth.commands.models.model_capabilities import encoder_kind
 from hearth.commands.models.pull_builtin import NotGivenError, pull_builtin
@@ -52,8 +46,8 @@ from hearth.shared.paths import env_file
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine.mlx_memory import memory_limit
 from hearth.worker.engine.model_loader import may_run_code, remote_code
-from hearth.worker.setup.encoder_memory import process_bytes
-from hearth.worker.verdict.memory_verdict import memory_verdict
+from hearth.worker.memory_verdict import memory_verdict
+from hearth.worker.setup.memory_setup import process_bytes
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
 DOES_NOT_FIT: Final = 2

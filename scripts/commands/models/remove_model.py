@@ -22,12 +22,7 @@ from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.commands.terminal_text import plain_lines
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import HUB, local_models, matching
-from hearth.shared.models.model_path import (
-    builtin_directory,
-    builtin_model,
-    catalogued,
-    models_dir,
-)
+from hearth.shared.models.model_path import builtin_directory, builtin_model, catalogued, models_dir
 from hearth.shared.paths import env_file
 from hearth.shared.settings import Settings, load_settings
 

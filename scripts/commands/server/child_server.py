@@ -16,7 +16,7 @@ from hearth.shared.private_files import private_directory
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.commands.server.serve_until_stdin_ends")
 LINES_TOLD: Final = 12  # of the log of a start that failed
 TAIL_BYTES_MAX: Final = 16_384
-# As worker/schedule/model_load_and_prefill_log.py writes it.
+# As worker/threads/start_worker.py writes it.
 _STEP: Final = re.compile(r"loading step=(\S+) s=\d+(?: held_mb=(\d+) of_mb=(\d+))?")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

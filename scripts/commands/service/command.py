@@ -23,11 +23,7 @@ from typing import Final
 
 from hearth.commands.service import foreground
 from hearth.commands.service.launchd import Launchd
-from hearth.commands.service.service_manager import (
-    ServiceState,
-    log_file,
-    refused_mark,
-)
+from hearth.commands.service.service_manager import ServiceState, log_file, refused_mark
 from hearth.commands.service.systemd import Systemd
 from hearth.commands.take_port import read_pid_file, take_port
 from hearth.shared.errors import EXIT_CANNOT_START, StartError

@@ -23,13 +23,7 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, mutations
-from scripts.harness.changes.deliberate_edits import (
-    COMING_AND_GOING,
-    TRIMMED,
-    UNTYPED,
-    Edit,
-    edits,
-)
+from scripts.harness.changes.deliberate_edits import COMING_AND_GOING, TRIMMED, UNTYPED, Edit, edits
 from scripts.harness.changes.echo_differences import CAPTURED_IN, differences
 from scripts.harness.model_families import family
 from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store

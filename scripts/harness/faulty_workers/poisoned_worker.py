@@ -75,10 +75,11 @@ def poison(directory: Path) -> None:
         vocabularies.append(given[2])
         init(self, *given)
 
-    def new_chunk(self: PrefillForwards, request: Request, *rest: Any) -> None:
+    def new_chunk(self: PrefillForwards, request: Request, *rest: Any) -> Any:
         reading[:] = [request]
-        chunk(self, request, *rest)
+        hidden = chunk(self, request, *rest)
         reading.clear()
+        return hidden
 
     def new_prefill(self: Engine, cache: Any, ids: list[int], *rest: Any) -> None:
         for request in reading:

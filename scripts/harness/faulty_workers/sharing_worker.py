@@ -6,7 +6,7 @@ from unittest import mock
 
 from hearth.shared import wire_messages
 from hearth.worker import main as real
-from hearth.worker.requests import request_builder
+from hearth.worker.threads import request_builder
 
 if __name__ == "__main__":
     with (

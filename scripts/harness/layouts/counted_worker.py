@@ -22,10 +22,10 @@ from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv import memory_release, serialise_kv
 from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup import cut_rule_setup, kv_setup, rank_setup
+from hearth.worker.setup import kv_setup, rank_setup
 from hearth.worker.setup.kv_setup import running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -108,8 +108,8 @@ class CountedWorker:
         memory = self._memory = WorkerMemory(settings, "ipc:///nowhere/worker-0.sock")
         memory.admit(layout.weight_bytes)
         loaded = layout.loaded(settings.max_kv_size)
-        with mock.patch.object(cut_rule_setup, "turn_marks", lambda _: session.marks):
-            self.rule = cut_rule_setup.cut_rule_of(loaded, settings)
+        with mock.patch.object(kv_setup, "turn_marks", lambda _: session.marks):
+            self.rule = kv_setup.cut_rule_of(loaded, settings)
         manager = kv_setup.make_kv_manager(engine, loaded, settings, self.rule)
         assert isinstance(manager, KVManager), "mlx-lm's caches are known"
         self.manager = manager
@@ -139,7 +139,7 @@ class CountedWorker:
             cast(Any, None),  # nobody asks for the words of log probabilities
             frozenset(turn.answer[-1] for turn in session.turns),
             lambda request: engine.choice(request.request_id),
-            cut_rule_setup.with_goal_beside(config, loaded, settings),
+            kv_setup.with_goal_beside(config, loaded, settings),
         )
         engine.is_idle = lambda: self.scheduler.is_idle
 
@@ -218,6 +218,7 @@ class CountedWorker:
                 sampling=Sampling(),
                 tokens_max=ANSWER_TOKENS_MAX,
                 output=OutputProcessor(LETTERS, []),
+                deltas=AnswerDeltas(lease.request_id),
                 asker=turn.asker,
             ),
             at_s,
@@ -283,7 +284,7 @@ def counted(mac: Mac, has_arrays: bool = False) -> Iterator[tuple[SimulatedClock
         (rank_setup, "DiskThread", CountedDiskThread),
         (kv_setup, "cache_root", lambda *_, **__: ROOT),
         (prefill_lengths, "backend", lambda: "metal"),
-        (cut_rule_setup, "backend", lambda: "metal"),
+        (kv_setup, "backend", lambda: "metal"),
         (memory_release, "_LIBC", object()),
     ]
     if not has_arrays:

@@ -17,7 +17,7 @@ from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.engine.system_state import MemoryUse
-from hearth.worker.setup import encoder_memory
+from hearth.worker.setup import memory_setup
 from hearth.worker.setup.memory_setup import KVRoom, WorkerMemory, divide_room
 from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -38,10 +38,10 @@ class ImaginedWorker:
         self.fake = FakeMac(mac, random.Random(1), is_imagined=True)
         self.model = model
         environ, held = {"MODEL_PATH": model.name} | settings, self.fake.memory
-        with self.fake.installed(), mock.patch.object(encoder_memory, "backend", lambda: "metal"):
+        with self.fake.installed(), mock.patch.object(memory_setup, "backend", lambda: "metal"):
             self.memory = WorkerMemory(load_settings(environ, None), f"ipc://{socket}")
             self.memory.use = MemoryUse(
-                lambda: encoder_memory.BESIDE_MAC_BYTES + held.active_bytes,
+                lambda: memory_setup.BESIDE_MAC_BYTES + held.active_bytes,
                 lambda: held.active_bytes,
                 lambda: held.cached_bytes,
             )

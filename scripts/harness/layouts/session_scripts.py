@@ -18,9 +18,9 @@ from hearth.worker.cache.block_hash import Tokens, common_length, pack, prefix_h
 from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_visit import REWRITTEN_MAX
+from hearth.worker.threads.request_builder import predict_next_prompt
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family
@@ -142,7 +142,7 @@ def _turn(desk: Desk, exchange: Exchange, request: Request, waits: list[int], ga
     (request.end_id,) = desk.family.tokenizer.encode(
         desk.family.end_of(exchange.parts), add_special_tokens=False
     )
-    query = predict_next_prompt(request, desk.prompts, desk.facts)
+    query = predict_next_prompt(request, desk.prompts)
     return Turn(
         ids=request.ids,
         tokens=request.query.tokens,

@@ -13,15 +13,15 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from hearth.shared.settings import load_settings
+from hearth.shared.settings import Settings, load_settings
 from hearth.shared.wire_messages import Failed, Finished, Sampling
 from hearth.worker.cache.block_hash import pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.main import ServingParts, Worker
-from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.setup.cut_rule_setup import cut_rule_of
-from hearth.worker.setup.kv_setup import cache_root
+from hearth.worker.main import Worker
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
+from hearth.worker.serving_parts import ServingParts
+from hearth.worker.setup.kv_setup import cache_root, cut_rule_of
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -55,11 +55,11 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
         return loaded
 
     def lead(_: InferenceThread) -> None:
-        parts = worker._parts
+        parts = worker._served
         assert parts is not None
         for number, count in enumerate(PROMPTS):
             ids = np.random.default_rng(number).integers(5, 200, count).tolist()
-            parts.scheduler.submit(_request(worker, parts, f"r{number}", ids))
+            parts.scheduler.submit(_request(made, parts, f"r{number}", ids))
         while not parts.scheduler.is_idle:
             for event in parts.scheduler.step():
                 if isinstance(event, Finished | Failed):
@@ -84,10 +84,10 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
     return life
 
 
-def _request(worker: Worker, parts: ServingParts, name: str, ids: list[int]) -> Request:
+def _request(settings: Settings, parts: ServingParts, name: str, ids: list[int]) -> Request:
     """Return a request as the prompt thread makes it of a prompt's tokens."""
-    cuts = cut_rule_of(parts.loaded, worker._settings).cuts(ids)
-    names = prefix_hashes(cache_root(parts.loaded, worker._settings), pack(ids), cuts)
+    cuts = cut_rule_of(parts.loaded, settings).cuts(ids)
+    names = prefix_hashes(cache_root(parts.loaded, settings), pack(ids), cuts)
     lease = ClientLease(name, b"peer")
     lease.lease_until = float("inf")
     return Request(
@@ -97,6 +97,7 @@ def _request(worker: Worker, parts: ServingParts, name: str, ids: list[int]) -> 
         Sampling(temperature=0.0),
         ANSWER_TOKENS,
         OutputProcessor(Vocabulary(parts.loaded.tokenizer).detokeniser(), []),
+        AnswerDeltas(name),
     )
 
 

@@ -26,7 +26,7 @@ from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.rank_link import STOP
 from hearth.worker.ranks.start_ranks import RankProcesses
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.ranks.models_follower import COMMAND, MODEL
 from scripts.harness.socketless_worker import CHUNK, Machine

@@ -14,12 +14,7 @@ from scripts.harness.model_families import family
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.run_clients import AGENTS, Agent, Place
 from tests.helpers.servers.scripted_server import Asked, ScriptedServer
-from tests.helpers.worker_processes.scripted_worker import (
-    AGAIN,
-    MISSION,
-    SMALL_TALK,
-    THOUGHTS,
-)
+from tests.helpers.worker_processes.scripted_worker import AGAIN, MISSION, SMALL_TALK, THOUGHTS
 
 SLACK = 16  # tokens that a step may prefill beyond what is new
 SHARED_MIN = 0.80  # of the prompt of a fresh Claude Code session in a known directory

@@ -11,14 +11,7 @@ from typing import Any, Final
 import pytest
 
 from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, SMOLLM2
-from tests.helpers.hub.hub_pulls import (
-    HUB_ID,
-    PULL_S_MAX,
-    SHARD_BYTES,
-    SHARDS,
-    PullHome,
-    pull_home,
-)
+from tests.helpers.hub.hub_pulls import HUB_ID, PULL_S_MAX, SHARD_BYTES, SHARDS, PullHome, pull_home
 from tests.helpers.hub.local_hub import large_digest
 
 # What a pull is amid when it is killed: what the hub holds, and the bytes of a shard before that.

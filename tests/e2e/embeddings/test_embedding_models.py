@@ -18,13 +18,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.models.model_path import MINILM, MODELS_DIR_VARIABLE
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import load_settings
-from hearth.shared.wire_messages import (
-    PROTOCOL_VERSION,
-    Embed,
-    Heartbeat,
-    Hello,
-    decode,
-)
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Embed, Heartbeat, Hello, decode
 from hearth.shared.worker_files import forwarded_path
 from hearth.shared.zmq_transport import DealerLink
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint

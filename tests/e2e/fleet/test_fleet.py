@@ -11,12 +11,7 @@ import httpx
 import pytest
 
 from tests.helpers.fleet.agent_turns import AGENTS, TURNS
-from tests.helpers.fleet.fleet_servers import (
-    CHUNK_S,
-    CONTEXT_TOKENS,
-    Fleet,
-    served_by,
-)
+from tests.helpers.fleet.fleet_servers import CHUNK_S, CONTEXT_TOKENS, Fleet, served_by
 
 pytestmark = pytest.mark.night  # a stock LiteLLM, Redis and two servers
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from hearth.commands.replay.traces import (
-    Captured,
-)
+from hearth.commands.replay.traces import Captured
 
 KV = {"cache_hit": True, "prefix_length": 90, "prefilled": 12, "source": "ram", "divergence": None}
 

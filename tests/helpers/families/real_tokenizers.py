@@ -17,11 +17,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers.convert_slow_tokenizer import (
-    SpmConverter,
-    TikTokenConverter,
-    import_protobuf,
-)
+from transformers.convert_slow_tokenizer import SpmConverter, TikTokenConverter, import_protobuf
 
 from scripts.fixtures import checkpoint_files
 from tests.helpers.families.family_cases import DATA, Case, WrittenFamily, written_family

@@ -17,9 +17,8 @@ from hearth.proxy.api.chat_completions.parse import parse
 from hearth.shared.our_ids import new_id
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.cache.block_hash import common_length, pack
-from hearth.worker.schedule.answers.answer_deltas import piece_deltas
+from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.zero_model import zero_model
@@ -130,10 +129,10 @@ class ToolLoop:
         parts = self.answer(request, WRITTEN_IDS.sub(self._next_id, text))
         cities = [call.arguments["city"] for call in parts.calls]  # type: ignore[index]
         assert len(cities) == len(case.calls) and all(map(_in(text), cities)), (text, parts)
-        self.messages.append(echo(parts, request.call_ids, keeps))
+        self.messages.append(echo(parts, request.deltas.call_ids, keeps))
         self.messages += [
             {"role": "tool", "tool_call_id": call_id, "content": f"Sunny in {city}.\n"}
-            for call_id, city in zip(request.call_ids, cities, strict=True)
+            for call_id, city in zip(request.deltas.call_ids, cities, strict=True)
         ]
 
     def _next_id(self, found: re.Match[str]) -> str:
@@ -176,8 +175,8 @@ class ToolLoop:
             if token in self.desk.facts.grammar_compiler.end_ids:
                 break
             request.sampled.append(token)
-            [*piece_deltas(request, request.output.add(token, None))]
-        [*piece_deltas(request, request.output.finish(is_complete=True))]
+            [*request.deltas.of(request.output.add(token, None))]
+        [*request.deltas.of(request.output.finish(is_complete=True))]
         self.fed = [*request.ids, *request.sampled]
         usage = Usage(len(request.ids), len(request.ids), 0, len(request.sampled))
         recorder = TurnRecorder(self.desk.sessions, lambda: 0, lambda _: None)

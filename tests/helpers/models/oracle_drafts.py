@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hearth.worker.draft.answer_drafter import DraftCounts
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.request_state import Request
 from tests.helpers.models.oracle_drafter import OracleDrafter
 

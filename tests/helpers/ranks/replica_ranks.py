@@ -16,7 +16,7 @@ from hearth.worker.ranks.follower_main import Follower, FollowerMemory
 from hearth.worker.ranks.leading_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.rank_link import RankLost
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy
 from scripts.harness.ranks.ranks_in_memory import FollowerInMemory, ranks_in_memory
 from scripts.harness.socketless_worker import Machine, marks, vocabulary
 

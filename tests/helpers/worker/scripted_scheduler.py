@@ -13,10 +13,9 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.kv.kv_manager import NullKVManager
-from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.scheduler_config import GenerationWatchdog, SchedulerConfig
 from hearth.worker.stream.output_processor import OutputProcessor
 
 END = 0
@@ -111,6 +110,7 @@ def request(
         sampling=Sampling(),
         tokens_max=tokens_max,
         output=OutputProcessor(Letters(), [stop] if stop else []),
+        deltas=AnswerDeltas(name),
         asker=asker,
     )
 

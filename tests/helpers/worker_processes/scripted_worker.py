@@ -28,7 +28,9 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker import main as real
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.serving_parts import ModelStart
 from hearth.worker.setup import rank_setup
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import Family
@@ -154,15 +156,15 @@ def _reading(tools: Sequence[dict[str, Any]], path: str) -> ToolCall:
     return ToolCall(name, {argument: form.format(path)})
 
 
-class ScriptedWorker(real.Worker):
+class ScriptedStart(ModelStart):
     """A worker that draws the script's tokens. Owner of what is here: the inference thread."""
 
     family: Family
 
-    def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
+    def token_choice(self, loaded: LoadedModel, request: Request) -> TokenChoice:
         if request.visit is not None and _is_free(request.visit.prompt):
             self._note(request, [])
-            return super().token_choice(vocab_size, request)
+            return super().token_choice(loaded, request)
         tokens, end = self._script(request)
         said = [*tokens, end]
 
@@ -171,7 +173,7 @@ class ScriptedWorker(real.Worker):
             return mx.array([said[min(place, len(tokens))] for place in places])
 
         self._note(request, tokens)
-        return replace(super().token_choice(vocab_size, request), sampler=sample)
+        return replace(super().token_choice(loaded, request), sampler=sample)
 
     def _script(self, request: Request) -> tuple[list[int], int]:
         """Return the tokens that the model writes, and the one that ends the turn."""
@@ -224,11 +226,11 @@ def _directory() -> Path:
 
 
 def main() -> int:
-    ScriptedWorker.family = replace(spoken_family(os.environ["SCRIPTED_FAMILY"]))
+    ScriptedStart.family = replace(spoken_family(os.environ["SCRIPTED_FAMILY"]))
     # The model's own tokenizer, in which a family's marks may have other ids.
-    vars(ScriptedWorker.family)["directory"] = Path(os.environ["MODEL_PATH"])
+    vars(ScriptedStart.family)["directory"] = Path(os.environ["MODEL_PATH"])
     with (
-        mock.patch.object(real, "Worker", ScriptedWorker),
+        mock.patch.object(real, "ModelStart", ScriptedStart),
         mock.patch.object(rank_setup, "Engine", SlowEngine),
     ):
         return real.main()

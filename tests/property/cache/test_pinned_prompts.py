@@ -12,6 +12,7 @@ from hearth.shared.errors import RequestError
 from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, Layout
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
+from hearth.worker.schedule.request_state import PrefillOnly
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import Part, ask, path_to, prefix_of, rows
@@ -167,7 +168,7 @@ class Bench:
     def __init__(self, name: str) -> None:
         self.name = name
         trial = machine(name, tiny=True)
-        trial.ask(self.prompt(0), is_prefill_only=True, pin_key="")
+        trial.ask(self.prompt(0), prefill_only=PrefillOnly(""))
         budget_mb = 5 * trial.keeper.pins.report()["pinned_bytes"] / MB
         self.warm: Machine = machine(name, tiny=True, slots_max=2, budget_mb=budget_mb)
         self.pinned: dict[int, str] = {}  # number of a prompt -> id of its pin
@@ -182,7 +183,7 @@ class Bench:
         self.warm.ask(follow(self.name, ids, answer.tokens, 20), 2)
 
     def pin(self, number: int) -> None:
-        answer = self.warm.submit(self.prompt(number), is_prefill_only=True, pin_key="")
+        answer = self.warm.submit(self.prompt(number), prefill_only=PrefillOnly(""))
         self.warm.run()
         if answer.reason == "prefilled":
             if (old := self.pinned.pop(number, None)) is not None:

@@ -6,12 +6,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft import Draft, DraftSource
-from hearth.worker.draft.draft_length import (
-    ROWS_MAX,
-    AcceptanceRates,
-    DraftLength,
-    TextKind,
-)
+from hearth.worker.draft.draft_length import ROWS_MAX, AcceptanceRates, DraftLength, TextKind
 from hearth.worker.draft.token_history import TokenHistory
 
 SOURCES: tuple[DraftSource, ...] = ("forced", "history", "prediction", "answers", "model")

@@ -32,16 +32,9 @@ from tests.helpers.models.draft_heads import (
     LyingDrafts,
     random_head,
 )
-from tests.helpers.models.draft_targets import (
-    DRAFT_TARGETS,
-    WINDOW,
-    draft_target,
-)
+from tests.helpers.models.draft_targets import DRAFT_TARGETS, WINDOW, draft_target
 from tests.helpers.models.drafted_answers import DraftedAnswers
-from tests.helpers.models.drafted_decoding import (
-    SAMPLINGS,
-    any_prompt,
-)
+from tests.helpers.models.drafted_decoding import SAMPLINGS, any_prompt
 
 NAME = "qwen3_5_vl"
 TOKENS = 40

@@ -6,11 +6,7 @@ import re
 from hypothesis import given, strategies as st
 
 from hearth.worker.cache.prefill_grid import HEADER_GAP, PrefillGrid
-from hearth.worker.prompt.prefill_cuts import (
-    TAIL_TOKENS_MAX,
-    CutRule,
-    TurnMarks,
-)
+from hearth.worker.prompt.prefill_cuts import TAIL_TOKENS_MAX, CutRule, TurnMarks
 
 HEADER, ROLE_A, ROLE_U, NEWLINE = 1, 2, 3, 4
 MARKS = TurnMarks(frozenset({HEADER}), ((HEADER, ROLE_A, NEWLINE),))

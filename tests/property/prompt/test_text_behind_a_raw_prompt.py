@@ -13,12 +13,15 @@ from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Submit
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.threads.request_builder import (
+    PromptFacts,
+    RecentPrompts,
+    RequestBuilder,
+    SessionPromptBuilder,
+)
 
 NOTHING = cast(Any, None)
 BEGIN = "<s>"
@@ -54,7 +57,7 @@ def tools_of(strips: bool) -> tuple[PreTrainedTokenizerFast, RequestBuilder]:
     words, rule = Vocabulary(tokenizer), CutRule(64, marks)
     facts = PromptFacts(1_000, len(bare), root_hash(("m",)), NOTHING, NOTHING, words, rule)
     sessions = SessionPromptBuilder(prompts, make_sessions(configured, 64), facts)
-    return bare, RequestBuilder(sessions, RecentPrompts(False), facts, 64)
+    return bare, RequestBuilder(sessions, RecentPrompts(False), 64)
 
 
 def completed(strips: bool, prompt: list[int], answer: list[int]) -> str:

@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Count, Counted, Prompt, TokenQuery
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
-from hearth.worker.requests.answer_token_queries import counted
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.threads.prompt_thread import counted
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 from scripts.harness.model_families import family
 from tests.helpers.worker.prompt_builders import builder, encoded
 
@@ -23,14 +23,13 @@ NOTHING = cast(Any, None)
 
 
 @cache
-def prompts_of(name: str) -> tuple[SessionPromptBuilder, PromptFacts]:
+def prompts_of(name: str) -> SessionPromptBuilder:
     facts = cast(PromptFacts, SimpleNamespace(vocabulary=Vocabulary(family(name).tokenizer)))
-    return SessionPromptBuilder(builder(name, context_tokens=8), NOTHING, facts), facts
+    return SessionPromptBuilder(builder(name, context_tokens=8), NOTHING, facts)
 
 
 def ask(name: str, prompt: Prompt, **query: Any) -> Counted:
-    prompts, facts = prompts_of(name)
-    return counted(Count("r", prompt, query=TokenQuery(**query)), {}, prompts, facts)
+    return counted(Count("r", prompt, query=TokenQuery(**query)), {}, prompts_of(name))
 
 
 def ids_of(found: Counted) -> list[int]:
@@ -103,7 +102,7 @@ def test_messages_longer_than_the_context_are_counted_here_to_the_token(
     nobody = Mock(arrive=Mock(return_value=None))  # no session is known
     prompts = SessionPromptBuilder(narrow, nobody, facts)
     query = TokenQuery(adds_header=has_header)
-    found = counted(Count("r", Prompt(said), query=query), {}, prompts, facts)
+    found = counted(Count("r", Prompt(said), query=query), {}, prompts)
     assert found.tokens == len(whole.ids) > 400
     with pytest.raises(RequestError, match="context"):
         narrow.build(PromptContent(said, []))

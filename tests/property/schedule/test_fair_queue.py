@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, strategies as st
 
-from hearth.worker.schedule.fair_queue import give_turn, in_turn
+from hearth.worker.schedule.admission_and_disk_recall import give_turn, in_turn
 
 ASKERS = st.sampled_from("abcd")
 

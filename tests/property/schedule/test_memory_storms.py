@@ -17,8 +17,7 @@ from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.system_state import MemoryUse, Pressure
 from hearth.worker.kv.memory_release import Reason
-from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.schedule.pressure_relief import WAIT_S_MAX, PressureRelief
+from hearth.worker.schedule.memory_guard import WAIT_S_MAX, MemoryGuard, PressureRelief
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from tests.helpers.worker.watched_memory import held_bytes, ids, slot_bytes

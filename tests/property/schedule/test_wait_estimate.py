@@ -5,11 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.schedule.wait_estimate import (
-    DECODE_S,
-    Pace,
-    Work,
-)
+from hearth.worker.schedule.wait_estimate import DECODE_S, Pace, Work
 
 TOKENS = st.integers(0, 1_000_000)
 SECONDS = st.floats(0, 1e6)

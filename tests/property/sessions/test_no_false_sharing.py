@@ -153,8 +153,7 @@ def test_it_sees_a_plan_whose_names_do_not_tell_prompts_apart(
     def by_length(root: PrefixHash, tokens: Any, ends: Any) -> list[PrefixHash]:
         return [PrefixHash(root + str(end).encode()) for end in ends]
 
-    for module in ("request_builder", "predict_next_prompt"):
-        monkeypatch.setattr(f"hearth.worker.requests.{module}.prefix_hashes", by_length)
+    monkeypatch.setattr("hearth.worker.threads.request_builder.prefix_hashes", by_length)
     found = findings(fresh(), lambda m: m.where[0] == "tools" and m.kind == "letter")
     assert any("KV of other tokens" in finding for finding in found)
 

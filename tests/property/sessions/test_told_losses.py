@@ -12,14 +12,7 @@ from hypothesis import given, strategies as st
 
 from scripts.harness.chat_client import Asked
 from scripts.harness.loss_oracle import Judge
-from scripts.harness.random_conversations import (
-    NUMBER_MAX,
-    STEPS,
-    VARIANTS,
-    Plan,
-    Player,
-    Step,
-)
+from scripts.harness.random_conversations import NUMBER_MAX, STEPS, VARIANTS, Plan, Player, Step
 
 ROUNDS = 5
 LATER = 1  # `other` of a step behind which the conversation goes on

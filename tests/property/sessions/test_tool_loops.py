@@ -13,13 +13,7 @@ from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from scripts.harness.constrained_answers import tool
 from tests.helpers.families.family_cases import family_names
 from tests.helpers.families.real_tokenizers import PLAIN, SOURCE_OF, TOLD
-from tests.helpers.families.tool_loops import (
-    CUTS,
-    QUESTION,
-    LoopDesk,
-    ToolLoop,
-    desk_of,
-)
+from tests.helpers.families.tool_loops import CUTS, QUESTION, LoopDesk, ToolLoop, desk_of
 from tests.helpers.worker.prompt_builders import builder_of
 
 NAMES: Final = [row["families"][0] for row in TOLD["tokenizers"].values()]

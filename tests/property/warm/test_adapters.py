@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.cache.block_hash import common_length, pack
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.engine.decode import decoding_sequence
 from hearth.worker.kv import layer_adapters
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk

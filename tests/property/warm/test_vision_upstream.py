@@ -10,8 +10,8 @@ import pytest
 from hearth.shared.settings import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.setup.load_setup import make_vision
 from hearth.worker.setup.prompt_and_session_setup import make_builder
-from hearth.worker.setup.vision_setup import make_vision
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir
 from scripts.harness.image_files import painted
 from scripts.harness.socketless_worker import loaded

@@ -178,7 +178,7 @@ def test_a_client_that_leaves_amid_an_image_leaves_nothing_that_is_resumed_amid_
         warm.run()
         warm.check()
         again = warm.submit(ids, TOKENS_MAX)
-        assert again.request.kept_tokens <= at or again.request.kept_tokens >= at + len(image)
+        assert again.request.kept.tokens <= at or again.request.kept.tokens >= at + len(image)
         again.request.lease.is_cancelled = True
         warm.run()
     assert inside, "a long image is read in several forwards"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import machine

@@ -16,11 +16,7 @@ from hearth.commands.accuracy.answer_changes import (
     with_other_prompts,
 )
 from hearth.commands.accuracy.question_file import SHIPPED, Question, question_of, read_questions
-from hearth.commands.accuracy.saved_answers import (
-    SavedRun,
-    check_writable,
-    save,
-)
+from hearth.commands.accuracy.saved_answers import SavedRun, check_writable, save
 from hearth.commands.server_client import ProbeError
 
 

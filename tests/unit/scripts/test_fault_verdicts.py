@@ -10,12 +10,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.api.answer_frames import SSE_DONE, sse_data, sse_event
 from scripts.faults.judge_replies import End, judge
-from scripts.faults.load import (
-    AMID_A_FAULT,
-    CALM,
-    Asked,
-    Ledger,
-)
+from scripts.faults.load import AMID_A_FAULT, CALM, Asked, Ledger
 from scripts.faults.own_server import MB, Held
 from scripts.faults.soak import Round, misses
 

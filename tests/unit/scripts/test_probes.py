@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
-from tests.helpers.servers.probed_server import (
-    FakeServer,
-    Flaws,
-    Row,
-    played,
-)
+from tests.helpers.servers.probed_server import FakeServer, Flaws, Row, played
 
 
 def probed(fake: FakeServer, *arguments: str) -> int:

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.replay.ideal_cache import ideal_cached
-from hearth.commands.replay.traces import (
-    waits_for,
-)
+from hearth.commands.replay.traces import waits_for
 from hearth.commands.stream_client import COUNT_MAX, READERS, Reading, SseReader, Tokens, tokens_of
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 

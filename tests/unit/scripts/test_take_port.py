@@ -16,12 +16,7 @@ import pytest
 
 import install_and_run
 from hearth.commands import take_port as taking
-from hearth.commands.take_port import (
-    IdentifiedProcess,
-    end_processes,
-    read_pid_file,
-    take_port,
-)
+from hearth.commands.take_port import IdentifiedProcess, end_processes, read_pid_file, take_port
 from hearth.shared.errors import StartError
 from hearth.shared.processes import process_started
 from install_and_run import PROJECT

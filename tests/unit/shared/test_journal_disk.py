@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from hearth.shared import durable_journal as journals
-from hearth.shared.durable_journal import (
-    NullJournalWriter,
-    open_journal_writer,
-)
+from hearth.shared.durable_journal import NullJournalWriter, open_journal_writer
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, put, wrote
 
 pytestmark = pytest.mark.process

@@ -17,13 +17,7 @@ import zmq
 from hearth.shared import zmq_transport
 from hearth.shared.errors import StartError
 from hearth.shared.private_files import own_run_directory, private_directory
-from hearth.shared.wire_messages import (
-    PROTOCOL_VERSION,
-    Cancel,
-    Counted,
-    Delta,
-    Hello,
-)
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Delta, Hello
 from hearth.shared.zmq_transport import DealerLink, RouterPort, ipc_endpoint
 from tests.helpers.services.zmq_exchange import exchange, until_received
 

@@ -104,7 +104,7 @@ class Talk:
         Whoever it is goes on with the first one's id of the call, and then with an unknown one.
         """
         rows = [self.say(key, QUESTION)]
-        self.call_id = self.call_id or rows[0].request.call_ids[0]
+        self.call_id = self.call_id or rows[0].request.deltas.call_ids[0]
         rows += [self.say(key, goes_on(call_id)) for call_id in (self.call_id, "unknown")]
         self.say(key, QUESTION, constraints=Constraints(tool_choice="required"))
         return [row.cached for row in rows]

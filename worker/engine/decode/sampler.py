@@ -12,12 +12,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.sample_utils import (
-    apply_min_p,
-    apply_top_k,
-    apply_top_p,
-    make_logits_processors,
-)
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import Settings

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from hearth.shared import (
-    written_numbers,
-)
+from hearth.shared import written_numbers
 from hearth.worker import formats
 from hearth.worker.constraint.call_grammars import (
     NOTHING,
@@ -37,10 +35,7 @@ from hearth.worker.constraint.json_schemas import (
     is_text,
     words,
 )
-from hearth.worker.stream.answer_parts import (
-    AnswerCollector,
-    Channel,
-)
+from hearth.worker.stream.answer_parts import AnswerCollector, Channel
 from hearth.worker.stream.lookahead_buffer import (
     LookaheadBuffer,
     Marks,
@@ -63,18 +58,9 @@ from hearth.worker.stream.tool_calls.json_calls import (
     json_calls,
     named_call,
 )
-from hearth.worker.stream.tool_calls.lenient_json import (
-    Transcoder,
-    json_text,
-)
-from hearth.worker.stream.tool_calls.request_tools import (
-    RequestTools,
-)
-from hearth.worker.stream.tool_calls.tag_form import (
-    TagForm,
-    bare_form,
-    tag_form,
-)
+from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.tag_form import TagForm, bare_form, tag_form
 
 __all__ = [
     "BLANKS",

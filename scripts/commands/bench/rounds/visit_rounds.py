@@ -17,11 +17,7 @@ from hearth.commands.bench.results import Results
 from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.server_environment import without_paths
-from hearth.commands.bench.servers.started_server import (
-    ServerStartError,
-    StartedServer,
-    started,
-)
+from hearth.commands.bench.servers.started_server import ServerStartError, StartedServer, started
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.server_lives.day_of_sessions import memory_mb
 

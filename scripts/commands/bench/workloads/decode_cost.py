@@ -23,11 +23,7 @@ from typing import Any, Final
 
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workload import Visit
-from hearth.commands.bench.workloads.timed_stream import (
-    TimedAnswer,
-    TimedClient,
-    errors_of_answers,
-)
+from hearth.commands.bench.workloads.timed_stream import TimedAnswer, TimedClient, errors_of_answers
 from hearth.commands.replay.ideal_cache import percentile
 
 MORE_TOKENS_MIN: Final = 8  # of all answers, above one each: fewer say nothing of a speed

@@ -11,10 +11,7 @@ from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers import started_server
 from hearth.commands.bench.servers.known_servers import SERVERS, server_of_url
-from hearth.commands.bench.servers.server_environment import (
-    environment_of,
-    placeholders,
-)
+from hearth.commands.bench.servers.server_environment import environment_of, placeholders
 from hearth.commands.bench.servers.started_server import started
 from hearth.shared.errors import StartError
 

@@ -10,12 +10,7 @@ from hearth.commands.bench.workload import SCALES
 from hearth.commands.bench.workloads.ask import request_values
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.server_lives import answers
-from hearth.commands.bench.workloads.sessions import (
-    SESSIONS_DIR,
-    cut,
-    loaded,
-    salted,
-)
+from hearth.commands.bench.workloads.sessions import SESSIONS_DIR, cut, loaded, salted
 from hearth.commands.replay.player import Row
 from hearth.commands.stream_client import Outcome, Reading, Tokens
 

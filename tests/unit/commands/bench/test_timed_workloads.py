@@ -13,17 +13,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.bench.workloads import timed_stream
-from hearth.commands.bench.workloads.beside_long import (
-    gap_values,
-    gaps_within,
-)
+from hearth.commands.bench.workloads.beside_long import gap_values, gaps_within
 from hearth.commands.bench.workloads.decode_cost import Asking, Decoded, decode_values
 from hearth.commands.bench.workloads.structured import SCHEMA, obeys
-from hearth.commands.bench.workloads.timed_stream import (
-    TOGETHER_S,
-    TimedAnswer,
-    TimedClient,
-)
+from hearth.commands.bench.workloads.timed_stream import TOGETHER_S, TimedAnswer, TimedClient
 from hearth.commands.stream_client import Outcome, Reading, read_chat, tokens_of
 
 SENT_S = 100.0

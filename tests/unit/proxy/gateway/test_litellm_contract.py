@@ -14,10 +14,7 @@ from litellm.types.router import RouterErrors
 from litellm.types.utils import is_litellm_owned_kwarg
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import (
-    input_token_count_params,
-    response_create_params,
-)
+from openai.types.responses import input_token_count_params, response_create_params
 
 from hearth.proxy.gateway import cloud_fields, litellm_hooks, litellm_messages, routing_table
 from hearth.shared.our_ids import is_our_response_id, response_maker

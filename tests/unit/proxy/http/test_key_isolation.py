@@ -19,7 +19,7 @@ from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import AnswerDeltas, ClientLease, Request
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.helpers.proxy.proxy_app import app_of, ask
@@ -128,6 +128,7 @@ def submitted(made: Machine, ids: list[int], key: str, guide: TokenMask | None =
         sampling=Sampling(),
         tokens_max=8,
         output=OutputProcessor(vocabulary("qwen3").detokeniser(), []),
+        deltas=AnswerDeltas(lease.request_id),
         guide=guide,
     )
     return made.enter(request)

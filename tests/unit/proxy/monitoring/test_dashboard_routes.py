@@ -9,9 +9,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http.browser_pages import FORM_BYTES_MAX
-from hearth.proxy.monitoring import (
-    dashboard as dashboard_module,
-)
+from hearth.proxy.monitoring import dashboard as dashboard_module
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of

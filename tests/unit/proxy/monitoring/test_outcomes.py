@@ -19,12 +19,7 @@ from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Spea
 from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
 from tests.helpers.proxy.feed_events import read, read_until
-from tests.helpers.proxy.metric_values import (
-    ASKED,
-    USAGE,
-    value,
-    values,
-)
+from tests.helpers.proxy.metric_values import ASKED, USAGE, value, values
 from tests.helpers.proxy.proxy_app import app_of, asked
 
 RESPONSES = "/v1/responses"

@@ -9,11 +9,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.request.volatile_fields import (
-    FIELDS,
-    canonical_text,
-    without_telemetry,
-)
+from hearth.proxy.request.volatile_fields import FIELDS, canonical_text, without_telemetry
 from tests.helpers.proxy.volatile_texts import (
     BILLING,
     CONTEXT,

@@ -12,10 +12,7 @@ import pytest
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool import worker_pool
 from hearth.proxy.pool.worker_pool import ModelRequest
-from hearth.proxy.workers import (
-    model_swap as hosting_module,
-    supervisor as supervisor_module,
-)
+from hearth.proxy.workers import model_swap as hosting_module, supervisor as supervisor_module
 from hearth.proxy.workers.supervisor import WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.settings import load_settings

@@ -5,12 +5,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.pool.worker_pool import ModelRequest
-from hearth.proxy.workers.model_swap import (
-    KEEP_S,
-    TURN_S,
-    WorkerModel,
-    wanted_models,
-)
+from hearth.proxy.workers.model_swap import KEEP_S, TURN_S, WorkerModel, wanted_models
 from tests.helpers.cases import cases
 
 NOW = 1_000.0

@@ -16,11 +16,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
 from hearth.proxy.workers import remote_workers as remote_module
 from hearth.proxy.workers.model_swap import ModelSwapper
-from hearth.proxy.workers.remote_workers import (
-    SILENT,
-    RemoteWorkers,
-    hint_of,
-)
+from hearth.proxy.workers.remote_workers import SILENT, RemoteWorkers, hint_of
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
 from hearth.shared.settings import Settings, load_settings

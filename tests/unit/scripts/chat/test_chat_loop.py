@@ -8,11 +8,7 @@ import pytest
 
 from hearth.commands.chat.answer_stream import Turn, error_text
 from hearth.commands.chat.chat_loop import command_of
-from hearth.commands.chat.conversation import (
-    Conversation,
-    ImageError,
-    read_image,
-)
+from hearth.commands.chat.conversation import Conversation, ImageError, read_image
 from hearth.commands.chat.turn_figures import footer, why_lines
 
 PNG = b"\x89PNG\r\n\x1a\n"

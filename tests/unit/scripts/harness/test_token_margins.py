@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.harness.socketless_worker import Answer, machine
-from scripts.harness.warm.token_margins import (
-    COUNTED,
-    ROUNDED_MORE,
-    measured,
-    same_tokens,
-)
+from scripts.harness.warm.token_margins import COUNTED, ROUNDED_MORE, measured, same_tokens
 
 PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(40)]
 AT = 3

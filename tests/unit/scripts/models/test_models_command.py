@@ -16,7 +16,7 @@ from hearth.shared.models import model_path
 from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.models.model_path import MODELS_DIR_VARIABLE, BuiltinModel
 from hearth.shared.settings import load_settings
-from hearth.worker.verdict.memory_verdict import MemoryVerdict
+from hearth.worker.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 

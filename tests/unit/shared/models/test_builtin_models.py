@@ -3,11 +3,7 @@
 import pytest
 
 from hearth.shared import machine
-from hearth.shared.models.model_path import (
-    CATALOGUE,
-    first_model_words,
-    recommended,
-)
+from hearth.shared.models.model_path import CATALOGUE, first_model_words, recommended
 
 GB = 1024**3
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-from hearth.worker.cache.block_hash import (
-    HASH_BYTES,
-    common_length,
-    pack,
-    prefix_hashes,
-)
+from hearth.worker.cache.block_hash import HASH_BYTES, common_length, pack, prefix_hashes
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, FoundPrefix, PrefixSearch
 from scripts.harness.store_builders import (

@@ -7,17 +7,9 @@ import pytest
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
-from hearth.worker.constraint.call_drafts import (
-    CallDrafts,
-    ForcedTexts,
-)
+from hearth.worker.constraint.call_drafts import CallDrafts, ForcedTexts
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.text_shape import (
-    JsonString,
-    Literal,
-    Order,
-    Row,
-)
+from hearth.worker.constraint.text_shape import JsonString, Literal, Order, Row
 from hearth.worker.formats.shared.output_format import OutputFormat
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family

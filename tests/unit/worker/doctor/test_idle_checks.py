@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile, Subject
-from hearth.worker.doctor.idle_checks import (
-    ATTEMPTS_MAX,
-    IDLE_BEFORE_CHECKS_S,
-    IdleChecks,
-    is_due,
-)
+from hearth.worker.doctor.idle_checks import ATTEMPTS_MAX, IDLE_BEFORE_CHECKS_S, IdleChecks, is_due
 
 SUBJECT = Subject("chip", "cpu", "ab", "1", "1")
 OK = CheckResult("cuts", "ok")

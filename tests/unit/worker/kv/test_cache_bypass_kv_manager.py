@@ -87,11 +87,11 @@ def test_what_is_on_disk_is_not_read(disk_thread: DiskThread) -> None:
     assert disk_thread.flush(20)
     warm = machine("qwen3", disk_thread=disk_thread)
     answer = warm.submit(ids, uses_cache=False)
-    assert answer.request.recall is None
+    assert answer.request.kept.recall is None
     warm.run()
     assert warm.settled(answer).cached == 0
     again = warm.submit(ids)
-    assert again.request.recall is not None, "it was there to be read"
+    assert again.request.kept.recall is not None, "it was there to be read"
     warm.run()
 
 

@@ -52,7 +52,7 @@ def test_what_made_way_while_a_prompt_waited_for_its_turn_is_read_from_disk(
     other = warm.submit(prompt(name, 200, 100, seed=3), 8)
     warm.run(until=lambda: bool(other.request.completion_tokens))
     waiting = warm.submit(ids)
-    assert waiting.request.recall is None, "it is in memory"
+    assert waiting.request.kept.recall is None, "it is in memory"
     workers.flush()
     warm.keeper.release(1 << 40)
     warm.run()
@@ -107,7 +107,7 @@ def test_nothing_is_read_that_a_live_slot_holds(workers: Workers) -> None:
     for joint in list(store.joints):
         store.set_snapshot(joint, None)
     following = warm.submit(follow("qwen3_5", ids, first.request.sampled, 30))
-    assert following.request.recall is None
+    assert following.request.kept.recall is None
     warm.run()
     assert warm.settled(following).cached > len(ids)
 
@@ -132,7 +132,7 @@ def test_a_client_that_was_told_of_kv_that_the_disk_lost_is_told_of_that(workers
     workers.flush()
     warm = workers.start("qwen3")
     answer = warm.submit(ids)
-    told = answer.request.told_tokens
+    told = answer.request.kept.told_tokens
     assert told == answer.request.query.limit
     found = warm.posted.get(timeout=60)
     warm.scheduler.take_recalled(replace(found, records=[None] * len(found.records)))

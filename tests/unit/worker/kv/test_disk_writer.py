@@ -130,7 +130,7 @@ def test_a_worker_that_is_killed_amid_a_long_prefill_loses_no_more_than_the_boun
     answer = made.submit(ids, 4)
     made.run(until=lambda: answer.request.position >= chunks * CHUNK)
     workers.flush()
-    kept = workers.start(name).submit(ids, 1).request.kept_tokens
+    kept = workers.start(name).submit(ids, 1).request.kept.tokens
     # The next forward is lost too, and the one that is computed while the point is written.
     assert 0 <= (chunks + 2) * CHUNK - kept <= bound
     assert len({point.end for point in points(workers)}) <= 2, "those of former points have gone"

@@ -5,13 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    ConcatenateKVCache,
-    KVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache
 
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import layer_adapters

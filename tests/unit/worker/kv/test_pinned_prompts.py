@@ -13,7 +13,7 @@ from hearth.shared.wire_messages import Failed, Prompt, Sampling, Submit, Usage
 from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.extent_store import MB
 from hearth.worker.cache.pinned_prompts import Pins
-from hearth.worker.schedule.request_state import ClientLease
+from hearth.worker.schedule.request_state import ClientLease, PrefillOnly
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
@@ -31,9 +31,9 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation_priority, "SPONSOR_WAIT_S", -1.0)
 
 
-def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
+def prefill(warm: Machine, ids: list[int], pin_key: str | None = None, **how: Any) -> Usage:
     """Have a prompt read, and return what that cost."""
-    answer = warm.ask(ids, is_prefill_only=True, **how)
+    answer = warm.ask(ids, prefill_only=PrefillOnly(pin_key), **how)
     assert answer.reason == "prefilled" and answer.usage is not None
     assert answer.usage.completion_tokens == 0 and not answer.logits
     return answer.usage
@@ -41,7 +41,7 @@ def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
 
 def refusal(warm: Machine, ids: list[int]) -> Failed:
     """Have a pin refused."""
-    warm.submit(ids, is_prefill_only=True, pin_key=ME)
+    warm.submit(ids, prefill_only=PrefillOnly(ME))
     events = [event for _ in range(1000) if not warm.scheduler.is_idle for event in warm.step()]
     assert isinstance(events[-1], Failed)
     return events[-1]
@@ -112,7 +112,7 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
 
 def test_a_request_that_comes_amid_the_prefill_of_its_prompt_takes_it_over() -> None:
     warm, ids = machine("qwen3"), prompt("qwen3", 300, 100)
-    first = warm.submit(ids, is_prefill_only=True)
+    first = warm.submit(ids, prefill_only=PrefillOnly())
     warm.step()
     second = warm.submit(ids)
     warm.run()

@@ -201,7 +201,8 @@ def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> 
         if joint.snapshot is not None and joint.arrival.line.number == 2:
             warm.keeper.store.set_snapshot(joint, None)
     again = of(warm, follow(NAME, agent, [], 100), Conversation(2, "s"))
-    assert again.request.plan is not None and again.request.plan.matched > 3_000
+    state = again.request.prefill
+    assert state is not None and state.plan.matched > 3_000
     assert not end.is_left_out
 
 

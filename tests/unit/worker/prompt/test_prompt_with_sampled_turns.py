@@ -8,11 +8,7 @@ import pytest
 
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.prompt.prompt_with_sampled_turns import (
-    Beginning,
-    BuiltPrompt,
-    PromptContent,
-)
+from hearth.worker.prompt.prompt_with_sampled_turns import Beginning, BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.model_families import FAMILIES, family, tools_for

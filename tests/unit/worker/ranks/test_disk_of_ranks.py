@@ -11,11 +11,7 @@ import pytest
 from hearth.shared.errors import StartError
 from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks import leading_kv
-from hearth.worker.ranks.leading_kv import (
-    FOUND_EVENT,
-    LeadingDiskThread,
-    have_taken,
-)
+from hearth.worker.ranks.leading_kv import FOUND_EVENT, LeadingDiskThread, have_taken
 from tests.helpers.ranks.followed_disks import WAIT_S, DisksOfRanks, rows_of, states_of
 
 Make = Callable[..., DisksOfRanks]

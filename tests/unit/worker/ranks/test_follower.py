@@ -22,7 +22,7 @@ from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.follower_main import Follower, FollowerMemory
 from hearth.worker.ranks.leading_kv import format_from, handle_of, told_format
 from hearth.worker.ranks.rank_link import RankMismatch
-from hearth.worker.setup import encoder_memory
+from hearth.worker.setup import memory_setup
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
 from scripts.harness.socketless_worker import Machine, loaded, machine
@@ -252,7 +252,7 @@ def test_a_follower_leaves_room_for_what_embeds_as_rank_0_does(
 ) -> None:
     held: list[int] = []
     monkeypatch.setattr(mlx_memory, "hold_memory", held.append)
-    monkeypatch.setattr(encoder_memory, "encoders_bytes", lambda _settings: ENCODERS)
+    monkeypatch.setattr(memory_setup, "encoders_bytes", lambda _settings: ENCODERS)
     monkeypatch.setattr("hearth.worker.setup.memory_setup.encoders_bytes", lambda _: ENCODERS)
     settings = load_settings({"RANKS": "2", "MEMORY_LIMIT_MB": "1500"}, None)
     link: FollowerLink = None  # type: ignore[assignment]  # what it tells is not of interest

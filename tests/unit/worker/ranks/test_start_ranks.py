@@ -27,7 +27,7 @@ from hearth.worker.ranks.start_ranks import (
     told_settings,
     with_told,
 )
-from hearth.worker.setup.draft_setup import draft_policy
+from hearth.worker.setup.doctor_setup import draft_policy
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.socketless_worker import loaded, machine
 from tests.helpers.records.disk_records import ROOT

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine import engine as engine_module
 from hearth.worker.engine.decode.draft_model import DraftModel
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from scripts.harness.socketless_worker import Answer, Machine, machine, marks, vocabulary
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.models.counted_model import counted

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Finished, Prompt, Up
-from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.schedule.scheduler_config import GenerationWatchdog
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
@@ -46,7 +46,7 @@ def test_an_answer_that_takes_too_long_ends_with_length_and_frees_its_slot() -> 
     assert asked.times is not None
     asked.times.prefilled_at -= 601
     events = run(made)
-    assert finish_of(events, "long").reason == "length" and asked.is_expired
+    assert finish_of(events, "long").reason == "length" and asked.times.is_expired
     assert made.counts["watchdog_ends"] == 1
     assert text_of(events, "next") == "i"
 

@@ -10,7 +10,7 @@ import pytest
 from hearth.shared.settings import load_settings
 from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
+from hearth.worker.setup.kv_setup import BESIDE_GOAL_S, with_goal_beside
 from scripts.harness.socketless_worker import Machine, loaded, machine
 from tests.helpers.worker.kv_prompts import prompt
 
@@ -63,7 +63,8 @@ def test_what_was_read_in_shorter_forwards_and_what_follows_it_is_told_fast(
     asked = beside_streams(busy, ids, quiet_from)
     ends = canonical_ends(busy, ids)
     assert ends and not any(ends.values()), ends
-    assert asked.request.is_cut_beside and not slot_of(busy, ids).canonical_cuts
+    state = asked.request.prefill
+    assert state is not None and state.is_cut_beside and not slot_of(busy, ids).canonical_cuts
 
 
 def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPa
     model = loaded("qwen3", tiny=True)
     plain, exact = load_settings({}, None), load_settings({"CACHE_EXACT": "true"}, None)
     assert with_goal_beside(config, model, plain) is config, "this machine has a CPU alone"
-    for module in ("setup.cut_rule_setup", "engine.prefill_lengths"):
+    for module in ("setup.kv_setup", "engine.prefill_lengths"):
         monkeypatch.setattr(f"hearth.worker.{module}.backend", lambda: "metal")
     assert with_goal_beside(config, model, exact) is config
     made = with_goal_beside(config, model, plain)

@@ -1,5 +1,6 @@
 """Plays prompts and answers beside each other, by a clock that only they move."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Delta, Finished, Progress
+from hearth.worker.schedule import prefill_forwards
 from hearth.worker.schedule.prefill_forwards import ANSWERS_SHARE, OWED_S_MAX, TimeShares
 from hearth.worker.schedule.scheduler import Scheduler
 from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, scheduler
@@ -190,7 +192,7 @@ def test_a_forward_that_answers_wait_for_takes_about_the_goal() -> None:
     made.submit(asked)
     first_token(made, "long", clock)
     assert lengths(engine.decoder.log) == [3, 3, 2, 2, 3, 3, 2, 2]
-    assert asked.is_cut_beside
+    assert asked.prefill is not None and asked.prefill.is_cut_beside
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,8 @@ def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
     made.submit(asked)
     first_token(made, "long", clock)
     assert lengths(engine.decoder.log) == expected
-    assert asked.is_cut_beside == (len(expected) > 2)
+    assert asked.prefill is not None
+    assert asked.prefill.is_cut_beside == (len(expected) > 2)
 
 
 # ---------------------------------------------------------------- the numbers alone
@@ -238,3 +241,32 @@ def test_prompts_and_answers_get_the_same_but_for_one_forward_and_one_step(
             )
     if all(step_s > 0.1 for _, step_s in turns):
         assert not shares.is_answers_turn(False)
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_a_prefill_says_how_far_it_is_every_five_seconds_and_nothing_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="hearth.worker.schedule.prefill_forwards")
+    watch, length = Clock(), 30 * CHUNK + 1
+    monkeypatch.setattr(prefill_forwards, "awake_s", watch)
+    made, _ = scheduler(slots=1)
+    asked = request("long", prompt=length)
+    made.submit(asked)
+    while not asked.position:
+        list(made.step())
+    assert asked.prefill is not None
+    asked.prefill.logged_at, asked.prefill.logged_tokens = watch.now, asked.position
+    said = []
+    for _ in range(29):  # of a second each
+        watch.now += 1.0
+        before = len(caplog.messages)
+        list(made.step())
+        said += [(watch.now, message) for message in caplog.messages[before:]]
+    assert asked.is_prefilled
+    assert [at for at, _ in said] == [5.0, 10.0, 15.0, 20.0, 25.0]
+    assert said[0][1] == (
+        f"prefill request=long done={6 * CHUNK} of={length} tokens_per_s={CHUNK} left_s=24"
+    )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hearth.worker.engine.system_state import Pressure, system_pressure
-from hearth.worker.schedule import pressure_relief
-from hearth.worker.schedule.pressure_relief import PressureRelief
+from hearth.worker.schedule import memory_guard
+from hearth.worker.schedule.memory_guard import PressureRelief
 from scripts.harness.socketless_worker import machine
 
 MB = 1 << 20
@@ -74,7 +74,7 @@ def test_at_critical_live_caches_go_too_and_prompts_wait() -> None:
 def test_a_prompt_that_waited_in_vain_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pressure_relief, "WAIT_S_MAX", -1.0)
+    monkeypatch.setattr(memory_guard, "WAIT_S_MAX", -1.0)
     relief = PressureRelief()
     waits = machine("qwen3", tiny=True, relief=relief)
     relief.level = Pressure.CRITICAL

@@ -14,7 +14,7 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspects import SuspectStore, running_path, take_running
 from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
-from hearth.worker.schedule.request_state import BEHIND_TOKENS, Request
+from hearth.worker.schedule.request_state import BEHIND_TOKENS, Request, Suspicion
 from hearth.worker.schedule.suspects import Suspects
 from tests.helpers.worker.scripted_scheduler import ROOT, request, run, scheduler
 
@@ -33,20 +33,21 @@ class Workers:
     def come(self, made: Request, root: PrefixHash = ROOT) -> bool:
         """Let a request come; say whether it was not refused."""
         query = made.query
-        (made.prompt_name,) = prefix_hashes(root, query.tokens, [len(query.tokens)])
+        (prompt_name,) = prefix_hashes(root, query.tokens, [len(query.tokens)])
         names = prefix_hashes(root, query.tokens, query.cuts)
         made.query = replace(query, names=names)
         try:
-            made.suspects = self.suspects.among(root, query.tokens)
+            suspects = self.suspects.among(root, query.tokens)
         except RequestError as error:
             assert error.code == "prompt_refused"
             return False
+        made.suspicion = Suspicion(prompt_name, suspects)
         return True
 
     def die(self, made: Request, *beside: Request, at: int) -> None:
         """Let a worker end by a request that is so far: behind its prompt it is answered."""
         made.position = min(at, made.query.limit)
-        made.completion_tokens = at - made.position
+        made.sampled = [1] * (at - made.position)
         self.suspects.note([made, *beside])
         self.store.note_death(take_running(self.socket_path), "SIGSEGV")
         self.start()
@@ -65,9 +66,9 @@ def test_who_ends_two_workers_is_refused_and_who_ran_beside_it_is_not(
     for _ in range(2):
         made = request("p", prompt=35)
         assert workers.come(made) and workers.come(innocent)
-        workers.die(made, *[innocent] * (not made.suspects), at=at)
+        workers.die(made, *[innocent] * (not made.suspicion.suspects), at=at)
     assert not workers.come(request("p", prompt=35))
-    assert workers.come(innocent) and innocent.suspects
+    assert workers.come(innocent) and innocent.suspicion.suspects
     assert workers.suspects.report()["refusals"] == 1
 
 

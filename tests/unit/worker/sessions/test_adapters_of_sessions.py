@@ -4,9 +4,9 @@ from pathlib import Path
 
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import adapter_root
-from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.setup.prompt_and_session_setup import make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts
+from hearth.worker.threads.request_builder import predict_next_prompt
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.lora_files import adapted
 from scripts.harness.model_families import FAMILIES
@@ -60,7 +60,7 @@ def test_the_prompt_that_is_foreseen_is_of_the_same_adapter(tmp_path: Path) -> N
     worker = desk(tmp_path, "harmony")
     ask(worker, [{"role": "user", "content": TEXT}], "one")
     (job,) = worker.foreseen
-    query = predict_next_prompt(job.request, worker.prompts, worker.facts)
+    query = predict_next_prompt(job.request, worker.prompts)
     assert query is not None and query.adapter == "one"
     assert query.root == adapter_root(ROOT, worker.facts.adapters["one"])
 
@@ -71,6 +71,6 @@ def test_a_prompt_that_a_worker_died_with_is_suspected_by_its_adapter_too(tmp_pa
     names = []
     for worker.adapter in ("", "one", "two"):
         request = worker.request(prompt)
-        names.append({*request.query.names, request.prompt_name})
+        names.append({*request.query.names, request.suspicion.prompt_name})
         assert request.query.adapter == worker.adapter
     assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])

@@ -77,9 +77,11 @@ class Shop:
         said = visit.said
         calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
         given = AnswerParts(said.reasoning, said.content, calls)
-        self.client.answered(given, tuple(request.call_ids), request.signature)
+        self.client.answered(given, tuple(request.deltas.call_ids), request.deltas.signature)
         if calls:
-            self.client.results(tuple(request.call_ids), ["result <|im_end|> " + "word " * 30])
+            self.client.results(
+                tuple(request.deltas.call_ids), ["result <|im_end|> " + "word " * 30]
+            )
         return request
 
 

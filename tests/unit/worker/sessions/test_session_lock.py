@@ -13,16 +13,7 @@ from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.sessions.session_visit import KEPT
-from tests.helpers.worker.session_prompts import (
-    ME,
-    QUESTION,
-    SAID,
-    SLACK,
-    WORDS,
-    Desk,
-    Rows,
-    echo,
-)
+from tests.helpers.worker.session_prompts import ME, QUESTION, SAID, SLACK, WORDS, Desk, Rows, echo
 
 WAIT_S_MAX = 60.0  # for what takes no time where nobody is in its way
 OTHER = Speaker("key", "s2")

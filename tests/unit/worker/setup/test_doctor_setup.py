@@ -17,9 +17,8 @@ from hearth.worker.engine.system_state import Pressure
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import doctor_setup
-from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.doctor_setup import ModelDoctor, free_bytes, with_findings
-from hearth.worker.setup.kv_setup import is_exact
+from hearth.worker.setup.kv_setup import cut_rule_of, is_exact
 from scripts.harness.socketless_worker import loaded, marks
 
 MODEL = loaded("qwen3")

@@ -21,9 +21,9 @@ from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED, find_
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.vision.vlm_loader import weight_sizes
-from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.load_setup import load_all, with_draft_model
 from hearth.worker.setup.rank_setup import SingleRank
+from hearth.worker.threads.start_worker import StartSteps
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.models.draft_heads import random_head, save_draft_model, save_head

@@ -8,8 +8,8 @@ import pytest
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.doctor.findings import Findings, Subject
 from hearth.worker.draft.draft_length import CPU_CURVE
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
-from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy, row_costs
+from hearth.worker.schedule.answer_drafts import DraftPolicy
+from hearth.worker.setup.doctor_setup import are_trees_cheap, draft_policy, row_costs
 
 SUBJECT = Subject("Apple M2 Max", "metal", "abc", "0.32.4", "0.32.2")
 GOOD = Findings(SUBJECT, "bfloat16", row_costs={1: 1.0, 2: 1.1, 4: 1.05, 8: 1.4}, drafts_alike=True)

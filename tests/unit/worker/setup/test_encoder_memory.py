@@ -10,15 +10,15 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.mlx_memory import GB, MB, memory_limit
-from hearth.worker.setup import encoder_memory
-from hearth.worker.setup.encoder_memory import (
+from hearth.worker.memory_verdict import memory_verdict
+from hearth.worker.setup import memory_setup
+from hearth.worker.setup.memory_setup import (
+    WorkerMemory,
     encoders_bytes,
     forward_bytes,
     process_bytes,
     workers_limit,
 )
-from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.verdict.memory_verdict import memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.mac.real_encoder_sizes import EMBEDDER, RANKER
 
@@ -91,5 +91,5 @@ def test_a_larger_model_never_counts_less(
 
 def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = forward_bytes(dict(EMBEDDER.config))
-    monkeypatch.setattr(encoder_memory, "backend", lambda: "metal")
+    monkeypatch.setattr(memory_setup, "backend", lambda: "metal")
     assert forward_bytes(dict(EMBEDDER.config)) < on_cpu / 2

@@ -18,7 +18,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.images.image_processor import unpadded
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.setup.vision_setup import VisionParts, make_vision
+from hearth.worker.setup.load_setup import VisionParts, make_vision
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family

@@ -12,7 +12,7 @@ from hearth.shared.wire_messages import Count, Failed, Prompt, Sampling, Speaker
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages
-from hearth.worker.threads.image_thread import read_images
+from hearth.worker.threads.prompt_thread import read_images
 
 
 def picture(digest: str) -> PromptImage:

@@ -8,11 +8,7 @@ import pytest
 
 from hearth.shared.wire_messages import Progress, Told, Up
 from hearth.worker.threads import inference_thread as loop_module
-from hearth.worker.threads.inference_thread import (
-    IDLE_WAIT_S,
-    INBOX_DRAIN_MAX,
-    InferenceThread,
-)
+from hearth.worker.threads.inference_thread import IDLE_WAIT_S, INBOX_DRAIN_MAX, InferenceThread
 from hearth.worker.threads.thread_queues import InferenceTask
 
 

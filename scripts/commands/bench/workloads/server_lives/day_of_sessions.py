@@ -22,7 +22,7 @@ from hearth.commands.bench.workloads.server_lives.made_sessions import made_sess
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
 from hearth.commands.replay.traces import Captured
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
+from hearth.worker.memory_verdict import unloaded_model, unloaded_probe
 
 NAME: Final = "day"
 SESSIONS: Final = 10

@@ -11,12 +11,7 @@ from hypothesis import given, strategies as st
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
-from hearth.worker.engine.decode.batch import (
-    batch_kind,
-    keeps_plain_rows,
-    merge_caches,
-    take_row,
-)
+from hearth.worker.engine.decode.batch import batch_kind, keeps_plain_rows, merge_caches, take_row
 from hearth.worker.engine.decode.shared_trunk import (
     LayerTrunk,
     TailKVCache,

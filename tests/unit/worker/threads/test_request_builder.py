@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit, ThinkingWish
-from hearth.worker.requests.request_builder import asker_of, constraints_of, family_of
+from hearth.worker.threads.request_builder import asker_of, constraints_of, family_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 
 NAMED = Speaker("k", "s1")

@@ -1,7 +1,7 @@
 """Checks what a request's usage reports of its session, its kind and its cache match."""
 
 from hearth.shared.wire_messages import Speaker, Usage
-from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.schedule.request_ending import TurnRecorder
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk
 

@@ -4,8 +4,8 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Status, Submit
-from hearth.worker.requests.answer_token_queries import session_report
-from hearth.worker.requests.debug_prompt_log import RECENT_MAX, RecentPrompts
+from hearth.worker.threads.prompt_thread import session_report
+from hearth.worker.threads.request_builder import RECENT_MAX, RecentPrompts
 from tests.helpers.worker.session_prompts import QUESTION, Desk
 
 MINE = Speaker("mine", "s1")

@@ -60,15 +60,17 @@ class AnswerDrafts:
     def begin(self, request: Request) -> AnswerDrafter | None:
         """Return what drafts for a request's answer; None where nothing is to be drafted."""
         reach = self.policy.of(request.sampling.speculate)
-        forced = forced_tokens(request.guide, request.call_drafts)
+        sources = request.draft_sources or AnswerSources(request.ids)
+        forced = sources.forced
+        if request.guide is not None:
+            forced = _ForcedByBoth(request.guide, forced)
         if reach == "none" or (reach == "forced" and forced is None):
             return None
         drafts = self._draft_model if reach == "all" else None
         return self._memory.begin(
             request.key if request.uses_cache else None,
-            AnswerSources(
-                request.ids,
-                prediction=request.prediction,
+            replace(
+                sources,
                 forced=forced,
                 looks_up=reach == "all",
                 model=drafts.follow() if drafts is not None else None,
@@ -88,7 +90,7 @@ class AnswerDrafts:
     def prompt_pairs_max(self, request: Request) -> int:
         """Return how many of the prompt's last hidden states its draft model is to be given."""
         is_drafted = self.policy.of(request.sampling.speculate) == "all"
-        if self._draft_model is None or not is_drafted or request.is_prefill_only:
+        if self._draft_model is None or not is_drafted or request.prefill_only is not None:
             return 0
         return self._draft_model.prompt_pairs_max
 
@@ -148,8 +150,3 @@ class _ForcedByBoth:
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
         return self._calls.choice(ahead) if self._calls is not None else None
-
-
-def forced_tokens(guide: TokenMask | None, calls: ForcedTokens | None) -> ForcedTokens | None:
-    """Return what forces tokens of an answer: what it is held to, and its calls' own grammar."""
-    return calls if guide is None else _ForcedByBoth(guide, calls)

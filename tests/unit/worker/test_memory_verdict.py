@@ -20,14 +20,9 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.setup.cut_rule_setup import cut_rule_of
+from hearth.worker.memory_verdict import SHORT_TOKENS, MemoryVerdict, memory_verdict, ranks_here
+from hearth.worker.setup.kv_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.verdict.memory_verdict import (
-    SHORT_TOKENS,
-    MemoryVerdict,
-    memory_verdict,
-    ranks_here,
-)
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout

@@ -21,9 +21,9 @@ from hearth.shared.wire_messages import (
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.prompt.awaited_work import stop_unless_awaited
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
-from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages, RenderNextPrompt
 from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.request_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.threads.thread_queues import LANE_WEIGHTS, PromptLanes, lane_of
 
 WAIT_S = 60.0
@@ -68,6 +68,8 @@ def test_a_job_goes_to_the_lane_of_the_time_that_it_may_take(job: Any, lane: int
 class LongPrompts:
     """Builds a long prompt until its client leaves or `ends` is set, and a short one at once."""
 
+    facts = cast(PromptFacts, None)
+
     def __init__(self) -> None:
         self.begun, self.ends = threading.Event(), threading.Event()
 
@@ -85,8 +87,8 @@ class Desk:
         self.prompts, self.lanes = LongPrompts(), PromptLanes()
         self.sent: list[Up] = []
         self._has_sent = threading.Condition()
-        prompts, facts = cast(SessionPromptBuilder, self.prompts), cast(PromptFacts, None)
-        worker = PromptThread(prompts, facts, load_settings({}, None))
+        prompts = cast(SessionPromptBuilder, self.prompts)
+        worker = PromptThread(prompts, load_settings({}, None))
         self.threads = [
             threading.Thread(target=worker.run, args=(lane, self._unexpected, self._send))
             for lane in self.lanes.lanes

@@ -1,1 +1,0 @@
-"""Drafts for answers, and tells clients what they say."""

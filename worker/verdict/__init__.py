@@ -1,1 +1,0 @@
-"""Says from a model's files alone whether it fits into this machine's memory."""
