@@ -10,7 +10,7 @@ from typing import Any, Final
 from hearth.shared.wire_messages import Failed, ModelFacts, Status, Told
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
-from hearth.worker.cache.extent_store import Extent, Joint
+from hearth.worker.cache.extent_store import Extent, PrefixNode
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
@@ -133,7 +133,7 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
     }
 
 
-def _is_of(root: Joint, roots: Sequence[Joint] | None) -> bool:
+def _is_of(root: PrefixNode, roots: Sequence[PrefixNode] | None) -> bool:
     return roots is None or root in roots
 
 
@@ -184,7 +184,7 @@ def correctness_counts(
     return {name: counted.get(name, 0) for name in CORRECTNESS}
 
 
-def _under(roots: Sequence[Joint]) -> Iterator[Extent]:
+def _under(roots: Sequence[PrefixNode]) -> Iterator[Extent]:
     """Yield the extents whose prompts begin at one of the roots."""
     waiting = list(roots)
     while waiting:
@@ -203,7 +203,7 @@ def _lines(
     slots = kv_manager.slots
     costs = {form: kv_manager.row_bytes(form) for form in {slot.format for slot in slots}}
     row_bytes = {slot.number: costs[slot.format] for slot in slots}
-    images: dict[Joint, int] = {}
+    images: dict[PrefixNode, int] = {}
     rows = []
     now = time.monotonic()
     for line, held in sorted(own.items(), key=lambda row: (not row[0].is_running, -row[0].used_at)):
@@ -236,7 +236,7 @@ def _kept_bytes(extent: Extent) -> int:
     return extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 
 
-def _images_to(joint: Joint, known: dict[Joint, int]) -> int:
+def _images_to(joint: PrefixNode, known: dict[PrefixNode, int]) -> int:
     """Return how many images a prompt shows up to `joint`; `known` remembers it of those passed."""
     path = []
     while joint not in known and joint.arrival is not None:

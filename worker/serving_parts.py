@@ -9,7 +9,7 @@ from hearth.shared.settings import Settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice, sampling_defaults
+from hearth.worker.engine.decode.sampler import SamplingParams, make_token_choice, sampling_defaults
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -138,7 +138,7 @@ class ModelStart:
         with engine.stream(), while_awaited(self._shutdown):
             return self._served(loaded, vision, engine, memory, doctor)
 
-    def token_choice(self, loaded: LoadedModel, request: Request) -> TokenChoice:
+    def token_choice(self, loaded: LoadedModel, request: Request) -> SamplingParams:
         """Return how the tokens of `request` are chosen. Inference thread."""
         return make_token_choice(
             request.sampling,

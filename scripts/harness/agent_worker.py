@@ -17,7 +17,7 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.settings import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_ending import TurnRecorder
@@ -73,7 +73,7 @@ class ScriptedMachine(Machine):
     scripts: dict[str, list[int]]
     is_scripted = True  # False: from then on the model says what it would
 
-    def choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> SamplingParams:
         if not self.is_scripted:
             return super().choose(request)
         script = self.scripts[request.request_id]
@@ -81,7 +81,7 @@ class ScriptedMachine(Machine):
         def sample(_logprobs: mx.array, places: Sequence[int]) -> mx.array:
             return mx.array([script[min(place, len(script) - 1)] for place in places])
 
-        return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
+        return SamplingParams(sampler=sample, processors=(), top_logprobs=None)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 from hearth.shared.wire_messages import Constraints, Sampling
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine.decode.sampler import SamplingDefaults, TokenChoice, make_token_choice
+from hearth.worker.engine.decode.sampler import SamplingDefaults, SamplingParams, make_token_choice
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of
@@ -143,7 +143,7 @@ class GuidedMachine(Machine):
         self.family = family
         self.constrainer = constrainer_for(family)
 
-    def choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> SamplingParams:
         return make_token_choice(
             *(request.sampling, SamplingDefaults(), checkpoint_files.VOCAB_SIZE),
             *(request.prompt_tokens, request.guide),

@@ -21,7 +21,7 @@ from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.draft.answer_drafter import AnswerSources
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.system_state import PowerSource
@@ -159,7 +159,7 @@ class Machine:
         lease.lease_until = float("inf")
         return lease
 
-    def choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> SamplingParams:
         """Greedy, and remembers the log probabilities of each draw."""
         logits: list[Any] = self.answers[request.request_id].logits
 
@@ -167,7 +167,7 @@ class Machine:
             logits[places[0] :] = [logprobs[row] for row in range(len(places))]
             return mx.argmax(logprobs, axis=-1)
 
-        return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
+        return SamplingParams(sampler=sample, processors=(), top_logprobs=None)
 
     def submit(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Layout, PrefixNode
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 ROOT = root_hash(["tests"])
@@ -68,7 +68,7 @@ def keep(
     ends: Sequence[int],
     line: LinePriority | None = None,
     is_canonical: bool = True,
-    start: Joint | None = None,
+    start: PrefixNode | None = None,
 ) -> list[Extent]:
     """Keep `tokens` behind `start` as runs up to each of `ends`, with all that the layout asks.
 
@@ -103,13 +103,13 @@ def spelled(path: Sequence[Extent]) -> list[int]:
     return [token for extent in path for token in extent.tokens.tolist()]
 
 
-def path_to(joint: Joint) -> list[Extent]:
+def path_to(joint: PrefixNode) -> list[Extent]:
     """Return the extents from the root to `joint`."""
     extent = joint.arrival
     return [*path_to(extent.start), extent] if extent is not None else []
 
 
-def prefix_of(joint: Joint) -> list[int]:
+def prefix_of(joint: PrefixNode) -> list[int]:
     return spelled(path_to(joint))
 
 

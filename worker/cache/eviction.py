@@ -18,7 +18,7 @@ from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePrio
 from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
-    Joint,
+    PrefixNode,
     path_to,
     runs_from,
     within_window,
@@ -46,7 +46,7 @@ class EvictedEntry:
     """What one entry gave up so far, to make room."""
 
     line: LinePriority
-    root: Joint  # of its prompt: an API key's own, where there are several
+    root: PrefixNode  # of its prompt: an API key's own, where there are several
     at: float = 0.0  # when it last did, in seconds since the epoch
     parts: Counter[str] = field(default_factory=Counter)  # how many of each kind
     nbytes: int = 0
@@ -212,7 +212,7 @@ class Evictor:
         """Return what `nbytes` are worth that save `tokens`, needed as `weight` says."""
         return line.likelihood(now, self._ttl_s) * weight * tokens / max(1, nbytes)
 
-    def resume_worth(self, joint: Joint, nbytes: int, now: float) -> float:
+    def resume_worth(self, joint: PrefixNode, nbytes: int, now: float) -> float:
         """Return what `nbytes` are worth that allow to resume at `joint`."""
         assert joint.arrival is not None, "nothing is kept at the root"
         weight = likelihood(joint, self._grid)
@@ -254,13 +254,13 @@ class Evictor:
             likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
 
-    def _resumable_to(self, joint: Joint) -> int:
+    def _resumable_to(self, joint: PrefixNode) -> int:
         """Return the last position up to `joint` where a prompt can be resumed."""
         while joint.arrival is not None and not self._is_resumable(joint):
             joint = joint.arrival.start
         return joint.position
 
-    def _next_after(self, joint: Joint) -> int:
+    def _next_after(self, joint: PrefixNode) -> int:
         """Return the first position behind `joint` where a prompt can be resumed, or the end."""
         position, todo = joint.position, [run.end for run in joint.leaving]
         while todo:
@@ -271,7 +271,7 @@ class Evictor:
             todo += [run.end for run in joint.leaving]
         return position
 
-    def _is_resumable(self, joint: Joint) -> bool:
+    def _is_resumable(self, joint: PrefixNode) -> bool:
         """Whether the layers could be resumed here: with a state, and with the whole window."""
         layout = self.store.layout
         if layout.has_state and joint.snapshot is None:
@@ -373,7 +373,7 @@ def _is_end(extent: Extent) -> bool:
     return end.arrival is extent and not (end.leaving or end.pins or extent.pinned)
 
 
-def likelihood(joint: Joint, grid: PrefillGrid) -> float:
+def likelihood(joint: PrefixNode, grid: PrefillGrid) -> float:
     """Return how likely a request of the line resumes here."""
     if joint.pins or not (joint.leaving or joint.is_left_out):
         return TIP
@@ -390,7 +390,7 @@ def likelihood(joint: Joint, grid: PrefillGrid) -> float:
 
 
 def find_expired(
-    store: ExtentStore, standing: Iterable[tuple[Joint, float]], now: float, ttl_s: float
+    store: ExtentStore, standing: Iterable[tuple[PrefixNode, float]], now: float, ttl_s: float
 ) -> tuple[list[Extent], float]:
     """Return the extents that no line and no slot has used for `ttl_s`; none that is pinned.
 

@@ -76,7 +76,7 @@ class Layout:
 
 
 @dataclass(eq=False, slots=True)
-class Joint:
+class PrefixNode:
     """A prefix: `name` is its hash, `position` its length in tokens."""
 
     name: PrefixHash
@@ -103,8 +103,8 @@ class Extent:
     Canonical means made by a prefill at the canonical cuts over a canonical prefix.
     """
 
-    start: Joint
-    end: Joint
+    start: PrefixNode
+    end: PrefixNode
     tokens: Tokens = field(repr=False)
     is_canonical: bool
     line: LinePriority = field(repr=False)
@@ -145,9 +145,9 @@ class ExtentStore:
         self.layout = layout
         self.budget = budget
         self.version = object()  # a plan is good for as long as this is the same
-        self.root = Joint(root, 0)
+        self.root = PrefixNode(root, 0)
         # Kept for one key: KV in memory, by the key's own root
-        self._joints: dict[PrefixHash, Joint] = {root: self.root}
+        self._joints: dict[PrefixHash, PrefixNode] = {root: self.root}
         self._extents: dict[Extent, None] = {}
 
     def __len__(self) -> int:
@@ -156,37 +156,42 @@ class ExtentStore:
     def __contains__(self, extent: object) -> bool:
         return extent in self._extents
 
-    def root_of(self, name: PrefixHash | None) -> Joint:
+    def root_of(self, name: PrefixHash | None) -> PrefixNode:
         """Return the root called `name`, made where there is none; None is the model's own.
 
         Several API keys have one each, and no extent leads from one to another.
         """
         if name is None:
             return self.root
-        return self._joints.setdefault(name, Joint(name, 0))
+        return self._joints.setdefault(name, PrefixNode(name, 0))
 
     @property
     def extents(self) -> Iterator[Extent]:
         return iter(self._extents)
 
     @property
-    def joints(self) -> Iterator[Joint]:
+    def joints(self) -> Iterator[PrefixNode]:
         return iter(self._joints.values())
 
     def changed(self) -> None:
         """Note that a prompt may be resumed otherwise from now on: plans are made anew."""
         self.version = object()
 
-    def joint(self, name: PrefixHash) -> Joint | None:
+    def joint(self, name: PrefixHash) -> PrefixNode | None:
         return self._joints.get(name)
 
-    def tip_of(self, line: LinePriority) -> Joint | None:
+    def tip_of(self, line: LinePriority) -> PrefixNode | None:
         """Return the last cut of a line's last prompt, where it is kept."""
         return self._joints.get(line.tip) if line.tip is not None else None
 
     def commit(
-        self, start: Joint, name: PrefixHash, tokens: Tokens, is_canonical: bool, line: LinePriority
-    ) -> tuple[Joint, Extent | None]:
+        self,
+        start: PrefixNode,
+        name: PrefixHash,
+        tokens: Tokens,
+        is_canonical: bool,
+        line: LinePriority,
+    ) -> tuple[PrefixNode, Extent | None]:
         """Make the prefix `name`, which is `start` and `tokens`, a joint; return it.
 
         With it comes the new extent, or None where what is there is as good: a canonical one, or
@@ -198,7 +203,7 @@ class ExtentStore:
         position = start.position + len(tokens)
         end = self._joints.get(name)
         if end is None:
-            end = self._joints[name] = Joint(name, position)
+            end = self._joints[name] = PrefixNode(name, position)
         assert end.position == position, (end.position, position)
         old = end.arrival
         if old is not None and (old.is_canonical or not is_canonical or old.pinned):
@@ -230,7 +235,9 @@ class ExtentStore:
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
-    def set_snapshot(self, joint: Joint, snapshot: KVArrays | None, is_fast: bool = False) -> None:
+    def set_snapshot(
+        self, joint: PrefixNode, snapshot: KVArrays | None, is_fast: bool = False
+    ) -> None:
         assert snapshot is None or not joint.is_dropped, joint
         self.changed()
         self._account(joint.snapshot, snapshot)
@@ -254,7 +261,7 @@ class ExtentStore:
             self.remove(extent)
         self.prune(extent.end)
 
-    def prune(self, joint: Joint) -> None:
+    def prune(self, joint: PrefixNode) -> None:
         """Forget the runs that end here, as far back as nothing is left of them."""
         while not (joint.leaving or joint.pins or joint.snapshot):
             extent = joint.arrival
@@ -293,19 +300,19 @@ class ExtentStore:
         assert not self._extents and self.budget.bytes_used == 0
 
 
-def runs_back(joint: Joint) -> Iterator[Extent]:
+def runs_back(joint: PrefixNode) -> Iterator[Extent]:
     """Yield the extents that lead from the root to a joint, the last first."""
     while (extent := joint.arrival) is not None:
         yield extent
         joint = extent.start
 
 
-def path_to(joint: Joint) -> list[Extent]:
+def path_to(joint: PrefixNode) -> list[Extent]:
     """Return the extents that lead from the root to a joint."""
     return [*runs_back(joint)][::-1]
 
 
-def within_window(joint: Joint, window: int) -> list[Extent]:
+def within_window(joint: PrefixNode, window: int) -> list[Extent]:
     """Return the extents of the last `window` tokens before a joint, the last first."""
     back_to = joint.position - window
     return [*takewhile(lambda extent: extent.end.position > back_to, runs_back(joint))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, Joint, KVArrays
+from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, KVArrays, PrefixNode
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ SHARE: Final = 2  # the part of the budget that pins may hold: one half
 class Pin:
     """One prompt's path from the root, and what was there to resume from when it was pinned."""
 
-    key: str  # the API key that it belongs to
+    api_key: str  # the API key that it belongs to
     path: tuple[Extent, ...]
     windows: tuple[Extent, ...]  # those whose window is pinned
-    snapshots: tuple[Joint, ...]  # those whose snapshot is pinned
+    snapshots: tuple[PrefixNode, ...]  # those whose snapshot is pinned
 
     @classmethod
     def of(cls, key: str, path: Sequence[Extent]) -> "Pin":
@@ -99,7 +99,7 @@ class Pins:
         shares = self.shares(key)
         mine = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
         others = [pin for name, pin in self._pins.items() if name != pin_id]
-        own = [pin for pin in others if pin.key == key]
+        own = [pin for pin in others if pin.api_key == key]
         if len(own) >= PINS_MAX // shares:
             raise _refusal(f"There are {len(own):,} pins, as many as there may be.")
         held, both = _total(own), _total([*own, mine])
@@ -121,7 +121,7 @@ class Pins:
 
     def shares(self, key: str) -> int:
         """Return among how many keys the pins' part is shared, if `key` is one of them."""
-        return max(self._keys, len({key, *(pin.key for pin in self)}))
+        return max(self._keys, len({key, *(pin.api_key for pin in self)}))
 
     def part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
         """Return what part `pins` take, and as much more, of what all may: bytes, buffers, pins."""
@@ -134,9 +134,9 @@ class Pins:
 
     def _give_up_one(self, key: str) -> Pin:
         """Give up, and return, the oldest pin of the key that takes most, beside `key`."""
-        keys = {pin.key for pin in self} - {key}
-        most = max(keys, key=lambda each: self.part([pin for pin in self if pin.key == each]))
-        pin_id, pin = next(row for row in self._pins.items() if row[1].key == most)
+        keys = {pin.api_key for pin in self} - {key}
+        most = max(keys, key=lambda each: self.part([pin for pin in self if pin.api_key == each]))
+        pin_id, pin = next(row for row in self._pins.items() if row[1].api_key == most)
         log.info("a pin is given up for another key's, which holds less than its share")
         self.drop(pin_id)
         return pin
@@ -156,7 +156,7 @@ class Pins:
     def drop(self, pin_id: str, key: str = "") -> bool:
         """Give up a pin of `key`, "" = anyone's; say whether there was one."""
         pin = self._pins.get(pin_id)
-        if pin is None or key not in ("", pin.key):
+        if pin is None or key not in ("", pin.api_key):
             return False
         self._pins.pop(pin_id).mark(-1)
         if pin.path:  # a slot may have let go of what had no bytes of its own meanwhile
@@ -169,7 +169,7 @@ class Pins:
 
     def report(self, key: str = "") -> dict[str, Any]:
         """Return the pins of `key`, "" = everyone's, and what they hold and may: `/v1/cache`."""
-        pins = {name: pin for name, pin in self._pins.items() if key in ("", pin.key)}
+        pins = {name: pin for name, pin in self._pins.items() if key in ("", pin.api_key)}
         rows = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": pin.nbytes}
             for pin_id, pin in pins.items()

@@ -20,7 +20,7 @@ from hearth.worker.cache.conversation_priority import (
 from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
-    Joint,
+    PrefixNode,
     path_to,
     runs_from,
     same_tokens,
@@ -76,7 +76,7 @@ class FoundPrefix:
     matched: int  # tokens that the prompt shares with anything kept
     is_diverging: bool  # what is kept goes on behind `matched`, with other tokens
     is_prompt: bool  # the prompt is, to its last cut, one that was prefilled before
-    reached: Mapping[Joint, bool]  # prefixes of the prompt that are kept: whether canonically
+    reached: Mapping[PrefixNode, bool]  # prefixes of the prompt that are kept: whether canonically
     version: object  # of the store that was searched
 
 
@@ -115,7 +115,7 @@ class PrefixSearch:
                 return FoundPrefix(position, path, is_canonical, *facts)
         return FoundPrefix(0, (), True, *facts)
 
-    def _walk_canonical(self) -> Joint:
+    def _walk_canonical(self) -> PrefixNode:
         """Go from cut to cut as far as there are canonical extents; return the last joint."""
         joint = self._root
         for name in self._query.names:
@@ -157,10 +157,10 @@ class PrefixSearch:
         if shared < len(extent.tokens) and start + shared < len(self._query.tokens):
             self._diverges_at = max(self._diverges_at, start + shared)
 
-    def _candidates(self) -> Iterator[tuple[int, bool, Joint, Extent | None]]:
+    def _candidates(self) -> Iterator[tuple[int, bool, PrefixNode, Extent | None]]:
         """Yield (position, is canonical, joint, extent begun there), the best first."""
         limit = self._query.limit
-        rows: list[tuple[int, bool, Joint, Extent | None]] = [
+        rows: list[tuple[int, bool, PrefixNode, Extent | None]] = [
             (joint.position, is_canonical and not joint.is_snapshot_fast, joint, None)
             for joint, is_canonical in self._reached.items()
             if 0 < joint.position <= limit
@@ -186,7 +186,7 @@ class PrefixSearch:
         return is_own and saved >= INSIDE_TOKENS_MIN and not is_inside(self._query.tokens, position)
 
     def _resumable(
-        self, position: int, joint: Joint, part: Extent | None
+        self, position: int, joint: PrefixNode, part: Extent | None
     ) -> tuple[Extent, ...] | None:
         """Return the path to `position`, or None where the layers lack what they need there."""
         layout = self._store.layout
@@ -409,6 +409,6 @@ def take_over_path(
     line.resumed_at, line.read_to = plan.position, len(query.tokens)
 
 
-def _has(tip: Joint, plan: ResumePlan) -> bool:
+def _has(tip: PrefixNode, plan: ResumePlan) -> bool:
     """Whether the prompt has all that ends at `tip`."""
     return tip.position <= plan.position and tip.arrival in plan.path

@@ -71,7 +71,7 @@ _UNSIGNED: Final = "0" * (_CHECKSUM_TO - _CHECKSUM_FROM)
 
 
 class FileKind(StrEnum):
-    """The kinds of record: an `Extent` has the first two, the `Joint` at its end the last."""
+    """The kinds of record: an `Extent` has the first two, the `PrefixNode` at its end the last."""
 
     ROWS = "rows"  # of the layers that keep every token; no arrays where there is no such layer
     WINDOW = "window"

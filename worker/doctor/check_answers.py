@@ -36,8 +36,8 @@ from hearth.worker.doctor.check_context import (
 )
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.draft.draft import Draft, chain
-from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequence
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence as DecodedSequence
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
@@ -153,11 +153,11 @@ class KeptConversation:
         drafter = KnownAnswer(forced, rows) if rows > 1 else None
         decoder.add(
             DecodedSequence(
-                key="canary",
+                request_id="canary",
                 cache=slot.cache,
                 tokens=list(ids[:position]),
                 tail=list(ids[position:]),
-                choice=TokenChoice(forced_choice(forced, seen), (), None),
+                choice=SamplingParams(forced_choice(forced, seen), (), None),
                 tokens_max=len(forced) + (rows if drafter else 0),  # each forward has all rows
                 before_forward=partial(kv_manager.grow, slot),
                 drafter=drafter,
@@ -362,11 +362,11 @@ def _batched(
         sampler = forced_choice(alone[number].tokens, seen[number])
         decoder.add(
             DecodedSequence(
-                key=str(number),
+                request_id=str(number),
                 cache=cache,
                 tokens=list(ids[:-1]),
                 tail=list(ids[-1:]),
-                choice=TokenChoice(sampler, (), None),
+                choice=SamplingParams(sampler, (), None),
                 tokens_max=1 << 20,
             )
         )

@@ -27,7 +27,7 @@ from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
-    Joint,
+    PrefixNode,
     path_to,
     runs_back,
     within_window,
@@ -70,7 +70,7 @@ class _ReachedPrefix:
 
     position: int
     is_canonical: bool
-    joint: Joint  # up to which it is in RAM
+    joint: PrefixNode  # up to which it is in RAM
     path: tuple[FileName, ...] = ()  # rows on disk, from there
 
 
@@ -100,7 +100,7 @@ class DiskTier:
         self._rules = rules
         self._file_store = disk_thread.file_store
         self._clock = time.monotonic
-        self._tips: dict[Joint, float] = {}
+        self._tips: dict[PrefixNode, float] = {}
         evictor.before_eviction = self.make_way
 
     # ------------------------------------------------------------ what a prompt needs
@@ -122,7 +122,7 @@ class DiskTier:
         return None
 
     def _reached(
-        self, query: PrefixQuery, is_exact: bool, kept: Mapping[Joint, bool]
+        self, query: PrefixQuery, is_exact: bool, kept: Mapping[PrefixNode, bool]
     ) -> dict[PrefixHash, _ReachedPrefix]:
         """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
         todo: dict[PrefixHash, _ReachedPrefix] = {
@@ -210,7 +210,7 @@ class DiskTier:
         )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
-    def _rows_file_name(self, joint: Joint) -> FileName:
+    def _rows_file_name(self, joint: PrefixNode) -> FileName:
         """Return the name of the rows that arrive at a joint in RAM."""
         arrival = joint.arrival
         assert arrival is not None, "nothing is kept at the root"
@@ -219,7 +219,11 @@ class DiskTier:
     # ------------------------------------------------------------ from disk
 
     def take_in(
-        self, records: Sequence[Record | None], query: PrefixQuery, tip: Joint, line: LinePriority
+        self,
+        records: Sequence[Record | None],
+        query: PrefixQuery,
+        tip: PrefixNode,
+        line: LinePriority,
     ) -> int:
         """Put what was read into the store; return how many tokens came back.
 
@@ -254,7 +258,7 @@ class DiskTier:
         return count
 
     def _take_in(
-        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[Joint]
+        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
         """Put one record into the store; say whether it is there. `tips` are not to be lost."""
         if record.kind is FileKind.ROWS:
@@ -291,7 +295,7 @@ class DiskTier:
         return arrival.start.name == record.start and is_as_good
 
     def _take_in_rows(
-        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[Joint]
+        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
         start = self._store.joint(record.start)
         end = record.position + len(record.tokens)
@@ -334,7 +338,7 @@ class DiskTier:
             raise UnreadableRecord(f"rows in {packed} that call themselves canonical")
         return rows, packed
 
-    def _has_room(self, nbytes: int, buffers: int, tips: Sequence[Joint]) -> bool:
+    def _has_room(self, nbytes: int, buffers: int, tips: Sequence[PrefixNode]) -> bool:
         """Make room for what was read, so that nothing of `tips`' paths goes; say whether it fits.
 
         It is needed now; what makes way for it is on disk, or is less likely needed than that.
@@ -439,7 +443,7 @@ class DiskTier:
         for joint in newest_first:
             self._write_tip(joint, there.get(joint), None)
 
-    def _ends_of(self, slot: LiveSlot) -> list[Joint]:
+    def _ends_of(self, slot: LiveSlot) -> list[PrefixNode]:
         """Return where a conversation may go on: its prompt's end, and its answer's, in order.
 
         Its next prompt may leave out of the answer what the model thought.
@@ -456,14 +460,14 @@ class DiskTier:
 
     # ------------------------------------------------------------ resume points
 
-    def _tail_tokens(self, joint: Joint) -> int:
+    def _tail_tokens(self, joint: PrefixNode) -> int:
         """Return how many tokens before `joint` the last resume point on disk lies."""
         position = joint.position
         while joint.arrival is not None and not joint.is_stored:
             joint = joint.arrival.start
         return position - joint.position
 
-    def _is_worth(self, joint: Joint, share: int = 1) -> bool:
+    def _is_worth(self, joint: PrefixNode, share: int = 1) -> bool:
         """Whether the tokens since the last point have rows of as many bytes as one here takes.
 
         Or of 1 / `share` of that.
@@ -474,18 +478,18 @@ class DiskTier:
         worth = self._point_bytes(joint) // row_bytes if row_bytes else ROWLESS_WORTH_TOKENS
         return self._tail_tokens(joint) * share >= worth
 
-    def _point_bytes(self, joint: Joint) -> int:
+    def _point_bytes(self, joint: PrefixNode) -> int:
         """Return what is written for a resume point."""
         back_to, runs = joint.position - self._layout.window, self._lacking_windows(joint)
         tokens = sum(run.end.position - max(run.start.position, back_to) for run in runs)
         return self._layers.window_bytes(tokens) + self._layers.state_bytes
 
-    def _lacking_windows(self, joint: Joint) -> list[Extent]:
+    def _lacking_windows(self, joint: PrefixNode) -> list[Extent]:
         """Return the runs within the window before `joint` whose window rows are not on disk."""
         near = within_window(joint, self._layout.window)
         return [extent for extent in near if not extent.is_window_stored]
 
-    def _write_tip(self, joint: Joint, slot: LiveSlot | None, share: int | None) -> None:
+    def _write_tip(self, joint: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
         """Write the point at a conversation's end where that is worth it; None = at the end.
 
         What is not worth it yet may be at the end.
@@ -498,7 +502,9 @@ class DiskTier:
         if is_worth and self._write_point(joint, slot, is_needed=True):
             del self._tips[joint]
 
-    def _write_point(self, joint: Joint, slot: LiveSlot | None, is_needed: bool = False) -> bool:
+    def _write_point(
+        self, joint: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
+    ) -> bool:
         """Hand over what it takes to resume at `joint`, from RAM or a slot that ends there.
 
         Say whether nothing of it waits to be offered again. Where some of it is in memory no more,
@@ -552,7 +558,7 @@ class DiskTier:
         is_canonical = extent.is_stored_canonical and not is_fast
         return file_name(extent, kind, is_canonical, self._rules.cut_label)
 
-    def _window(self, extent: Extent, joint: Joint, slot: LiveSlot | None) -> KVRows | None:
+    def _window(self, extent: Extent, joint: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
         """Return an extent's window rows as far as `joint` looks back; None: they are gone."""
         back_to = max(0, joint.position - self._layout.window)
         if extent.window_covers(back_to):
@@ -563,7 +569,7 @@ class DiskTier:
         behind = joint.position - extent.end.position
         return self._layers.copy_window(slot.cache, joint.position - start, behind)
 
-    def _state(self, joint: Joint, slot: LiveSlot | None) -> LayerStates | None:
+    def _state(self, joint: PrefixNode, slot: LiveSlot | None) -> LayerStates | None:
         if joint.snapshot is not None:
             assert isinstance(joint.snapshot, LayerStates)
             return joint.snapshot

@@ -13,7 +13,7 @@ from typing import Any
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, path_to
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, PrefixNode, path_to
 from hearth.worker.cache.image_keys import ends_inside
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.cache.prefix_search import (
@@ -488,7 +488,7 @@ class NullKVManager:
 
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
-        joint = Joint(PrefixHash(b""), 0)
+        joint = PrefixNode(PrefixHash(b""), 0)
         slot = LiveSlot(0, self._new_cache(), joint, LinePriority(0, 0.0, 0.0))
         self._fit(slot, 0, rows)
         return slot, _NO_PLAN

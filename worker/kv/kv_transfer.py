@@ -21,8 +21,8 @@ from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
-    Joint,
     KVArrays,
+    PrefixNode,
     path_to,
     within_window,
 )
@@ -43,7 +43,7 @@ class LiveSlot:
 
     number: int
     cache: list[Any]  # empty while its rows are in a batch, or in no one's
-    joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
+    joint: PrefixNode  # the furthest prefix of `tokens` that is in the store; a root at first
     line: LinePriority
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
@@ -61,8 +61,8 @@ class LiveSlot:
     used_at: float = 0.0
     system_end: int = 0  # of the prompt that it was opened for ...
     cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end
-    cold_point: Joint | None = None  # amid its reading, on disk in case the worker is killed
-    root: Joint = field(init=False)  # what the names of its prefixes begin with
+    cold_point: PrefixNode | None = None  # amid its reading, on disk in case the worker is killed
+    root: PrefixNode = field(init=False)  # what the names of its prefixes begin with
 
     def __post_init__(self) -> None:
         self.root = self.joint
@@ -190,7 +190,7 @@ class KVTransfer:
             rows = self._layers.copy_window(slot.cache, count)
             self.store.set_window(extent, rows, extent.end.position - count)
 
-    def _keep_state(self, slot: LiveSlot, joint: Joint) -> None:
+    def _keep_state(self, slot: LiveSlot, joint: PrefixNode) -> None:
         is_better = joint.is_snapshot_fast and slot.is_canonical
         if not self._layers.layout.has_state or (joint.snapshot is not None and not is_better):
             return
@@ -198,7 +198,7 @@ class KVTransfer:
             state = self._layers.take_state(slot.cache)
             self.store.set_snapshot(joint, state)
 
-    def has_room_at(self, joint: Joint, nbytes: int, buffers: int) -> bool:
+    def has_room_at(self, joint: PrefixNode, nbytes: int, buffers: int) -> bool:
         """Make room for a window or a snapshot at `joint`; say whether there is room now."""
         now = time.monotonic()
         if self._make_room(nbytes, buffers, self.evictor.resume_worth(joint, nbytes, now), now):

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence as TypedSequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import mlx.core as mx
@@ -44,8 +44,8 @@ from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder
-from hearth.worker.engine.decode.decoding_sequence import Agree, Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.decoding_sequence import Agree, DecodingSequence
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
@@ -275,12 +275,12 @@ class Follower:
     def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
         self._link.witness("add", handle, count, checksum(tail))
-        sequence = Sequence(
-            key=key,
+        sequence = DecodingSequence(
+            request_id=key,
             cache=self.kv.caches[handle],
             tokens=[0] * count,
             tail=tail,
-            choice=TokenChoice(no_tokens, (), None),
+            choice=SamplingParams(no_tokens, (), None),
             tokens_max=tokens_max,
             before_forward=lambda _count: self._until_returned(),
             before_join=self._until_returned,
@@ -334,7 +334,7 @@ class FollowingDecoder(Decoder):
         return bool(self._ask())
 
 
-def no_tokens(logprobs: mx.array, _places: TypedSequence[int]) -> mx.array:
+def no_tokens(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
     """Choose nothing: where a follower's row has a token, rank 0's comes."""
     return mx.zeros(logprobs.shape[:1], mx.uint32)
 
@@ -348,7 +348,7 @@ def make_follower(
     """Return what does as rank 0 tells by `link`, with this rank's part of the model."""
     memory = FollowerMemory(settings, link)
 
-    def load(dtype: str, ranks_here: TypedSequence[int]) -> LoadedModel:
+    def load(dtype: str, ranks_here: Sequence[int]) -> LoadedModel:
         """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
         memory.share(ranks_here[link.rank])
         part = Sharded(group, settings.rank_split)
@@ -358,7 +358,7 @@ def make_follower(
         memory.loaded(loaded)
         return loaded
 
-    def open_store(root: PrefixHash, label: str, hosts: TypedSequence[str]) -> FileStore | None:
+    def open_store(root: PrefixHash, label: str, hosts: Sequence[str]) -> FileStore | None:
         return open_followed_store(settings, link.rank, root, label, hosts)
 
     return Follower(link, load, summing(group), memory, open_store)
@@ -373,7 +373,7 @@ def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) 
 
 
 def open_followed_store(
-    settings: Settings, rank: int, root: PrefixHash, cut_label: str, hosts: TypedSequence[str]
+    settings: Settings, rank: int, root: PrefixHash, cut_label: str, hosts: Sequence[str]
 ) -> FileStore | None:
     """Return a rank's files of rank 0's `root`; None where nothing is written.
 

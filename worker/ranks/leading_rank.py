@@ -9,7 +9,7 @@ Owner: the inference thread.
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence as TypedSequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +24,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder
-from hearth.worker.engine.decode.decoding_sequence import SampledToken, Sequence
+from hearth.worker.engine.decode.decoding_sequence import DecodingSequence, SampledToken
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import ForwardMemory
@@ -92,7 +92,7 @@ class LeadingEngine(Engine):
         self,
         cache: list[Any],
         ids: list[int],
-        images: TypedSequence[ImageRun] = (),
+        images: Sequence[ImageRun] = (),
         adapter: str = "",
     ) -> None:
         assert not images and not adapter, "neither comes to several ranks"
@@ -111,11 +111,11 @@ class LeadingDecoder(Decoder):
         self._telling = telling
         self._told_cost = ReadCost()
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: DecodingSequence) -> None:
         assert sequence.drafter is None and sequence.adapter is None and not sequence.shift
         cache, count = handle_of(sequence.cache), len(sequence.tokens)
         tail = list(map(int, sequence.tail))
-        self._telling.tell("add", sequence.key, cache, count, tail, sequence.tokens_max)
+        self._telling.tell("add", sequence.request_id, cache, count, tail, sequence.tokens_max)
         self._telling.link.witness("add", cache, count, checksum(tail))
         told = dataclasses.replace(
             sequence,
@@ -138,7 +138,7 @@ class LeadingDecoder(Decoder):
         self._telling.link.witness(*said_facts([one.token_id for one in sampled]))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> Sequence | None:
+    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
         """See `Decoder.remove`; the cache that is left has a new number, wherever it was before."""
         handle = self._telling.new_handle()
         self._telling.tell("remove", key, said, handle)
@@ -317,7 +317,7 @@ class LeadingRank(SingleRank):
 
 
 def rank_report(
-    hosts: TypedSequence[str], split: str, used_bytes: int, rooms: Mapping[int, RankRoom]
+    hosts: Sequence[str], split: str, used_bytes: int, rooms: Mapping[int, RankRoom]
 ) -> dict[str, Any]:
     """Return for `/v1/cache` the ranks; `used_bytes` are rank 0's, `rooms` the others'."""
     rows: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]

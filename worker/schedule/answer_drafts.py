@@ -68,7 +68,7 @@ class AnswerDrafts:
             return None
         drafts = self._draft_model if reach == "all" else None
         return self._memory.begin(
-            request.key if request.uses_cache else None,
+            request.api_key if request.uses_cache else None,
             replace(
                 sources,
                 forced=forced,
@@ -102,7 +102,7 @@ class AnswerDrafts:
         if not request.uses_cache:  # it leaves nothing, not even a count
             return
         if self.policy.reach == "all":
-            self._memory.keep(request.key, request.sampled)
+            self._memory.keep(request.api_key, request.sampled)
         if drafter is not None:
             self._memory.counts.add(drafter.counts)
 

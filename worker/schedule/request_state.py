@@ -21,7 +21,7 @@ from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.schedule.client_lease import ClientLease as ClientLease
 from hearth.worker.schedule.wait_estimate import Work
-from hearth.worker.sessions.session_visit import SessionVisit
+from hearth.worker.sessions.session_visit import SessionContext
 from hearth.worker.stream.answer_parts import AnswerPart
 from hearth.worker.stream.output_processor import OutputPiece, OutputProcessor
 
@@ -118,7 +118,7 @@ class KeptPrefix:
     """
 
     tokens: int = 0  # that were kept when it arrived, or came back from disk since
-    told_tokens: int = 0  # what its client was told of that
+    reported_tokens: int = 0  # what its client was told of that
     shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens prefilled alike
     recall: DiskRecall | None = None  # what it waits for from disk
     recalls: int = 0  # how often it has waited for that
@@ -174,7 +174,7 @@ class Request:
     tokens_max: int  # of the completion
     output: OutputProcessor
     deltas: AnswerDeltas  # what its client is sent
-    key: str = ""  # digest of the API key whose it is, and what is kept of it; "" = everybody's
+    api_key: str = ""  # digest of the API key whose it is, and what is kept of it; "" = everybody's
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # slots given when it came, or when its asker was given the last one
     guide: TokenMask | None = None  # holds the answer to its constraints
@@ -183,7 +183,7 @@ class Request:
     uses_cache: bool = True  # else it neither finds nor leaves anything
     prefill_only: PrefillOnly | None = None
     suspicion: Suspicion = Suspicion()
-    visit: SessionVisit | None = None  # who asks, and what is known of it
+    visit: SessionContext | None = None  # who asks, and what is known of it
     kept: KeptPrefix = field(default_factory=KeptPrefix)
     slot: LiveSlot | None = None  # held from its first forward to its end
     prefill: PrefillState | None = None

@@ -11,8 +11,8 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.decode.decoder import SampledToken
-from hearth.worker.engine.decode.decoding_sequence import Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.decoding_sequence import DecodingSequence
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.system_state import Pressure
 from hearth.worker.kv.layer_adapters import RewindPoint, can_rewind
@@ -61,7 +61,7 @@ class Scheduler:
         kv_manager: AnyKVManager,
         vocabulary: Vocabulary,
         end_ids: frozenset[int],
-        choose: Callable[[Request], TokenChoice],
+        choose: Callable[[Request], SamplingParams],
         config: SchedulerConfig,
     ) -> None:
         self._engine = engine
@@ -116,7 +116,7 @@ class Scheduler:
         The answers are of the API key with this digest, "" = everyone's; the rest is of all.
         """
         memory, now = self._config.memory, awake_s()
-        answers = [(each.key, answer_row(each, now)) for each in self._decoding.values()]
+        answers = [(each.api_key, answer_row(each, now)) for each in self._decoding.values()]
         return {
             "answers": [row for owner, row in answers if key in ("", owner)],
             "answers_running": len(answers),
@@ -162,7 +162,7 @@ class Scheduler:
         request.kept.tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
         self._note_running()
-        request.kept.told_tokens = request.kept.tokens
+        request.kept.reported_tokens = request.kept.tokens
         return Progress(request.request_id, request.kept.tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
@@ -278,7 +278,7 @@ class Scheduler:
             self._open_slot(request)
             self._config.memory.makes_room(self._kv_manager, 0, depth)  # its copies go
             self._prefilling.append(request)
-            if request.position < request.kept.told_tokens:  # the disk had not what it promised
+            if request.position < request.kept.reported_tokens:  # the disk had not what it promised
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     def _has_room(self, nbytes: int) -> bool:
@@ -367,7 +367,7 @@ class Scheduler:
             self._decoding[request.request_id] = request
             self.decoder.add(self._sequence(request, hidden))
 
-    def _sequence(self, request: Request, hidden: Any) -> Sequence:
+    def _sequence(self, request: Request, hidden: Any) -> DecodingSequence:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet.
 
         The request is drafted for from here on, if it is at all; `hidden` is for a draft model.
@@ -380,8 +380,8 @@ class Scheduler:
             self._drafts.stop()
             drafter = None
         request.drafter = drafter
-        return Sequence(
-            key=request.request_id,
+        return DecodingSequence(
+            request_id=request.request_id,
             cache=slot.cache,
             tokens=request.ids[: request.position],
             tail=request.ids[request.position :],
@@ -411,7 +411,7 @@ class Scheduler:
             return
         began = self._config.clock()
         for sampled in self.decoder.step():
-            request = self._decoding.get(sampled.key)
+            request = self._decoding.get(sampled.request_id)
             if request is not None:  # else it has ended within its draft
                 yield from self._take_token(request, sampled)
         took_s = self._config.clock() - began

@@ -157,7 +157,7 @@ class Suspects:
         if not request.is_prefilled:
             number = request.next_cut()
             kind, prefix, length = "read", request.query.names[number], request.query.cuts[number]
-        row = Suspect(self._named(prefix, kind), self._owner(request.key), kind, length, length)
+        row = Suspect(self._named(prefix, kind), self._owner(request.api_key), kind, length, length)
         suspects = request.suspicion.suspects
         row = max((row, *suspects), key=lambda each: each.length)
         tokens = max(row.length, request.position + request.completion_tokens)

@@ -20,7 +20,7 @@ from hearth.worker.sessions.session_visit import (
     SLACK,
     Cause,
     Divergence,
-    SessionVisit,
+    SessionContext,
 )
 
 SNIPPET_TOKENS: Final = 24
@@ -41,7 +41,7 @@ Boundary = Callable[[int], tuple[int, bool] | None]
 
 
 def explain(
-    visit: SessionVisit,
+    visit: SessionContext,
     boundary: Boundary,
     decode: Callable[[Sequence[int]], str],
     preserves_thinking: bool = True,
@@ -81,7 +81,7 @@ def explain(
 
 
 def template_cause(
-    visit: SessionVisit, cause: Cause, boundary: Boundary, decode: Callable[[Sequence[int]], str]
+    visit: SessionContext, cause: Cause, boundary: Boundary, decode: Callable[[Sequence[int]], str]
 ) -> Cause:
     """Return `cause`, or that the template caused it, where old messages are rendered anew.
 
@@ -135,7 +135,9 @@ def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
     return hashes
 
 
-def _end_of_shared(visit: SessionVisit, before: EarlierLine, first: int, boundary: Boundary) -> int:
+def _end_of_shared(
+    visit: SessionContext, before: EarlierLine, first: int, boundary: Boundary
+) -> int:
     """Return where the last thing ends that the line has too, from message `first` on.
 
     What is new behind it may look like something of the line, as each reminder looks like the last

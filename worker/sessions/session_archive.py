@@ -121,7 +121,7 @@ class SessionArchive:
             said, calls = turn.said, [[name, arguments] for name, arguments in turn.said.calls]
             words: list[Any] = [said.reasoning, said.content, calls, turn.text]
             given = [turn.call_ids, turn.signature, turn.made_at, turn.begins]
-            row["turn"] = [turn.key, turn.place, _octets(turn.ids), *words, *given]
+            row["turn"] = [turn.api_key, turn.place, _octets(turn.ids), *words, *given]
         if entry.thinking is not None:
             row["thinking"] = list(entry.thinking)
         if entry.forgets:
@@ -228,7 +228,7 @@ class RecordReader:
                 place = (speaker.key, link)
                 used[place] = max(used.get(place, 0.0), line.used_at)
         rows += [
-            ArchiveEntry(max(turn.made_at, used.get((turn.key, turn.place), 0.0)), turn=turn)
+            ArchiveEntry(max(turn.made_at, used.get((turn.api_key, turn.place), 0.0)), turn=turn)
             for turn in self._turns
         ]
         rows.sort(key=lambda row: row.at)

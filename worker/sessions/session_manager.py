@@ -54,7 +54,7 @@ from hearth.worker.sessions.session_visit import (
     Cause,
     Divergence,
     RequestEnding,
-    SessionVisit,
+    SessionContext,
 )
 from hearth.worker.sessions.turn_store import (
     ThinkingStore,
@@ -122,7 +122,7 @@ class SessionManager:
 
     # ------------------------------------------------------------ arrival
 
-    def arrive(self, prompt: Prompt, is_kept: bool = True) -> SessionVisit | None:
+    def arrive(self, prompt: Prompt, is_kept: bool = True) -> SessionContext | None:
         """Return what is known about the request; None where its messages are not named.
 
         None also where it is not to be kept: it finds nothing, and nothing will be recorded of it.
@@ -135,7 +135,7 @@ class SessionManager:
             session = self.lines.session(speaker, time.monotonic())
             known = self.lines.snapshot(session)
         place = position_in(session, known, shape)
-        visit = SessionVisit(prompt, speaker.key, place, list(prompt.messages), [], {})
+        visit = SessionContext(prompt, speaker.key, place, list(prompt.messages), [], {})
         loads = _loads(prompt) if place.session.is_named else []
         with self._lock:
             self._note_session(visit, loads)
@@ -147,7 +147,7 @@ class SessionManager:
         with self._lock:
             return self.lines.new_number()
 
-    def _note_session(self, visit: SessionVisit, loads: list[str]) -> None:
+    def _note_session(self, visit: SessionContext, loads: list[str]) -> None:
         """Note the conversation and its kind, and that it loads tools. The lock is held."""
         assert self._lock.locked()
         place = visit.place
@@ -160,7 +160,7 @@ class SessionManager:
         visit.conversation = 0 if place.line is not None else self.lines.new_number()
         visit.kind = "side" if place.is_side else _kind(session, place.line)
 
-    def _find_turns(self, visit: SessionVisit) -> None:
+    def _find_turns(self, visit: SessionContext) -> None:
         """Find the tokens of each assistant message, or else the thinking it was stripped of."""
         messages = visit.prompt.messages
         known = _known(visit.prompt)
@@ -179,7 +179,7 @@ class SessionManager:
                 turn = self._find(visit, at, said, here)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    name = thinking_key(visit.key, place, said)
+                    name = thinking_key(visit.api_key, place, said)
                     with self._lock:
                         reasoning = self.thinking.get(name)
                     visit.healed += bool(reasoning)
@@ -200,11 +200,11 @@ class SessionManager:
                 visit.messages[at] = message | {"tool_call_id": ids[message["tool_call_id"]]}
             visit.turns.append(turn)
 
-    def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:
+    def _find(self, visit: SessionContext, at: int, said: TurnContent, known: Known) -> Turn | None:
         """Return the one turn that says what message `at` says, if there is one."""
-        found = self._turns_at(places_of_ids(visit.key, visit.prompt.messages[at]))
+        found = self._turns_at(places_of_ids(visit.api_key, visit.prompt.messages[at]))
         if not found:
-            found = self._turns_at([place_behind(visit.key, visit.place.links[at])])
+            found = self._turns_at([place_behind(visit.api_key, visit.place.links[at])])
         same = [turn for turn in found if is_echo(turn, said, known)]
         # A model may write one id in several conversations: the turn of this place goes first.
         same = [turn for turn in same if turn.place == visit.place.links[at]] or same
@@ -227,7 +227,7 @@ class SessionManager:
 
     # ------------------------------------------------------------ end
 
-    def ended(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any] | None:
+    def ended(self, visit: SessionContext, ending: RequestEnding) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
         assert visit.said is None and visit.turn is None, "a visit ends once"
         if visit.prompt.continues:  # the message that it continued stands in front of the answer
@@ -263,9 +263,13 @@ class SessionManager:
         """Keep a turn and its thinking."""
         self.turns.add(turn)
         if turn.said.reasoning:
-            self.thinking.put(thinking_key(turn.key, turn.place, turn.said), turn.said.reasoning)
+            self.thinking.put(
+                thinking_key(turn.api_key, turn.place, turn.said), turn.said.reasoning
+            )
 
-    def _write(self, visit: SessionVisit, tokens: Tokens, row: dict[str, Any], now: float) -> None:
+    def _write(
+        self, visit: SessionContext, tokens: Tokens, row: dict[str, Any], now: float
+    ) -> None:
         """Write what the request left to its line, and the archive. The lock is held."""
         assert self._lock.locked()
         line = self.lines.advance(visit.place, now, visit.conversation)
@@ -289,7 +293,7 @@ class SessionManager:
         speaker, loaded = session.speaker, dict(session.loaded)
         self.archive.add(ArchiveEntry(time.time(), speaker, loaded, line.copy(), was, visit.turn))
 
-    def _loss(self, visit: SessionVisit, ending: RequestEnding) -> Divergence | None:
+    def _loss(self, visit: SessionContext, ending: RequestEnding) -> Divergence | None:
         """Return what the request read again: by other tokens, or else by what was not kept."""
         usage, before = ending.usage, visit.place.before
         at, fed = usage.cached_tokens, usage.cached_tokens + usage.prefilled_tokens
@@ -313,7 +317,7 @@ class SessionManager:
             cause = "turn not recorded"  # its end was no place to go on from
         return Divergence(Cause(cause, len(visit.prompt.messages) - 1), at, lost, "")
 
-    def _count(self, visit: SessionVisit, divergence: Divergence | None) -> None:
+    def _count(self, visit: SessionContext, divergence: Divergence | None) -> None:
         """Count what became of the request's turns, and what it lost. The lock is held."""
         assert self._lock.locked()
         states = {state: visit.count(state) for state in (KEPT, CHANGED, RENDERED, DROPPED)}
@@ -325,7 +329,7 @@ class SessionManager:
             self.counts["canonical_drift"] += divergence.cause.is_drift
             self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
-    def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
+    def _row(self, visit: SessionContext, ending: RequestEnding) -> dict[str, Any]:
         """Return the request's line of the trace log. No text of the prompt, nor its title."""
         place, usage = visit.place, ending.usage
         before = place.before.shape if place.before is not None else PromptShape()
@@ -476,7 +480,7 @@ class SessionManager:
         brought: dict[bytes, str] = {}
         for turn in turns:
             if turn.said.reasoning:
-                brought[thinking_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
+                brought[thinking_key(turn.api_key, turn.place, turn.said)] = turn.said.reasoning
             yield ArchiveEntry(turn.made_at, turn=turn)
         for name, text in thinking:
             if brought.get(name) != text:
@@ -500,7 +504,7 @@ def _kind(session: Session, line: Line | None) -> str:
     return "agent" if kind == "sub-agent" else kind
 
 
-def _facts_after(before: LineFacts, visit: SessionVisit, row: Mapping[str, Any]) -> LineFacts:
+def _facts_after(before: LineFacts, visit: SessionContext, row: Mapping[str, Any]) -> LineFacts:
     """Return what a line is known by after a request, whose trace row is `row`."""
     speaker, speed = visit.prompt.speaker, before.decode_speed
     lost: int = (row["divergence"] or {}).get("lost", 0)
@@ -527,11 +531,11 @@ def _loads(prompt: Prompt) -> list[str]:
     return [name for names in rows for name in names if name in listed]
 
 
-def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
+def _turn(visit: SessionContext, ending: RequestEnding) -> Turn:
     """Return the turn that the request's answer is."""
     assert visit.header <= len(visit.tokens), (visit.header, len(visit.tokens))
     return Turn(
-        key=visit.key,
+        api_key=visit.api_key,
         place=visit.place.links[-2 if visit.prompt.continues else -1],
         ids=np.concatenate([visit.tokens[visit.header :], pack(list(ending.sampled))]),
         said=ending.said,

@@ -114,7 +114,7 @@ class Divergence:
 
 
 @dataclass(slots=True)
-class SessionVisit:
+class SessionContext:
     """One request as the sessions know it, from its arrival to its end.
 
     Owner: the prompt thread until it hands the request over, then the inference thread.
@@ -122,7 +122,7 @@ class SessionVisit:
     """
 
     prompt: Prompt
-    key: str  # what the speaker's API key is known by here
+    api_key: str  # what the speaker's API key is known by here
     place: LinePosition
     messages: list[dict[str, Any]]  # healed
     turns: list[Turn | None]  # for each message

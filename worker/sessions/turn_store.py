@@ -35,7 +35,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 class Turn:
     """One assistant turn as the model wrote it. Immutable."""
 
-    key: str  # digest of the API key
+    api_key: str  # digest of the API key
     place: bytes  # chain of the canonical messages before it
     ids: Tokens  # its generation prompt and what was sampled, without the end-of-turn token
     said: TurnContent
@@ -93,14 +93,14 @@ class TurnStore:
     def add(self, turn: Turn) -> None:
         """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""
         given = (turn.call_ids, turn.signature, turn.begins, turn.ids.tobytes())
-        for other in self._listed.get(place_behind(turn.key, turn.place), ()):
+        for other in self._listed.get(place_behind(turn.api_key, turn.place), ()):
             if (other.call_ids, other.signature, other.begins, other.ids.tobytes()) == given:
                 self._turns.move_to_end(other)
                 return
-        places: list[Hashable] = [place_behind(turn.key, turn.place)]
-        places += [("call", turn.key, plain_id(call_id)) for call_id in turn.call_ids]
+        places: list[Hashable] = [place_behind(turn.api_key, turn.place)]
+        places += [("call", turn.api_key, plain_id(call_id)) for call_id in turn.call_ids]
         if turn.signature:
-            places.append(("signature", turn.key, turn.signature))
+            places.append(("signature", turn.api_key, turn.signature))
         self._turns[turn] = places
         for place in places:
             self._listed.setdefault(place, []).append(turn)

@@ -43,7 +43,7 @@ from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.sessions.session_visit import SessionVisit
+from hearth.worker.sessions.session_visit import SessionContext
 from hearth.worker.sessions.turn_store import Turn
 from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.detokenise import Vocabulary
@@ -97,7 +97,7 @@ class SessionPromptBuilder:
         uses_cache: bool = True,
         adds_header: bool = True,
         is_counted: bool = False,
-    ) -> tuple[SessionVisit | None, BuiltPrompt]:
+    ) -> tuple[SessionContext | None, BuiltPrompt]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
         `is_counted`: nothing computes it, and it may be longer than the context. Nothing is known
@@ -126,7 +126,7 @@ class SessionPromptBuilder:
         return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
     def content(
-        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
+        self, prompt: Prompt, visit: SessionContext | None, images: PromptImages
     ) -> PromptContent:
         """Return the messages as the template is to see them, with the turns that are known.
 
@@ -144,7 +144,7 @@ class SessionPromptBuilder:
             *(prompt.continues, prompt.thinking),
         )
 
-    def explain(self, visit: SessionVisit, built: BuiltPrompt) -> None:
+    def explain(self, visit: SessionContext, built: BuiltPrompt) -> None:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
@@ -333,7 +333,7 @@ class RequestBuilder:
                 ),
                 signature=SIGNATURE_BEGIN + new_id(),
             ),
-            key=message.prompt.speaker.key,
+            api_key=message.prompt.speaker.key,
             asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             guide=guide,
             draft_sources=AnswerSources(
@@ -372,7 +372,7 @@ class RequestBuilder:
         message: Submit,
         built: BuiltPrompt,
         root: PrefixHash,
-        visit: SessionVisit | None,
+        visit: SessionContext | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
@@ -399,7 +399,7 @@ class RequestBuilder:
         return query, whole
 
     def _readers(
-        self, message: Submit, built: BuiltPrompt, visit: SessionVisit | None
+        self, message: Submit, built: BuiltPrompt, visit: SessionContext | None
     ) -> tuple[AnswerSplitter | None, TokenMask | None, CallDrafts | None]:
         """Return what takes the answer apart, holds it to its constraints, and drafts its calls.
 

@@ -12,10 +12,10 @@ from hearth.worker.engine.decode.batch_split import RowLength, regroup
 from hearth.worker.engine.decode.decoder import (
     ROWS_MAX,
     Decoder,
+    DecodingSequence as DecodingSequence,
     SampledToken,
-    Sequence as DecodingSequence,
 )
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.engine import Engine
 from scripts.harness.layouts.counted_layers import CountedCache
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -91,9 +91,9 @@ class TimedEngine(Engine):
     def probe(self) -> list[Any]:
         return self._layout.probe()
 
-    def choice(self, key: str) -> TokenChoice:
+    def choice(self, key: str) -> SamplingParams:
         said = [*self.scripts[key], 0]  # decoding looks one ahead
-        return TokenChoice(lambda _, places: mx.array([said[n] for n in places]), (), None)
+        return SamplingParams(lambda _, places: mx.array([said[n] for n in places]), (), None)
 
 
 class CountedDecoder(TimedDecoder):
@@ -119,8 +119,8 @@ class CountedDecoder(TimedDecoder):
         fed = [*sequence.tokens, *sequence.tail]
         sequence.before_forward(len(fed))
         sequence.cache[0].offset = len(fed)
-        self._sequences[sequence.key] = replace(sequence, tokens=fed)
-        self._groups.append([sequence.key])
+        self._sequences[sequence.request_id] = replace(sequence, tokens=fed)
+        self._groups.append([sequence.request_id])
         self._is_changed = True
         self.engine.pass_steps(1)
 

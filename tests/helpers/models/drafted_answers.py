@@ -1,7 +1,7 @@
 """Decodes answers of one model with drafts and without, and compares what is said and left."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence as TypedSequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence
 from hearth.worker.engine.decode.draft_model import with_hidden
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -32,7 +32,7 @@ class DraftedAnswers:
     tree_forward: TreeForward | None = None
     _plain: dict[str, list[int]] = field(default_factory=dict)
 
-    def forward(self, ids: TypedSequence[int], cache: list[Any]) -> mx.array:
+    def forward(self, ids: Sequence[int], cache: list[Any]) -> mx.array:
         """Return the logits (n, vocabulary) of a plain forward."""
         shift = {"shift": self.shift} if self.shift else {}
         logits: mx.array = self.model(mx.array([list(ids)]), cache=cache, **shift)[0]
@@ -44,8 +44,8 @@ class DraftedAnswers:
         drafter: Any,
         key: str = "x",
         tail: int = 1,
-        prompt: TypedSequence[int] = (),
-    ) -> Sequence:
+        prompt: Sequence[int] = (),
+    ) -> DecodingSequence:
         """Return a prompt that was read but for its last `tail` tokens."""
         ids = list(prompt) or self.prompt
         cache = make_prompt_cache(self.model)
@@ -122,7 +122,7 @@ class DraftedAnswers:
         return logits
 
     def said_beside_guests(
-        self, drafter: Any, moves: TypedSequence[int], on_guest: Callable[[], None] = lambda: None
+        self, drafter: Any, moves: Sequence[int], on_guest: Callable[[], None] = lambda: None
     ) -> list[int]:
         """Return what "x" says, while others come after so many steps, stay, and go."""
         decoder, said = self.decoder(is_mergeable=True), list[int]()
@@ -131,7 +131,7 @@ class DraftedAnswers:
         def steps(number: int) -> None:
             for _ in range(number):
                 if len(said) < self.tokens:
-                    said.extend(s.token_id for s in decoder.step() if s.key == "x")
+                    said.extend(s.token_id for s in decoder.step() if s.request_id == "x")
 
         for number, move in enumerate(moves):
             steps(move)

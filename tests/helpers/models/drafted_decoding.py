@@ -1,10 +1,10 @@
 """Decodes one answer as "x", with drafts or without: what tests of drafts compare."""
 
-from collections.abc import Sequence as TypedSequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Sampling
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence
 from hearth.worker.engine.decode.sampler import SamplingDefaults, make_token_choice
 from hearth.worker.kv.layer_adapters import RewindPoint
 
@@ -23,16 +23,16 @@ def any_prompt(length: int) -> list[int]:
 
 def drafted_sequence(
     cache: list[Any],
-    prompt: TypedSequence[int],
+    prompt: Sequence[int],
     sampling: str,
     drafter: Any,
     tokens_max: int,
     **more: Any,
-) -> Sequence:
+) -> DecodingSequence:
     """Return a sequence whose `cache` has read `prompt` but for its tail, of one token at least."""
     tail: int = more.pop("tail", 1)
-    return Sequence(
-        key=more.pop("key", "x"),
+    return DecodingSequence(
+        request_id=more.pop("key", "x"),
         cache=cache,
         tokens=list(prompt[:-tail]),
         tail=list(prompt[-tail:]),
@@ -49,5 +49,5 @@ def said_by(decoder: Decoder, count: int) -> list[int]:
     """Step until "x" has said so many tokens; return them."""
     said: list[int] = []
     while len(said) < count:
-        said += [sampled.token_id for sampled in decoder.step() if sampled.key == "x"]
+        said += [sampled.token_id for sampled in decoder.step() if sampled.request_id == "x"]
     return said

@@ -10,7 +10,7 @@ import numpy as np
 
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
 from hearth.worker.engine.decode import decoder
-from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.sampler import SamplingParams, greedy
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
@@ -21,7 +21,7 @@ from scripts.harness.vision_worker import picture_of
 
 PLENTY = 1 << 30
 POSITION_MEMORY = ("_rope_deltas", "_position_ids")  # upstream's names
-WITH_LOGPROBS = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+WITH_LOGPROBS = SamplingParams(sampler=greedy, processors=(), top_logprobs=1)
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -96,7 +96,7 @@ def answer(
     And the log probabilities that each came from.
     """
     shift = engine.vision.shift(runs, len(ids)) if engine.vision else 0
-    sequence = decoder.Sequence(
+    sequence = decoder.DecodingSequence(
         "x", cache, ids[:-1], ids[-1:], WITH_LOGPROBS, tokens_max=count, shift=shift
     )
     engine.decoder.add(sequence)

@@ -22,7 +22,7 @@ def turn(number: int, size: int = 20, arguments: Any = None) -> Turn:
         f"thought {number}", f"answer {number}", (("read", arguments or {"at": number}),)
     )
     return Turn(
-        key="owner",
+        api_key="owner",
         place=number.to_bytes(16, "little"),
         ids=pack([number, *range(size)]),
         said=said,
@@ -37,7 +37,7 @@ def turn(number: int, size: int = 20, arguments: Any = None) -> Turn:
 def plain(turn: Turn) -> tuple[Any, ...]:
     """Return all that a turn is, as what can be compared."""
     rest = (turn.said, turn.text, turn.call_ids, turn.signature, turn.made_at, turn.begins)
-    return (turn.key, turn.place, turn.ids.tolist(), *rest)
+    return (turn.api_key, turn.place, turn.ids.tolist(), *rest)
 
 
 def grown(

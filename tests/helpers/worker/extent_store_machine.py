@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Budget, Extent, ExtentStore, Layout, PrefixNode
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,
@@ -51,7 +51,7 @@ class Caching(RuleBasedStateMachine):
         self.evictor = Evictor(self.store, 2, TTL_S)
         self.lines = LinePriorities()
         self.known: list[LinePriority] = []
-        self.pinned: list[Joint] = []
+        self.pinned: list[PrefixNode] = []
         self.asked: list[PrefixQuery] = []  # the last ones
         self.told: tuple[object, list[FoundPrefix]] = (None, [])  # a version, and what was found
         self.now = 0.0
@@ -100,7 +100,7 @@ class Caching(RuleBasedStateMachine):
             self.known.append(line)
         return line
 
-    def keep_layers(self, extent: Extent | None, joint: Joint) -> None:
+    def keep_layers(self, extent: Extent | None, joint: PrefixNode) -> None:
         """Keep a window and a state where there is room, as each forward does."""
         layout = self.store.layout
         if extent is None:
@@ -111,7 +111,7 @@ class Caching(RuleBasedStateMachine):
         if layout.has_state and not joint.snapshot and self.fits(joint, Part(15)):
             self.store.set_snapshot(joint, Part(15))
 
-    def fits(self, joint: Joint, part: Part) -> bool:
+    def fits(self, joint: PrefixNode, part: Part) -> bool:
         worth = self.evictor.resume_worth(joint, part.nbytes, self.now)
         return self.evictor.make_room(part.nbytes, part.buffers, worth, self.now)
 

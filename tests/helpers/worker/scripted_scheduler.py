@@ -8,8 +8,8 @@ from typing import Any
 from hearth.shared.wire_messages import Delta, Finished, Sampling, Up
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.decode.decoder import SampledToken, Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.decoder import DecodingSequence, SampledToken
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.kv.kv_manager import NullKVManager
@@ -41,16 +41,16 @@ class ScriptedDecoder:
 
     def __init__(self, scripts: dict[str, list[int]]) -> None:
         self.scripts = scripts
-        self.sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, DecodingSequence] = {}
         self.log: list[str] = []
         self.is_mergeable = True
         self.trunks: dict[str, Trunk] = {}
         self.shares_trunks = False
 
-    def add(self, sequence: Sequence) -> None:
-        assert sequence.key not in self.sequences
-        self.sequences[sequence.key] = sequence
-        self.log.append(f"add {sequence.key}")
+    def add(self, sequence: DecodingSequence) -> None:
+        assert sequence.request_id not in self.sequences
+        self.sequences[sequence.request_id] = sequence
+        self.log.append(f"add {sequence.request_id}")
 
     def step(self) -> list[SampledToken]:
         self.log.append("step")
@@ -60,7 +60,7 @@ class ScriptedDecoder:
             sampled.append(SampledToken(key, script.pop(0) if script else END, None))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> Sequence:
+    def remove(self, key: str, said: int | None = None) -> DecodingSequence:
         sequence = self.sequences.pop(key)
         sequence.tokens += sequence.tail
         return sequence
@@ -123,7 +123,7 @@ def scheduler(
 ) -> tuple[Scheduler, ScriptedEngine]:
     """`parts` are further fields of the config; no time passes unless `clock` says so."""
     engine = ScriptedEngine(scripts)
-    choice = TokenChoice(sampler=lambda x, _: x, processors=(), top_logprobs=None)
+    choice = SamplingParams(sampler=lambda x, _: x, processors=(), top_logprobs=None)
     made = Scheduler(
         engine,  # type: ignore[arg-type]
         NullKVManager(engine.new_cache),

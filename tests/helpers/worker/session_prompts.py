@@ -11,7 +11,7 @@ from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import RequestEnding, SessionVisit
+from hearth.worker.sessions.session_visit import RequestEnding, SessionContext
 from hearth.worker.sessions.turn_store import TurnStore
 
 HEADER = [7, 7]  # the tokens of a generation prompt
@@ -44,7 +44,7 @@ class Desk:
 
     def arrive(
         self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
-    ) -> SessionVisit:
+    ) -> SessionContext:
         prompt = Prompt(list(messages), speaker=speaker, **more)
         visit = self.sessions.arrive(replace(prompt, names=self.names.names(prompt.messages)[0]))
         assert visit is not None
@@ -55,7 +55,7 @@ class Desk:
 
     def end(
         self,
-        visit: SessionVisit,
+        visit: SessionContext,
         said: TurnContent,
         sampled: Sequence[int] = (1, 2, 3),
         text: str = "",
@@ -79,7 +79,7 @@ class Desk:
         sampled: Sequence[int] = (1, 2, 3),
         speaker: Speaker = ME,
         **more: Any,
-    ) -> SessionVisit:
+    ) -> SessionContext:
         visit = self.arrive(messages, speaker)
         self.end(visit, said, sampled, **more)
         return visit

@@ -26,7 +26,7 @@ import mlx.core as mx
 from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker import main as real
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.schedule.request_state import Request
@@ -161,7 +161,7 @@ class ScriptedStart(ModelStart):
 
     family: Family
 
-    def token_choice(self, loaded: LoadedModel, request: Request) -> TokenChoice:
+    def token_choice(self, loaded: LoadedModel, request: Request) -> SamplingParams:
         if request.visit is not None and _is_free(request.visit.prompt):
             self._note(request, [])
             return super().token_choice(loaded, request)

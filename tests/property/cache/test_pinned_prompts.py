@@ -58,13 +58,15 @@ class Pinning(Caching):
         parts = self.lacking(path)
         nbytes, buffers = sum(p.nbytes for p in parts), sum(p.buffers for p in parts)
         held, before = self.store.budget.bytes_used, [*self.pins]
-        parts_of = {each: self.pins.part([p for p in before if p.key == each]) for each in OWNERS}
+        parts_of = {
+            each: self.pins.part([p for p in before if p.api_key == each]) for each in OWNERS
+        }
         try:
             self.pins.check(pin_id, key, path, nbytes, buffers)
         except RequestError as refusal:
             assert (refusal.status, self.store.budget.bytes_used) == (409, held)
             return
-        given_up = {pin.key for pin in before if pin not in [*self.pins]}
+        given_up = {pin.api_key for pin in before if pin not in [*self.pins]}
         assert key not in given_up
         assert all(parts_of[each] > 1 / self.pins.shares(key) for each in given_up)
         left = {row["id"] for row in self.pins.report()["pins"]}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.cache import prefix_search
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout, PrefixNode
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,
@@ -115,7 +115,7 @@ def own_run(store: ExtentStore, query: PrefixQuery) -> list[Extent]:
     return run
 
 
-def has_rows_before(store: ExtentStore, joint: Joint) -> bool:
+def has_rows_before(store: ExtentStore, joint: PrefixNode) -> bool:
     """Whether every row that the window needs at `joint` is kept."""
     held: set[int] = set()
     for extent in path_to(joint):
@@ -125,7 +125,7 @@ def has_rows_before(store: ExtentStore, joint: Joint) -> bool:
     return not store.layout.window or held.issuperset(needed)
 
 
-def can_resume(store: ExtentStore, joint: Joint) -> bool:
+def can_resume(store: ExtentStore, joint: PrefixNode) -> bool:
     has_state = not store.layout.has_state or joint.snapshot is not None
     return has_state and has_rows_before(store, joint)
 

@@ -18,8 +18,8 @@ from hearth.worker.engine.decode.batch_split import (
     regroup,
     split,
 )
-from hearth.worker.engine.decode.decoding_sequence import Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.decoding_sequence import DecodingSequence
+from hearth.worker.engine.decode.sampler import SamplingParams, greedy
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 
@@ -79,10 +79,10 @@ def test_no_group_has_more_rows_than_may_be(lengths: list[RowLength], rows_max: 
 
 def row(
     key: str, prompt: list[int], lineage: str | None = "a", answered: int = 0, trunk: object = None
-) -> Sequence:
+) -> DecodingSequence:
     assert trunk is None or isinstance(trunk, Trunk)
-    choice = TokenChoice(greedy, (), None)
-    made = Sequence(key, [], prompt[:], [], choice, tokens_max=9, lineage=lineage)
+    choice = SamplingParams(greedy, (), None)
+    made = DecodingSequence(key, [], prompt[:], [], choice, tokens_max=9, lineage=lineage)
     made.begin(0)
     made.tokens += [0] * answered
     made.trunk = trunk
@@ -101,8 +101,8 @@ def groups_of(planned: dict[str, Trunk]) -> list[tuple[Trunk, set[str]]]:
 
 
 @given(ROWS)
-def test_rows_on_one_trunk_begin_alike_and_may_share(rows: list[Sequence]) -> None:
-    by_key = {each.key: each for each in rows}
+def test_rows_on_one_trunk_begin_alike_and_may_share(rows: list[DecodingSequence]) -> None:
+    by_key = {each.request_id: each for each in rows}
     for trunk, keys in groups_of(plan_trunks(rows, MIN)):
         assert len(keys) >= 2 and trunk.length >= MIN
         (lineage,) = {by_key[key].lineage for key in keys}
@@ -114,19 +114,19 @@ def test_rows_on_one_trunk_begin_alike_and_may_share(rows: list[Sequence]) -> No
 
 
 @given(ROWS)
-def test_no_pair_is_left_that_could_share_a_trunk(rows: list[Sequence]) -> None:
+def test_no_pair_is_left_that_could_share_a_trunk(rows: list[DecodingSequence]) -> None:
     planned = plan_trunks(rows, MIN)
-    alone = [each for each in rows if each.key not in planned and each.lineage is not None]
+    alone = [each for each in rows if each.request_id not in planned and each.lineage is not None]
     for one, other in itertools.combinations(alone, 2):
         assert one.lineage != other.lineage or common(one, other) < MIN
 
 
 @given(ROWS, st.integers(0, 7))
-def test_who_has_a_trunk_is_on_one_whoever_leaves(rows: list[Sequence], left: int) -> None:
+def test_who_has_a_trunk_is_on_one_whoever_leaves(rows: list[DecodingSequence], left: int) -> None:
     planned = plan_trunks(rows, MIN)
-    on = [each for each in rows if each.key != str(left)]
+    on = [each for each in rows if each.request_id != str(left)]
     for each in on:
-        each.trunk = planned.get(each.key)
+        each.trunk = planned.get(each.request_id)
         each.tokens += [0] * 3
     again = plan_trunks(on, MIN)
     assert planned.keys() - {str(left)} <= again.keys()

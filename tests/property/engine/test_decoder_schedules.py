@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from hearth.worker.engine.decode.batch_split import ReadCost
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence
+from hearth.worker.engine.decode.sampler import SamplingParams, greedy
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -42,16 +42,16 @@ def prompt(number: int) -> list[int]:
     return trunk + [chance.randrange(20, 3000) for _ in range(LENGTHS[number % len(LENGTHS)])]
 
 
-def sequence(name: str, key: str, ids: list[int]) -> Sequence:
+def sequence(name: str, key: str, ids: list[int]) -> DecodingSequence:
     cache = make_prompt_cache(model(name))
     if name == PACKED:
         maybe_quantize_kv_cache(cache, 0, 32, 8)
     with mx.stream(generation_stream):
         model(name)(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
-    choice = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+    choice = SamplingParams(sampler=greedy, processors=(), top_logprobs=1)
     lineage = None if ids == prompt(STRANGER) else "of all others"
-    return Sequence(key, cache, ids[:-1], ids[-1:], choice, STEPS + 3, lineage=lineage)
+    return DecodingSequence(key, cache, ids[:-1], ids[-1:], choice, STEPS + 3, lineage=lineage)
 
 
 @functools.cache
@@ -104,7 +104,7 @@ def test_whoever_comes_and_goes_nobody_else_says_anything_else(
             said[key] = []
         elif move == "step":
             for sampled in decoder.step():
-                said[sampled.key].append(sampled.token_id)
+                said[sampled.request_id].append(sampled.token_id)
         leaving = [key for key in said if len(said[key]) >= STEPS]
         if move == "leave" and said:
             leaving.append(min(said, key=lambda key: hash((key, turn)) % 7))

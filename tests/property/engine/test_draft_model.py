@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence, Sequence as TypedSequence
+from collections.abc import Sequence, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ def heads(seed: int) -> DraftModel:
     return DraftModel(random_head(loaded(NAME).config, seed), vision.model)
 
 
-def knowing_head(text: TypedSequence[int]) -> tuple[KnowingHead, HeadDrafts]:
+def knowing_head(text: Sequence[int]) -> tuple[KnowingHead, HeadDrafts]:
     """Return a head that knows a text, and what drafts with it: a copy, which reads into it."""
     head = KnowingHead(text)
     return head, DraftModel(head, None).follow()

@@ -146,7 +146,7 @@ def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
 ) -> None:
     talk, _ = talked
     memory = talk.desk.machine.drafts._memory
-    owners = {answer.request.key for answer in talk.desk.machine.answers.values()}
+    owners = {answer.request.api_key for answer in talk.desk.machine.answers.values()}
     assert len(owners) == 2 and memory._answers.keys() == owners
     assert memory._lengths._values.keys() == owners
 

@@ -5,7 +5,7 @@ that are packed while they run. Whether a model computes in a batch what it comp
 Owner: the inference thread.
 """
 
-from collections.abc import Hashable, Mapping, Sequence as TypedSequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import mlx.core as mx
@@ -13,9 +13,9 @@ from mlx_lm.models.base import create_causal_mask
 
 from hearth.worker.engine.decode.decoding_sequence import (
     Agree,
-    LoneSequence,
+    DecodingSequence,
     SampledToken,
-    Sequence,
+    SingleSequence,
     as_chosen,
     normalised,
 )
@@ -44,7 +44,7 @@ class Batch:
     def __init__(
         self,
         model: Any,
-        joining: list[LoneSequence],
+        joining: list[SingleSequence],
         trunks: Mapping[str, Trunk],
         agree: Agree = as_chosen,
     ) -> None:
@@ -53,7 +53,7 @@ class Batch:
         self._agree = agree
         self.kind = batch_kind(joining[0].row.cache)
         self.adapter = joining[0].row.adapter
-        self.rows: list[Sequence] = []
+        self.rows: list[DecodingSequence] = []
         self._layers: list[Any] = []
         self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled behind what the layers hold
         self._logprobs: mx.array | None = None  # (rows, vocabulary), by which they were
@@ -72,7 +72,7 @@ class Batch:
         """The bytes of all but the trunks, which other batches may hold too."""
         return sum(layer.nbytes for layer in self._layers)
 
-    def extend(self, joining: list[LoneSequence], trunks: Mapping[str, Trunk]) -> None:
+    def extend(self, joining: list[SingleSequence], trunks: Mapping[str, Trunk]) -> None:
         """Take over more sequences, behind those that are here.
 
         `trunks` has, by its key, what each row is to stand on: of those here and those joining.
@@ -89,20 +89,22 @@ class Batch:
             mx.eval(self._layers[number].state)
         self.rows += coming
         for row in self.rows:
-            row.trunk = trunks.get(row.key, row.trunk)
+            row.trunk = trunks.get(row.request_id, row.trunk)
         before = [] if self._logprobs is None else [self._logprobs]
         self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
         tokens = [self._tokens] if before else []
         self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
         self._note_rows()
 
-    def _merged(self, coming: list[Sequence], trunks: Mapping[str, Trunk], number: int) -> Any:
+    def _merged(
+        self, coming: list[DecodingSequence], trunks: Mapping[str, Trunk], number: int
+    ) -> Any:
         """Return a layer of the rows that come, who lose it: on trunks if any is to be on one."""
         caches = [row.cache[number] for row in coming]
         for row in coming:
             row.cache[number] = None
         rows = (*self.rows, *coming)
-        is_trunked = any(row.trunk is not None or row.key in trunks for row in rows)
+        is_trunked = any(row.trunk is not None or row.request_id in trunks for row in rows)
         if is_trunked and can_stand_on_trunk(caches[0]):
             return merge_on_trunks(caches, _wanted(coming, trunks), number)
         return merge_caches([[cache] for cache in caches])[0]
@@ -168,13 +170,13 @@ class Batch:
         self._tokens, self._logprobs = self._agree(raw, chosen), logprobs
         mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
 
-    def remove(self, key: str) -> tuple[Sequence, tuple[mx.array, mx.array]] | None:
+    def remove(self, key: str) -> tuple[DecodingSequence, tuple[mx.array, mx.array]] | None:
         """Give up a sequence, with what its cache holds and what was sampled; None if unknown.
 
         Layers of a row on a trunk hold its tail, and the trunk by reference: see `whole_rows`.
         Sampled are its next token (1,) and the log probabilities (1, vocabulary).
         """
-        number = next((n for n, row in enumerate(self.rows) if row.key == key), None)
+        number = next((n for n, row in enumerate(self.rows) if row.request_id == key), None)
         if number is None:
             return None
         assert self._logprobs is not None
@@ -196,9 +198,9 @@ class Batch:
         return row, sampled
 
 
-def _wanted(rows: list[Sequence], trunks: Mapping[str, Trunk]) -> list[Trunk | None]:
+def _wanted(rows: list[DecodingSequence], trunks: Mapping[str, Trunk]) -> list[Trunk | None]:
     """Return what each row is to stand on: by its key, else what it stands on now."""
-    return [trunks.get(row.key, row.trunk) for row in rows]
+    return [trunks.get(row.request_id, row.trunk) for row in rows]
 
 
 class BatchQuantizedKVCache:
@@ -211,7 +213,7 @@ class BatchQuantizedKVCache:
     Owner: the inference thread.
     """
 
-    def __init__(self, rows: TypedSequence[Any]) -> None:
+    def __init__(self, rows: Sequence[Any]) -> None:
         """Copy the lone caches `rows`, none of them empty."""
         first = rows[0]
         self.bits, self.group_size = first.bits, first.group_size  # what attention asks for
@@ -306,7 +308,7 @@ class BatchQuantizedKVCache:
         return int(sum(array.nbytes for array in (*self.keys, *self.values)))
 
 
-def is_mergeable(cache: TypedSequence[Any]) -> bool:
+def is_mergeable(cache: Sequence[Any]) -> bool:
     """Whether several caches like this one can become a batch."""
     return all(
         type(layer).__name__ == PACKED
@@ -315,7 +317,7 @@ def is_mergeable(cache: TypedSequence[Any]) -> bool:
     )
 
 
-def batch_kind(cache: TypedSequence[Any]) -> Hashable:
+def batch_kind(cache: Sequence[Any]) -> Hashable:
     """Return what the caches of one batch have in common: whether and how each layer is packed."""
     lone = [layer.tail if isinstance(layer, TailKVCache) else layer for layer in cache]
     return tuple((type(layer).__name__, getattr(layer, "bits", None)) for layer in lone)
@@ -326,7 +328,7 @@ def keeps_plain_rows(kind: Hashable) -> bool:
     return isinstance(kind, tuple) and any(name == PLAIN for name, _ in kind)
 
 
-def merge_caches(rows: TypedSequence[TypedSequence[Any]]) -> list[Any]:
+def merge_caches(rows: Sequence[Sequence[Any]]) -> list[Any]:
     """Return a batch's layers, which hold copies of these caches' layers. Lazy.
 
     They have `extend`, `filter` and `extract`, and one `offset` for each row.
@@ -351,7 +353,7 @@ def take_row(layer: Any, number: int) -> Any:
 
 
 def _stacked(
-    rows: TypedSequence[TypedSequence[mx.array]], lengths: TypedSequence[int], end: int
+    rows: Sequence[Sequence[mx.array]], lengths: Sequence[int], end: int
 ) -> tuple[mx.array, ...]:
     """Return for each of the arrays of packed rows those of all sequences, ending alike."""
     return tuple(

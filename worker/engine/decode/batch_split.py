@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mlx.utils import tree_flatten
 
-from hearth.worker.engine.decode.decoding_sequence import Sequence as DecodingSequence
+from hearth.worker.engine.decode.decoding_sequence import DecodingSequence as DecodingSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk
 
 # Rows are copied to be regrouped, which has to pay: groups stay as long as they read no more.
@@ -151,7 +151,7 @@ def plan_trunks(rows: Sequence[DecodingSequence], tokens_min: int) -> dict[str, 
     A trunk has at least `tokens_min` tokens, and each row at least one token behind it. Of a row
     its key, lineage, prompt, tokens and trunk are looked at.
     """
-    planned = {row.key: row.trunk for row in rows if row.trunk is not None}
+    planned = {row.request_id: row.trunk for row in rows if row.trunk is not None}
     families: dict[Hashable, list[DecodingSequence]] = {}
     for row in rows:
         if row.lineage is not None:
@@ -161,7 +161,7 @@ def plan_trunks(rows: Sequence[DecodingSequence], tokens_min: int) -> dict[str, 
         shared = [common(one, other) for one, other in itertools.pairwise(family)]
         for group, length in _groups(family, shared, tokens_min):
             trunk = _kept(group, length) or Trunk(length)
-            planned |= dict.fromkeys((row.key for row in group), trunk)
+            planned |= dict.fromkeys((row.request_id for row in group), trunk)
     return planned
 
 

@@ -24,9 +24,9 @@ from hearth.worker.engine.decode.batch_split import (
 )
 from hearth.worker.engine.decode.decoding_sequence import (
     Agree,
-    LoneSequence,
+    DecodingSequence,
     SampledToken,
-    Sequence,
+    SingleSequence,
     as_chosen,
 )
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
@@ -37,7 +37,7 @@ from hearth.worker.engine.mlx_memory import return_freed
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
 
-__all__ = ["Decoder", "SampledToken", "Sequence"]
+__all__ = ["Decoder", "DecodingSequence", "SampledToken"]
 
 
 class Decoder:
@@ -73,7 +73,7 @@ class Decoder:
         self._model = model
         self._stream = stream
         self._agree = agree
-        self._lone: dict[str, LoneSequence] = {}
+        self._lone: dict[str, SingleSequence] = {}
         self._batches: list[Batch] = []
         self._numbers = itertools.count()
         self._steps = 0
@@ -85,7 +85,7 @@ class Decoder:
     @property
     def batch_keys(self) -> list[set[str]]:
         """The keys of the sequences that share each batch."""
-        return [{row.key for row in batch.rows} for batch in self._batches]
+        return [{row.request_id for row in batch.rows} for batch in self._batches]
 
     @property
     def batch_bytes(self) -> int:
@@ -97,7 +97,7 @@ class Decoder:
     def trunks(self) -> dict[str, Trunk]:
         """What the sequences that share one stand on, by their keys."""
         rows = [row for batch in self._batches for row in batch.rows]
-        return {row.key: row.trunk for row in rows if row.trunk is not None}
+        return {row.request_id: row.trunk for row in rows if row.trunk is not None}
 
     def trunks_report(self) -> dict[str, int]:
         """Return for `/v1/cache` how many trunks are shared, and the bytes spared so."""
@@ -105,20 +105,20 @@ class Decoder:
         spared = sum((rows - 1) * trunk.nbytes for trunk, rows in rows_of.items())
         return {"count": len(rows_of), "rows": rows_of.total(), "spared_bytes": spared}
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: DecodingSequence) -> None:
         """Feed the prompt's tail; the first answer token comes with the next `step`."""
         assert sequence.tail, "the last token's logits are not known without a forward"
-        assert sequence.key not in self._lone, sequence.key
+        assert sequence.request_id not in self._lone, sequence.request_id
         with mx.stream(self._stream):
             sequence.begin(next(self._numbers))
             self._decode_alone(sequence)
         self._is_changed = True
 
     def _decode_alone(
-        self, row: Sequence, sampled: tuple[mx.array, mx.array] | None = None
-    ) -> LoneSequence:
-        lone = LoneSequence(self._model, row, self._tree_forward, self._agree, sampled)
-        self._lone[row.key] = lone
+        self, row: DecodingSequence, sampled: tuple[mx.array, mx.array] | None = None
+    ) -> SingleSequence:
+        lone = SingleSequence(self._model, row, self._tree_forward, self._agree, sampled)
+        self._lone[row.request_id] = lone
         return lone
 
     def step(self) -> list[SampledToken]:
@@ -134,7 +134,7 @@ class Decoder:
         return_freed()
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> Sequence | None:
+    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
         """Forget a sequence that ended or was cancelled; return it as it is left, None if unknown.
 
         `said` is how many of the tokens that were returned for it were said, where not all: an
@@ -165,7 +165,7 @@ class Decoder:
         Those of two adapters never do.
         """
         self._is_changed = False
-        kinds: dict[tuple[Hashable, LoraAdapter | None], list[list[Sequence]]] = {}
+        kinds: dict[tuple[Hashable, LoraAdapter | None], list[list[DecodingSequence]]] = {}
         for batch in self._batches:
             kinds.setdefault((batch.kind, batch.adapter), []).append(batch.rows)
         for lone in self._lone.values():
@@ -176,7 +176,7 @@ class Decoder:
             if len(groups) > 1 or len(groups[0]) > 1:
                 self._regroup_kind(kind, groups)
 
-    def _regroup_kind(self, kind: Hashable, now: list[list[Sequence]]) -> None:
+    def _regroup_kind(self, kind: Hashable, now: list[list[DecodingSequence]]) -> None:
         rows = [row for group in now for row in group]
         trunks: dict[str, Trunk] = {}
         if keeps_plain_rows(kind) and self.shares_trunks is not False:
@@ -188,11 +188,11 @@ class Decoder:
             [[_length(row, row.trunk) for row in group] for group in now],
             self.cost,
             ROWS_MAX,
-            [_length(row, trunks.get(row.key)) for row in rows],
+            [_length(row, trunks.get(row.request_id)) for row in rows],
         )
         if wanted is not None:
             for group in wanted:
-                self._gather({rows[index].key for index in group}, trunks)
+                self._gather({rows[index].request_id for index in group}, trunks)
             self._dissolve()
 
     def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
@@ -206,7 +206,9 @@ class Decoder:
             return
         home = self._home_of(keys)
         for batch in sorted(self._batches, key=lambda batch: batch is not home):
-            for key in [row.key for row in batch.rows if (row.key in keys) != (batch is home)]:
+            for key in [
+                row.request_id for row in batch.rows if (row.request_id in keys) != (batch is home)
+            ]:
                 self._leave(batch, key)
         self._batches = [batch for batch in self._batches if len(batch)]
         joining = sorted(
@@ -216,7 +218,7 @@ class Decoder:
         if not joining or (home is None and len(joining) < 2):
             return
         for lone in joining:
-            del self._lone[lone.row.key]
+            del self._lone[lone.row.request_id]
             lone.settle()
             lone.row.lend()
         if home is None:
@@ -226,7 +228,9 @@ class Decoder:
 
     def _home_of(self, keys: set[str]) -> Batch | None:
         """Return the batch that has most of these sequences; None where none has any."""
-        counts = [(sum(row.key in keys for row in batch.rows), batch) for batch in self._batches]
+        counts = [
+            (sum(row.request_id in keys for row in batch.rows), batch) for batch in self._batches
+        ]
         count, batch = max(counts, key=lambda each: each[0], default=(0, None))
         return batch if count else None
 
@@ -239,22 +243,22 @@ class Decoder:
             return keys
         rows = [lone.row for lone in self._lone.values()]
         rows += [row for batch in self._batches for row in batch.rows]
-        found = [row for row in rows if row.key in keys]
+        found = [row for row in rows if row.request_id in keys]
 
-        def without(left: Sequence) -> int:
+        def without(left: DecodingSequence) -> int:
             return self._bytes_together([row for row in found if row is not left], trunks)
 
         while len(found) > 1 and not self._finds_room(self._bytes_together(found, trunks)):
             found.remove(min(found, key=without))
-        return {row.key for row in found} if len(found) > 1 else set()
+        return {row.request_id for row in found} if len(found) > 1 else set()
 
     def _finds_room(self, nbytes: int) -> bool:
         return self.has_room(nbytes)
 
-    def _bytes_together(self, rows: list[Sequence], trunks: Mapping[str, Trunk]) -> int:
+    def _bytes_together(self, rows: list[DecodingSequence], trunks: Mapping[str, Trunk]) -> int:
         """Return what is held more once these share a batch: beside that, a row is moved."""
-        home = self._home_of({row.key for row in rows})
-        lengths = [_length(row, trunks.get(row.key)) for row in rows]
+        home = self._home_of({row.request_id for row in rows})
+        lengths = [_length(row, trunks.get(row.request_id)) for row in rows]
         longest = max(length.own for length in lengths)
         tokens = sum({length.trunk: length.trunk_length for length in lengths}.values())
         tokens -= sum(trunk.length for trunk in {row.trunk for row in rows} if trunk is not None)
@@ -271,7 +275,7 @@ class Decoder:
         """
         for batch in self._batches:
             if len(batch) == 1:
-                self._leave(batch, batch.rows[0].key)
+                self._leave(batch, batch.rows[0].request_id)
         self._batches = [batch for batch in self._batches if len(batch)]
         shared = {row.trunk for batch in self._batches for row in batch.rows}
         for lone in self._lone.values():
@@ -290,7 +294,7 @@ class Decoder:
         return found is not None
 
 
-def _length(row: Sequence, trunk: Trunk | None) -> RowLength:
+def _length(row: DecodingSequence, trunk: Trunk | None) -> RowLength:
     """Return what a step reads of a row that stands on a trunk."""
     shared = trunk.length if trunk is not None else 0
     return RowLength(len(row.tokens) - shared, trunk, shared)

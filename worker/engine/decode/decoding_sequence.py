@@ -9,7 +9,7 @@ would have said without a draft, for the same logits.
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Hashable, Sequence as TypedSequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hearth.worker.draft.draft import Draft, Drafter, ModelDrafts
 from hearth.worker.engine.decode.draft_model import with_hidden
-from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import SamplingParams
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
@@ -52,7 +52,7 @@ class ForwardUndo(Protocol):
     def cut(self, rows: int) -> None:
         """Leave out the last `rows` of the forward, not all of it."""
 
-    def pick(self, rows: int, path: TypedSequence[int]) -> None:
+    def pick(self, rows: int, path: Sequence[int]) -> None:
         """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
 
         Where that is not their beginning, every layer keeps plain rows.
@@ -66,14 +66,14 @@ class ForwardUndo(Protocol):
 class SampledToken:
     """One sampled token; `logprobs` (vocabulary,) only where the request asked for them."""
 
-    key: str
+    request_id: str
     token_id: int
     logprobs: mx.array | None
     is_drafted: bool = False  # it was drafted, and computed in the forward of the one before it
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class DecodingSequence:
     """A prefilled request, and how far its answer has come, wherever its KV is.
 
     Invariant: its KV holds `tokens`, but for what a lone sequence's `waiting` says. `tail` is the
@@ -82,11 +82,11 @@ class Sequence:
     looks one ahead.
     """
 
-    key: str
+    request_id: str
     cache: list[Any]
     tokens: list[int]
     tail: list[int]
-    choice: TokenChoice
+    choice: SamplingParams
     tokens_max: int  # of the completion
     before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
@@ -152,9 +152,9 @@ class Sequence:
     ) -> SampledToken:
         """Return a token as it is told, which was drawn by the row `at` of `logprobs`."""
         wanted = logprobs[at] if self.choice.top_logprobs is not None else None
-        return SampledToken(self.key, token_id, wanted, is_drafted)
+        return SampledToken(self.request_id, token_id, wanted, is_drafted)
 
-    def note(self, tokens: TypedSequence[int]) -> None:
+    def note(self, tokens: Sequence[int]) -> None:
         """Count tokens that are returned, and tell the drafter, if there is one."""
         self.returned += len(tokens)
         if self.drafter is not None:
@@ -212,7 +212,7 @@ def normalised(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-class LoneSequence:
+class SingleSequence:
     """One sequence in its own cache, one forward ahead of what was returned.
 
     `token` (1,) was sampled behind all that was returned, by `logprobs` (1, vocabulary).
@@ -223,7 +223,7 @@ class LoneSequence:
     def __init__(
         self,
         model: Any,
-        row: Sequence,
+        row: DecodingSequence,
         tree_forward: TreeForward | None = None,
         agree: Agree = as_chosen,
         sampled: tuple[mx.array, mx.array] | None = None,
@@ -306,7 +306,7 @@ class LoneSequence:
         self.token = self._agree(logits, chosen)
         mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
 
-    def _forward(self, inputs: TypedSequence[int | mx.array]) -> mx.array:
+    def _forward(self, inputs: Sequence[int | mx.array]) -> mx.array:
         """Feed tokens, of which some may not be known yet; return logits (1, n, vocabulary)."""
         self._undo = None
         row = self.row
@@ -428,7 +428,7 @@ class LoneSequence:
             self.waiting, self._undo = kept, None
 
 
-def _accepted_path(draft: Draft, chosen: TypedSequence[int]) -> list[int]:
+def _accepted_path(draft: Draft, chosen: Sequence[int]) -> list[int]:
     """Return the nodes, from the first on, that are what the rows have `chosen`."""
     children = {
         (parent, token): node

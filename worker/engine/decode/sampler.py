@@ -32,7 +32,7 @@ ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything g
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChoice:
+class SamplingParams:
     """A request's functions that choose its tokens.
 
     None of them ever raises: amid a batch that would spoil the other rows. The processors depend
@@ -82,12 +82,12 @@ def make_token_choice(
     vocab_size: int,
     prompt_length: int,
     guide: TokenMask | None = None,
-) -> TokenChoice:
+) -> SamplingParams:
     """Return the choice for a request that passed `check`; `defaults` fill what it left open."""
     asked = {row.name: getattr(sampling, row.name) for row in fields(defaults)}
     given = {name: value for name, value in asked.items() if value is not None}
     chosen = replace(defaults, **given)
-    return TokenChoice(
+    return SamplingParams(
         sampler=_sampler(chosen, sampling.seed, vocab_size),
         processors=tuple(_processors(sampling, chosen.repetition_penalty, prompt_length)),
         top_logprobs=sampling.top_logprobs,

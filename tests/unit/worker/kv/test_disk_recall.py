@@ -132,7 +132,7 @@ def test_a_client_that_was_told_of_kv_that_the_disk_lost_is_told_of_that(workers
     workers.flush()
     warm = workers.start("qwen3")
     answer = warm.submit(ids)
-    told = answer.request.kept.told_tokens
+    told = answer.request.kept.reported_tokens
     assert told == answer.request.query.limit
     found = warm.posted.get(timeout=60)
     warm.scheduler.take_recalled(replace(found, records=[None] * len(found.records)))

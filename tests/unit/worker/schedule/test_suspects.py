@@ -184,7 +184,7 @@ def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(
 def test_each_key_is_told_its_own_and_clears_its_own(workers: Workers, tmp_path: Path) -> None:
     died = [request(key, prompt=25) for key in "AB"]
     for made in died:
-        made.key = made.request_id
+        made.api_key = made.request_id
         workers.come(made)
     workers.die(*died, at=15)
     suspects = workers.suspects

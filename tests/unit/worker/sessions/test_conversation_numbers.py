@@ -9,7 +9,7 @@ from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.conversation_lines import Line, PromptShape
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import REWRITTEN_MAX, SessionVisit
+from hearth.worker.sessions.session_visit import REWRITTEN_MAX, SessionContext
 from tests.helpers.worker.session_prompts import ME, SLACK, WORDS, Desk, Rows
 
 NOBODY = Speaker("key")
@@ -23,7 +23,7 @@ def visit(
     shared: int = SHARED,
     end: int = END,
     system_end: int = SYSTEM,
-) -> SessionVisit:
+) -> SessionContext:
     """Have a prompt arrive whose last message is `end` tokens that no other has."""
     messages = [{"role": "user", "content": text} for text in said]
     prompt = Prompt(messages, speaker=speaker, names=desk.names.names(messages)[0])
@@ -35,7 +35,7 @@ def visit(
     return found
 
 
-def ended(desk: Desk, *visits: SessionVisit) -> list[tuple[int, int]]:
+def ended(desk: Desk, *visits: SessionContext) -> list[tuple[int, int]]:
     """Have requests end; return number and conversation of the line of each."""
     rows = []
     for each in visits:

@@ -14,7 +14,7 @@ from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import KEPT, RENDERED, SessionVisit
+from hearth.worker.sessions.session_visit import KEPT, RENDERED, SessionContext
 from tests.helpers.records.archive_records import ME, plain
 from tests.helpers.worker import session_prompts
 from tests.helpers.worker.session_prompts import QUESTION, SLACK, WORDS
@@ -44,7 +44,7 @@ class Desk(session_prompts.Desk):
         sampled: Sequence[int] = (1, 2),
         speaker: Speaker = ME,
         **more: Any,
-    ) -> SessionVisit:
+    ) -> SessionContext:
         return super().ask(messages, said, sampled, speaker, **{"signature": "", **more})
 
     def flush(self) -> None:

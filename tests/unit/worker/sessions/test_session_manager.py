@@ -20,7 +20,7 @@ from hearth.worker.sessions.session_visit import (
     RENDERED,
     Cause,
     Divergence,
-    SessionVisit,
+    SessionContext,
 )
 from tests.helpers.worker.session_prompts import (
     HEADER,
@@ -39,7 +39,7 @@ def stripped(said: TurnContent, call_ids: Sequence[str] = ()) -> dict[str, Any]:
     return echo(replace(said, reasoning=""), call_ids)
 
 
-def ids_of(visit: SessionVisit) -> tuple[str, ...]:
+def ids_of(visit: SessionContext) -> tuple[str, ...]:
     assert visit.turn is not None
     return visit.turn.call_ids
 

@@ -12,24 +12,24 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.engine.decode.batch_split import TRUNK_TOKENS_MIN, ReadCost
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence
+from hearth.worker.engine.decode.sampler import SamplingParams, greedy
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.models.counted_model import CountedModel, counted
 
-GREEDY = TokenChoice(sampler=greedy, processors=(), top_logprobs=None)
+GREEDY = SamplingParams(sampler=greedy, processors=(), top_logprobs=None)
 WEIGHTS = ReadCost(weight_bytes=1e9, row_bytes=1)  # which nobody would read twice
 
 
-def sequence(key: str, length: int, **more: Any) -> Sequence:
+def sequence(key: str, length: int, **more: Any) -> DecodingSequence:
     model = loaded("qwen3", tiny=True).model
     ids, cache = list(range(20, 20 + length)), make_prompt_cache(model)
     with mx.stream(generation_stream):
         model(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
-    return Sequence(key, cache, ids[:-1], ids[-1:], GREEDY, 40, **more)
+    return DecodingSequence(key, cache, ids[:-1], ids[-1:], GREEDY, 40, **more)
 
 
 def decoder_of(lengths: Mapping[str, int], cost: ReadCost = WEIGHTS) -> Decoder:
@@ -92,7 +92,7 @@ def test_removing_what_is_not_there_does_nothing() -> None:
 
 NAME, TRUNK, BRANCHES, CHUNK = "qwen3", TRUNK_TOKENS_MIN, 8, 512
 IDS = [(n * 7919 + 13) % 2900 + 50 for n in range(TRUNK)]
-CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+CHOICE = SamplingParams(sampler=greedy, processors=(), top_logprobs=1)
 
 Said = list[dict[str, tuple[int, mx.array]]]
 
@@ -105,7 +105,7 @@ def trunk_cache() -> list[Any]:
     return cache
 
 
-def branch(number: int, lineage: str | None = "a") -> Sequence:
+def branch(number: int, lineage: str | None = "a") -> DecodingSequence:
     """Return a sequence with a few tokens of its own, in a cache of its own, as a fork's is."""
     cache = make_prompt_cache(loaded(NAME).model)
     with mx.stream(generation_stream):
@@ -113,7 +113,9 @@ def branch(number: int, lineage: str | None = "a") -> Sequence:
             own.state = tuple(one[:] if isinstance(one, mx.array) else one for one in other.state)
         tail = [60 + number + 3 * n for n in range(5 + 4 * number)]
         Engine(loaded(NAME)).prefill(cache, tail[:-1])
-    return Sequence(f"r{number}", cache, IDS + tail[:-1], tail[-1:], CHOICE, 40, lineage=lineage)
+    return DecodingSequence(
+        f"r{number}", cache, IDS + tail[:-1], tail[-1:], CHOICE, 40, lineage=lineage
+    )
 
 
 def branches_of(count: int, lineage: str | None = "a") -> Decoder:
@@ -125,7 +127,7 @@ def branches_of(count: int, lineage: str | None = "a") -> Decoder:
 
 def said(decoder: Decoder, steps: int) -> Said:
     return [
-        {one.key: (one.token_id, one.logprobs) for one in decoder.step()}  # type: ignore[misc]
+        {one.request_id: (one.token_id, one.logprobs) for one in decoder.step()}  # type: ignore[misc]
         for _ in range(steps)
     ]
 
