@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
