@@ -1,8 +1,9 @@
-"""Writes the lists of docs/settings.md from the tables of `hearth.shared`: settings, dropped names.
+"""Writes .env.example, and the lists of docs/settings.md: settings, dropped names.
 
     .venv/bin/python -m scripts.docs.settings_table
 
-The text around the lists stays as it is. A test holds the file equal to what this writes.
+Both come from the tables of `hearth.shared`. The text around the lists stays as it is. Tests hold
+both files equal to what this writes.
 """
 
 import dataclasses
@@ -49,3 +50,4 @@ def with_lists(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(with_lists(PAGE.read_text()))
+    (PROJECT_DIR / ".env.example").write_text("\n".join(example_lines()) + "\n")
