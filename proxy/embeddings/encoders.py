@@ -100,7 +100,7 @@ class Encoders:
         return await self._ask(request, Embedded)
 
     async def rerank(self, query: str, documents: list[str]) -> Reranked:
-        """Return a score of each document against `query`. Cancelled and raises as `embed`."""
+        """Return a score of each document against `query`. Raises: RequestError, as `embed`."""
         return await self._ask(Rerank(uuid.uuid4().hex, query, documents), Reranked)
 
     async def close(self) -> None:

@@ -47,7 +47,7 @@ class FollowerLink:
         self._context, self._address, self._end = context, address, end
         self._status = RankDealer(context, endpoint, address)
         self._operations: RankDealer | None = None
-        self._received_count = 0  # operations
+        self._received_count = 0  # operations received
         self._done_count = -1  # -1 until it waits for the first operation
         self._witnessed_count = 0
         self._is_waiting = False

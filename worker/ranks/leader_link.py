@@ -225,7 +225,7 @@ class LeaderLink:
         }
         self._secret = secrets.token_bytes(16)
         self._versions = own_versions()
-        self._sent_count = 0  # operations
+        self._sent_count = 0  # operations sent
         self._comparison = WitnessComparison(range(1, self.size))
         self._watch = RankWatch(self.hosts, stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # connection -> rank; link's thread

@@ -106,7 +106,7 @@ class FollowerCommands:
         self._numbers = itertools.count(EMPTY_HANDLE + 1)
         # Kept for nobody: handles of KV
         self._gone: deque[int] = deque()
-        self._sent_at_look = self._sent_count = 0  # operations
+        self._sent_at_look = self._sent_count = 0  # operations sent
 
     def send(self, name: str, *arguments: Value) -> None:
         self._sent_count += 1
@@ -116,7 +116,7 @@ class FollowerCommands:
         return self.link.request(name, *arguments, drops=self._drops())
 
     def is_quiet(self) -> bool:
-        """Return whether handles wait to be dropped, and no operation was sent since last asked."""
+        """Return whether handles wait for their drop, with nothing sent since the last call."""
         is_quiet = bool(self._gone) and self._sent_count == self._sent_at_look
         self._sent_at_look = self._sent_count
         return is_quiet
