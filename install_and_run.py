@@ -1,7 +1,7 @@
-"""Hearth in one command: checks this machine, installs into .venv, starts the server.
+"""Runs Hearth with one command: checks this machine, installs into .venv, starts the server.
 
-Standard library only. Any Python from 3.6 on must compile this file, so that an old one can say
-what to install: annotations are quoted.
+Standard library only. Python 3.6 must be able to compile this file, so that an old Python can say
+what to install; annotations are therefore quoted.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TYPE_CHECKING = False  # the name that type checkers know, without importing typing
+TYPE_CHECKING = False  # known to type checkers by its name, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
 VERSION = "{}.{}".format(*sys.version_info[:2])
-SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked for
+SUPPORTED = ("3.12", "3.13", "3.11")  # in the order of preference
 DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
-DISK_BYTES_CUDA = 7000000000  # the CUDA libraries take as much again
+DISK_BYTES_CUDA = 7000000000  # more than twice as much, for the CUDA libraries
 END_S_MAX = 5  # for pip to remove its temporary files
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,9 +47,9 @@ MODEL_PROBE = (
     "print(builtin_model(load_settings(os.environ, env_file()).model_path).name)"
 )
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
-# pip writes the second form where a path is too long for the first, or has a space
+# pip writes the second form if the path is too long for the first or has a space.
 SHEBANG = r"\A#!(/.*?python[\d.]*)(?:\s.*)?$|\A#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\""
-# Each of these would make .venv's Python import, or be, something else than what is installed.
+# Each of these variables would make .venv's Python import foreign code, or become another Python.
 FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__")
 
 HELP = """\
@@ -82,7 +82,7 @@ INSTALL_PYTHON = {
 
 
 class Stop(Exception):
-    """Ends the command with status 1: the text is for the user."""
+    """Ends the command with status 1; the text is for the user."""
 
 
 def platform_problem(system: str, machine: str, mac_release: str) -> "str | None":
@@ -103,7 +103,7 @@ def platform_problem(system: str, machine: str, mac_release: str) -> "str | None
 
 
 def cuda_problem() -> "str | None":
-    """Return why MLX's CUDA build can't run here; a .venv that has it could not even import it."""
+    """Return why MLX's CUDA build can't be imported here, or None if it can."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -112,13 +112,13 @@ def cuda_problem() -> "str | None":
 
 
 def is_usable_here() -> bool:
-    """Tell whether this interpreter is a supported version that can make a .venv."""
-    modules = ("venv", "ensurepip")  # Debian has both in a package of their own
+    """Return whether this interpreter has a supported version and can make a .venv."""
+    modules = ("venv", "ensurepip")  # a separate package in Debian
     return VERSION in SUPPORTED and all(map(importlib.util.find_spec, modules))
 
 
 def find_interpreter() -> "str | None":
-    """Return a supported Python for this processor that can make a .venv; uv may fetch one."""
+    """Return a supported Python for this processor that can make a .venv; uv may install one."""
     places = [*os.get_exec_path(), str(Path.home() / ".local/bin"), "/opt/homebrew/bin"]
     uv = shutil.which("uv", path=os.pathsep.join(places))
     for version in SUPPORTED:
@@ -128,7 +128,7 @@ def find_interpreter() -> "str | None":
         found = [os.path.join(folder, "python" + version) for folder in folders]
         found += [output_of([uv, "python", "find", "--system", version])] if uv else []
         for path in filter(os.path.isfile, found):
-            words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may only complain
+            words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may print an error
             if words[:2] == [version, platform.machine()]:
                 return words[2]
     if uv is None:
@@ -139,7 +139,7 @@ def find_interpreter() -> "str | None":
 
 
 def output_of(command: "list[str]") -> str:
-    """Return what `command` prints, without its end of line; empty if it fails."""
+    """Return the stripped output of `command`, or "" if it fails."""
     found = b""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         found = subprocess.check_output(
@@ -153,7 +153,7 @@ def output_of(command: "list[str]") -> str:
 
 
 def change_interpreter(arguments: "list[str]") -> None:
-    """Go on in a supported Python if this is none, which does not return; Stop without one."""
+    """Replace this process by a supported Python unless this is one; Stop if there is none."""
     if is_usable_here():
         return
     other = find_interpreter()
@@ -169,13 +169,13 @@ def clean_environment() -> "dict[str, str]":
 
 
 def venv_version(venv: Path) -> "str | None":
-    """Return the version of `venv`'s Python; None if it does not run, or is not `venv`'s."""
+    """Return the version of `venv`'s Python; None if it does not run or is another venv's."""
     version, _, prefix = output_of([str(venv / "bin/python"), "-c", VENV_PROBE]).partition(" ")
     return version if prefix and os.path.realpath(prefix) == os.path.realpath(venv) else None
 
 
 def artefacts(venv: Path, version: "str | None", is_finished: bool) -> "list[str]":
-    """Return what in `venv` is of another Python than its own `version`, a sentence each."""
+    """Return one sentence per file in `venv` that belongs to another Python than `version`."""
     found = []
     python = venv / "bin/python"
     if version is None and (is_finished or (os.path.lexists(python) and not python.exists())):
@@ -183,7 +183,7 @@ def artefacts(venv: Path, version: "str | None", is_finished: bool) -> "list[str
         found.append(f"bin/python{link} does not run in this .venv")
     if version is not None and version not in SUPPORTED:
         found.append(f"bin/python is Python {version}; supported are {', '.join(SUPPORTED)}")
-    version = version or VERSION  # one that has none yet is going to be ours
+    version = version or VERSION  # a venv without a Python gets this one
     for path in sorted([*venv.glob("bin/python*"), *venv.glob("lib/python*")]):
         named = re.match(r"python(\d+\.\d+)$", path.name)
         if named and named.group(1) != version:
@@ -199,7 +199,7 @@ def artefacts(venv: Path, version: "str | None", is_finished: bool) -> "list[str
 
 
 def search_head(path: Path, pattern: str) -> "str | None":
-    """Return the group of `pattern` that is found at the head of `path`, if one is."""
+    """Return the group that `pattern` matches in the head of the file `path`, or None."""
     found = None
     with contextlib.suppress(OSError):
         text = path.read_bytes()[:2000].decode("utf-8", "replace")
@@ -208,7 +208,7 @@ def search_head(path: Path, pattern: str) -> "str | None":
 
 
 def checked_version(venv: Path) -> "str | None":
-    """Return the version of `venv`'s Python, or None while it is missing or half made.
+    """Return the version of `venv`'s Python, or None if it is missing or half made.
 
     Raises:
         Stop: the .venv is contaminated by another Python.
@@ -226,10 +226,10 @@ def checked_version(venv: Path) -> "str | None":
 
 
 def requirements(pyproject: Path, extras: "list[str]") -> "list[str]":
-    """Return what `pyproject` declares, with what `extras` add.
+    """Return the dependencies in `pyproject`, with those of `extras`.
 
-    An extra's requirement stands in for the same package's among the dependencies: mlx[cpu] and
-    mlx[cuda13] both bring mlx/lib/libmlx.so, and the one that pip unpacks last would win.
+    An extra's requirement replaces a dependency on the same package: mlx[cpu] and mlx[cuda13] both
+    contain mlx/lib/libmlx.so, and the one that pip unpacks last would win.
     """
     import tomllib
 
@@ -245,7 +245,7 @@ def package_and_marker(requirement: str) -> "tuple[str, str]":
 
 
 def read_stamp(venv: Path) -> "dict[str, Any]":
-    """Return what the last install wrote; its "requirements" are empty until it has finished."""
+    """Return the stamp of the last install; its "requirements" are empty until it has finished."""
     try:
         found = json.loads((venv / "installed.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -254,9 +254,9 @@ def read_stamp(venv: Path) -> "dict[str, Any]":
 
 
 def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, Any]":
-    """Return what `installed.json` holds once `extras`, and those of before, are installed.
+    """Return the stamp for an install with `extras` and the extras of earlier installs.
 
-    "vision" is among them unless "no-vision" was asked for, now or before; the last word counts.
+    "vision" is included unless "no-vision" was requested; the latest request counts.
     """
     before = read_stamp(venv).get("extras")
     kept = {*(before if isinstance(before, list) else []), *extras}
@@ -277,7 +277,7 @@ def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
 
 
 def check_disk(venv: Path, needed: int) -> None:
-    """Refuse to begin an install that the disk can't hold. What is in `venv` needs no more room."""
+    """Stop if the disk can't hold the install. Files already in `venv` need no more room."""
     needed -= sum(path.lstat().st_size for path in venv.rglob("*")) if venv.exists() else 0
     free = shutil.disk_usage(str(venv.parent)).free
     if free < needed:
@@ -289,7 +289,7 @@ def check_disk(venv: Path, needed: int) -> None:
 
 
 def prepare(venv: Path, extras: "list[str]") -> None:
-    """Install into `venv` what is not there yet."""
+    """Install into `venv` unless it is up to date."""
     if not is_current(venv, extras):
         with only_one(venv.parent) as lock:
             if not is_current(venv, extras):  # another install may have ended meanwhile
@@ -297,14 +297,14 @@ def prepare(venv: Path, extras: "list[str]") -> None:
 
 
 def is_current(venv: Path, extras: "list[str]") -> bool:
-    """Tell whether all of `extras` is installed."""
+    """Return whether `venv` is up to date and has all `extras`."""
     version = checked_version(venv)
     return version is not None and wanted_stamp(venv, extras, version) == read_stamp(venv)
 
 
 @contextlib.contextmanager
 def only_one(directory: Path) -> "Iterator[int]":
-    """Hold `directory` locked, waiting for whoever installs there now. Leaves no file behind."""
+    """Lock `directory`, after waiting for another install there. Leaves no file behind."""
     lock = os.open(str(directory), os.O_RDONLY)
     try:
         try:
@@ -318,21 +318,21 @@ def only_one(directory: Path) -> "Iterator[int]":
 
 
 def install(venv: Path, extras: "list[str]", lock: int) -> None:
-    """Make `venv`, or go on with a half made one, and have pip fill it."""
+    """Make `venv` or continue a half-made one, and install into it with pip."""
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
     python = str(venv / "bin/python")
     pip = [python, "-m", "pip"]
     if venv_version(venv) is None or not output_of([*pip, "--version"]):
         say(f"Making {venv} with Python {VERSION}.")
-        before = read_stamp(venv)  # with the extras that it is to have
+        before = read_stamp(venv)  # holds the extras of earlier installs
         step([sys.executable, "-m", "venv", "--clear", str(venv)], lock)
         write_stamp(venv, {**before, "requirements": []})
     stamp = wanted_stamp(venv, extras, checked_version(venv) or VERSION)
     write_stamp(venv, {**stamp, "requirements": []})
     forget_half_installed(venv)
     if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
-        # removing it takes their common libmlx.so along, so the other must be unpacked anew
+        # Removing mlx-cpu deletes libmlx.so, which both packages share: both are installed anew.
         step([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"], lock)
     fill = [*pip, "install", "--no-input", "--no-user", "--disable-pip-version-check"]
     step([*fill, *stamp["requirements"]], lock)
@@ -341,12 +341,12 @@ def install(venv: Path, extras: "list[str]", lock: int) -> None:
 
 
 def step(command: "list[str]", lock: int) -> None:
-    """Run a command of an install. It has `lock` too: should it outlive us, others wait for it.
+    """Run a command of an install. It inherits `lock`, so that other installs wait for it too.
 
     Raises:
-        Stop: it failed.
+        Stop: the command failed.
     """
-    # They wait until the process is known: one that came amid its start left it behind.
+    # Signals are blocked until `process` is assigned, so that it can always be ended.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     process = subprocess.Popen(
         command,
@@ -375,16 +375,16 @@ def step(command: "list[str]", lock: int) -> None:
 
 
 def forget_half_installed(venv: Path) -> None:
-    """Make pip install again what it was unpacking when it was killed."""
+    """Remove packages that pip was unpacking when it was killed, so that it installs them again."""
     for info in venv.glob("lib/*/site-packages/*.dist-info"):
-        if not (info / "INSTALLER").exists():  # pip writes it after all of the package's files
+        if not (info / "INSTALLER").exists():  # pip writes this file last
             shutil.rmtree(str(info))
 
 
 def fetch_model(venv: Path) -> None:
-    """Fetch the builtin model that MODEL_PATH names, by default one, unless that was tried before.
+    """Fetch the builtin model that MODEL_PATH names, as by default, unless that was tried before.
 
-    Without it all else works: what fails is told, and ends nothing.
+    A failure is reported and does not end the install, which works without the model.
     """
     stamp, hearth = read_stamp(venv), [str(venv / "bin/python"), "-P"]
     is_settled = not {"model", "no-model"}.isdisjoint(stamp.get("extras", ()))
@@ -403,7 +403,7 @@ def fetch_model(venv: Path) -> None:
 
 
 def write_env(project: Path) -> None:
-    """Copy .env.example to .env, readable by this user only, unless there is a .env."""
+    """Copy .env.example to .env, readable by this user only, unless .env exists."""
     text = (project / ".env.example").read_bytes()
     try:
         handle = os.open(str(project / ".env"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -415,13 +415,13 @@ def write_env(project: Path) -> None:
 
 
 def become(arguments: "list[str]", environ: "dict[str, str]") -> "NoReturn":
-    """Become .venv's Python with `arguments`, so that signals reach it and its status is ours."""
+    """Replace this process by .venv's Python, which then gets signals and sets the exit status."""
     python = str(VENV / "bin/python")
     os.execve(python, [python, *arguments], environ)
 
 
 def become_tests(arguments: "list[str]") -> "NoReturn":
-    """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
+    """Replace this process by the test suite or by pytest, with OpenBLAS for MLX on a CPU."""
     environ = clean_environment()
     openblas = runpy.run_path(str(PROJECT / "shared/linux_environment.py"))
     environ.update(openblas["openblas_environment"](environ))
@@ -451,7 +451,7 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
 
 
 def hearth_arguments(options: argparse.Namespace) -> "list[str]":
-    """Return the command of `hearth` that the options stand for."""
+    """Return the `hearth` command for the options."""
     given = [("--model", options.model), ("--workers", options.workers), ("--port", options.port)]
     words = [word for name, text in given if text is not None for word in (name, text)]
     return ["check" if options.check else "serve", *words]
@@ -462,13 +462,13 @@ def say(text: str) -> None:
 
 
 def on_signal(number: int, frame: object) -> None:
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)  # once is enough: the way out takes no longer than 5 s
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_IGN)  # the exit takes at most END_S_MAX
     raise KeyboardInterrupt(number)
 
 
 def run(arguments: "list[str]") -> "NoReturn":
-    """Do what `arguments` ask, which ends in becoming another program."""
+    """Install, then replace this process by the program that `arguments` name."""
     is_test = arguments[:1] == ["test"]
     is_command = not is_test and arguments[:1] != [] and not arguments[0].startswith("-")
     options = parse([] if is_test or is_command else arguments)
@@ -480,7 +480,7 @@ def run(arguments: "list[str]") -> "NoReturn":
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, on_signal)
     change_interpreter(arguments)
-    # the tests take images too
+    # The tests need images too.
     prepare(VENV, ["dev", "vision"] if is_test else options.extras)
     if is_test:
         become_tests(arguments[1:])
@@ -488,7 +488,7 @@ def run(arguments: "list[str]") -> "NoReturn":
     names_model = any(word.startswith("--model") for word in arguments)
     if not names_model and arguments[:1] not in (["run"], ["pull"]):
         fetch_model(VENV)
-    # -P: what lies in the user's directory is imported by nothing of ours.
+    # -P: nothing is imported from the user's directory.
     words = arguments if is_command else hearth_arguments(options)
     become(["-P", "-m", "hearth.commands.main", *words], clean_environment())
 

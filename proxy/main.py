@@ -41,7 +41,11 @@ from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.models.model_path import why_missing
 from hearth.shared.paths import env_file
 from hearth.shared.private_files import own_run_directory
-from hearth.shared.process_start import open_files_max, raise_open_file_limit, take_short_turns
+from hearth.shared.process_start import (
+    open_files_max,
+    raise_open_file_limit,
+    shorten_switch_interval,
+)
 from hearth.shared.settings import Settings, load_settings, setting_warnings, variables_in
 from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
@@ -273,7 +277,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
     environ = dict(os.environ)  # as it was at the start: workers get it
     map_large_blocks(environ)
-    take_short_turns()
+    shorten_switch_interval()
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)

@@ -1,1 +1,1 @@
-"""Holds what proxy and worker both use: wire messages, sockets, settings, journals, processes."""
+"""Contains the code that proxy and worker share: wire messages, sockets, settings, journals."""

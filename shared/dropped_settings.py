@@ -1,13 +1,13 @@
-"""Names the settings, and the model, that earlier versions and specifications had.
+"""Lists the settings and the model name of earlier versions and specifications.
 
-Each is told in one warning at the start, so that nobody relies on a line that does nothing.
+Each one that is still set causes a warning at the start, so that no user relies on a dead line.
 """
 
 from typing import Final
 
-FORMER_MODEL: Final = "pocket"  # the default model's name once; the default one answers to it
+FORMER_MODEL: Final = "pocket"  # former name of the default model, still accepted for it
 
-# What stands in its place, or why nothing does. docs/settings.md has the names.
+# Setting -> its replacement, or why it has none. docs/settings.md lists the current settings.
 DROPPED: Final = {
     "MODEL_FAMILY": "the checkpoint and its template say what the model is; nothing is to be set",
     "MLX_HOST": "workers speak over a private socket; PROXY_HOST says where the server listens",
@@ -51,7 +51,7 @@ DROPPED: Final = {
     "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false; '
     "MAX_KV_SIZE_GB=0 keeps all of it off the disk",
 }
-# What the installer wrote of them into each .env: nobody chose it, and nothing changes by it.
+# Defaults that older installers wrote into each .env. No user chose them: no warning for these.
 FORMER_DEFAULTS: Final = {
     "CACHE_VLM_IMAGE_IDENTITY": "true",
     "SESSION_TITLES": "true",

@@ -1,12 +1,12 @@
-"""Stores records that outlive their process, in a private directory; a thread of its own writes.
+"""Stores records that outlive their process in a private directory; a writer thread appends them.
 
-A record is a msgpack value in a frame: mark, length, MAC, bytes. Mark and MAC come of a secret that
-lies beside the files: no text of a request can pass for a frame, nor what has a bit changed in it.
-A damaged frame costs itself alone: reading goes on at the next mark.
-Prompts and answers may stand here, which are private: directories are 0700, files 0600, and no link
-is followed. An API key is never written, only what `Journal.named` makes of it.
-No caller waits for a disk. A disk that fails costs what could not be written: that is counted, with
-one warning a kind, and all that is alive is written anew once the disk takes it again.
+A record is a msgpack value in a frame: mark, length, MAC, bytes. Mark and MAC depend on a secret
+beside the files, so that neither text of a request nor altered bytes pass for a frame. A damaged
+frame is lost alone: reading continues at the next mark.
+Records may hold prompts and answers. Directories are therefore 0700, files 0600, and no link is
+followed. An API key is never written, only its digest from `Journal.named`.
+No caller waits for a disk. Failed writes are counted, with one warning per kind, and all live
+records are written again once the disk works.
 """
 
 import fcntl
@@ -40,8 +40,8 @@ SECRET_NAME: Final = ".secret"
 SECRET_BYTES: Final = 32
 RECORD_BYTES_MAX: Final = 1 << 28
 FILE_BYTES_MAX: Final = 1 << 31  # then nothing is appended until a rewrite makes room
-REWRITE_BYTES_MIN: Final = 1 << 20  # what a file holds at least before it is worth rewriting
-STALE_S: Final = 30 * 86_400.0  # a directory that nobody has written to for so long goes
+REWRITE_BYTES_MIN: Final = 1 << 20  # smaller files are not worth a rewrite
+STALE_S: Final = 30 * 86_400.0  # directories without a write for this long are removed
 NAME_BYTES: Final = 16
 OPEN_TRIES_MAX: Final = 8
 LOCK_WAIT_S_MAX: Final = 2.0
@@ -50,7 +50,7 @@ LOCK_POLL_S: Final = 0.002
 _MARK_BYTES: Final = 8
 _MAC_BYTES: Final = 16
 _HEAD: Final = struct.Struct(f"<{_MARK_BYTES}sI{_MAC_BYTES}s")
-_PIECE_BYTES: Final = 1 << 20  # of one read or write
+_PIECE_BYTES: Final = 1 << 20  # size of one read or write
 _READ_ONLY: Final = (EROFS, EACCES, EPERM)
 _BIG: Final = 1  # msgpack's integers end at 64 bits, JSON's do not
 
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file. `is_ours`: its writer is dead, and its lock is held here."""
+    """An open file. `is_ours`: its former writer is dead, and this process holds its lock."""
 
     path: Path
     handle: int
@@ -67,20 +67,21 @@ class _File:
 
 
 class Journal:
-    """The files of one directory: this process appends to one of them, and reads all.
+    """Reads all journal files of one directory, and appends to one of them.
 
-    A file has one writer, which holds its lock while it lives. Whoever starts takes up what the
-    dead left: goes on with the first such file, and drops the others once its own holds all of it.
-    Owner: who opened it, then the thread of the `JournalWriter` that has it. Any thread: `named`,
-    and reading `counts`.
-    Invariant: `_own`, once there is one, is the first of `_files`, and its lock is held here.
+    A file has one writer, which holds its lock while it lives. A starting process takes over the
+    files of dead writers: it appends to the first of them, and removes the others once its own
+    file holds their records.
+    Owner: the opening thread, later the thread of its `JournalWriter`. Any thread may call `named`
+    and read `counts`.
+    Invariant: `_own`, if it is set, is the first of `_files`, and its lock is held here.
     """
 
     def __init__(self, directory: Path, schema: int) -> None:
-        """Open `directory`, made where it is missing; records of `schema` are written and read.
+        """Open `directory`, or make it; only records of `schema` are written and read.
 
         Raises:
-            OSError: it cannot be made or read.
+            OSError: the directory cannot be made or read.
         """
         self.counts: Counter[str] = Counter()
         self.directory = directory
@@ -91,20 +92,20 @@ class Journal:
         self._mark = blake2b(b"mark", key=self._secret, digest_size=_MARK_BYTES).digest()
         self._files = self._opened()
         self._own: _File | None = next((file for file in self._files if file.is_ours), None)
-        self._base = 0  # size of the own file when all in it was last alive
+        self._live_bytes = 0  # size of the own file after its last rewrite
         self._is_damaged = False
 
     def named(self, text: str) -> str:
-        """Return what `text`, which may be secret, is known by in this directory alone."""
+        """Return the keyed digest that stands for a secret `text` in this directory."""
         octets = text.encode("utf-8", "surrogatepass")
         return blake2b(octets, key=self._secret, digest_size=NAME_BYTES, person=b"name").hexdigest()
 
     # ------------------------------------------------------------ reading
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number of its file, record) of all files, each file's in the order written. Once.
+        """Yield (file number, record) of all files, in the order written within a file. Once.
 
-        What is damaged or of another schema is counted, with one warning a kind.
+        Damaged records and those of another schema are counted, with one warning per kind.
         """
         for number, file in enumerate(self._files):
             try:
@@ -118,7 +119,7 @@ class Journal:
         self._files = [file for file in self._files if file.is_ours]
 
     def _record(self, file: _File, end: int, payload: bytes | None) -> Any:
-        """Return the record in a piece; None where there is none of our schema."""
+        """Return the record in `payload`, or None if it is damaged or of another schema."""
         if payload is None:
             self._is_damaged = True
             text = "a damaged part of %s, up to byte %d, is left out"
@@ -132,14 +133,14 @@ class Journal:
             self.count("unreadable", "a record of %s can't be read: %r", file.path, error)
             return None
         if record is None:
-            self._base = end if file is self._own else self._base
+            self._live_bytes = end if file is self._own else self._live_bytes
         elif schema != self._schema:
             self.count("other_schema", "a record of %s is of schema %d", file.path, schema)
             return None
         return record
 
     def _pieces(self, file: _File) -> Iterator[tuple[int, bytes | None]]:
-        """Yield where each record ends and its payload, None for a damaged part."""
+        """Yield (end, payload) of each record; the payload of a damaged part is None."""
         size = os.fstat(file.handle).st_size
         at = 0
         while at < size:
@@ -150,11 +151,11 @@ class Journal:
             else:
                 at += _HEAD.size + len(payload)
             assert start < at <= size, (file.path, start, at, size)
-            if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
+            if payload is not None or file.is_ours or at < size:  # else its writer may write it now
                 yield at, payload
 
     def _payload(self, handle: int, at: int, size: int) -> bytes | None:
-        """Return the bytes of the frame that begins at byte `at`; None where none does."""
+        """Return the payload of the frame at byte `at`, or None if no valid frame begins there."""
         head = os.pread(handle, _HEAD.size, at)
         if len(head) < _HEAD.size:
             return None
@@ -165,7 +166,7 @@ class Journal:
         return payload if hmac.compare_digest(mac, self._mac(payload)) else None
 
     def _next(self, handle: int, at: int, size: int) -> int:
-        """Return where the first frame behind byte `at` begins; `size` where there is none."""
+        """Return the start of the next valid frame after byte `at`, or `size` if none follows."""
         at += 1
         while at < size:
             window = os.pread(handle, _PIECE_BYTES, at)
@@ -184,14 +185,14 @@ class Journal:
     # ------------------------------------------------------------ writing
 
     @property
-    def is_due(self) -> bool:
-        """Return whether one new file should replace the files, with what is alive alone."""
+    def is_rewrite_due(self) -> bool:
+        """Return whether one new file of the live records should replace all files."""
         size = os.fstat(self._own.handle).st_size if self._own is not None else 0
-        is_long = size > 2 * max(self._base, REWRITE_BYTES_MIN)
+        is_long = size > 2 * max(self._live_bytes, REWRITE_BYTES_MIN)
         return is_long or self._is_damaged or len(self._files) > 1
 
     def packed(self, record: Any) -> bytes:
-        """Return the frame of a record. Raises: ValueError: it can't be written, or is too long."""
+        """Return the frame of a record. Raises: ValueError: not serialisable, or too long."""
         value = [self._schema, record]
         payload: bytes = msgpack.packb(value, default=_big, unicode_errors="surrogatepass")
         if len(payload) > RECORD_BYTES_MAX:
@@ -199,7 +200,7 @@ class Journal:
         return _HEAD.pack(self._mark, len(payload), self._mac(payload)) + payload
 
     def append(self, frames: Iterable[bytes]) -> None:
-        """Write frames behind all others, whole or not at all; they are on the disk on return.
+        """Append all frames or none of them; they are on the disk on return.
 
         Raises:
             OSError: the disk does not take them.
@@ -219,25 +220,25 @@ class Journal:
             _write(handle, data)
             os.fsync(handle)
         except OSError:
-            with suppress(OSError):  # what stays of it is a damaged end
+            with suppress(OSError):  # if this fails, the file has a damaged end
                 os.ftruncate(handle, status.st_size)
             raise
 
     def rewrite(self, frames: Iterable[bytes]) -> None:
-        """Make one file anew of `frames`, which are all that is alive, in the place of ours.
+        """Replace all files of this process with one new file of `frames`, the live records.
 
-        `frames` may append meanwhile: to the old file, which stays until the new one is whole.
+        While `frames` is iterated it may append: the old file stays until the new one is complete.
 
         Raises:
-            OSError: the disk does not let it; all is as it was.
+            OSError: the disk failed; all files are as they were.
         """
         make_private(self.directory)
         if secret_of(self.directory, self._secret) != self._secret:
             raise OSError(ESTALE, f"{self.directory} was made anew by another process")
-        whole = self.packed(None)  # marks the end of what was alive when the file was made
+        whole = self.packed(None)  # marks the end of the rewritten records
         self._create(itertools.chain(frames, [whole]))
         assert self._own is not None
-        self._base = os.fstat(self._own.handle).st_size
+        self._live_bytes = os.fstat(self._own.handle).st_size
         self._is_damaged = False
         others = [file for file in self._files if file is not self._own]
         self._files = [self._own]
@@ -247,7 +248,7 @@ class Journal:
                 os.unlink(file.path)
 
     def _create(self, frames: Iterable[bytes]) -> None:
-        """Make the own file of `frames`; a file that it replaces is closed."""
+        """Make the own file of `frames`, and close the file that it replaces."""
         old = self._own
         path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}" if old is None else old.path
         handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self.directory)  # 0600
@@ -260,7 +261,7 @@ class Journal:
             os.replace(temp, path)
         except BaseException:
             os.close(handle)
-            with suppress(OSError):  # the next start takes it
+            with suppress(OSError):  # the next start removes it
                 os.unlink(temp)
             raise
         self._own = _File(path, handle, is_ours=True)
@@ -269,7 +270,7 @@ class Journal:
             os.close(old.handle)
 
     def close(self) -> None:
-        """Close all files, and with that give up their locks."""
+        """Close all files, which releases their locks."""
         for file in self._files:
             os.close(file.handle)
         self._files, self._own = [], None
@@ -277,9 +278,9 @@ class Journal:
     # ------------------------------------------------------------ opening
 
     def _opened(self) -> list[_File]:
-        """Open all journals, dead writers' before the living; remove what the dead left half done.
+        """Open all journals, dead writers' first; remove the unfinished files of dead writers.
 
-        A file that vanishes meanwhile was taken over by another, so the directory is read again.
+        If a file vanishes meanwhile, another process took it over, and the directory is read again.
         """
         for _ in range(OPEN_TRIES_MAX):
             files: list[_File] = []
@@ -295,7 +296,7 @@ class Journal:
         raise OSError(ESTALE, f"{self.directory} does not come to rest")
 
     def _open(self, path: Path) -> Iterator[_File]:
-        """Yield the file at `path`, open; nothing where it is none that could be a journal."""
+        """Yield the open file at `path`, or nothing if it is no journal."""
         try:
             handle = _handle(path)
         except FileNotFoundError:
@@ -313,7 +314,7 @@ class Journal:
                 os.unlink(path)
 
     def count(self, kind: str, text: str, *args: object, number: int = 1) -> None:
-        """Count what went wrong, and warn the first time."""
+        """Count a failure of this kind, and log a warning for the first one."""
         self.counts[kind] += number
         if kind not in self._warned:
             self._warned.add(kind)
@@ -321,9 +322,9 @@ class Journal:
 
 
 def remove_stale(directory: Path, prefix: str, now: float) -> None:
-    """Remove the journals beside `directory` named with `prefix` that nobody wrote to for STALE_S.
+    """Remove the journals beside `directory` that begin with `prefix` and are older than STALE_S.
 
-    They are those of models that are not served any more. Raises: OSError.
+    They belong to models that are no longer served. Raises: OSError.
     """
     for home in directory.parent.glob(f"{prefix}*"):
         if home == directory or home.is_symlink() or not home.is_dir():
@@ -339,23 +340,23 @@ def remove_stale(directory: Path, prefix: str, now: float) -> None:
             continue
         for path in files:
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # something else is in it: it stays
+        with suppress(OSError):  # a directory with other files stays
             home.rmdir()
 
 
 def secret_of(directory: Path, new: bytes) -> bytes:
-    """Return the directory's secret, which is `new` where there is none yet. Raises: OSError."""
+    """Return the directory's secret; store `new` as the secret if it has none. Raises: OSError."""
     handle = _handle(directory / SECRET_NAME, os.O_CREAT)
     try:
         deadline = time.monotonic() + LOCK_WAIT_S_MAX
-        while not _locked(handle):  # another process makes it
+        while not _locked(handle):  # another process is storing it
             if time.monotonic() > deadline:
                 raise OSError(ETIMEDOUT, f"{directory / SECRET_NAME} stays locked")
             time.sleep(LOCK_POLL_S)
         found = os.pread(handle, SECRET_BYTES, 0)
         if len(found) == SECRET_BYTES:
             return found
-        os.ftruncate(handle, 0)  # who made it died before anything was written by it
+        os.ftruncate(handle, 0)  # its writer died before any record was written
         _write(handle, new)
         os.fsync(handle)
         return new
@@ -364,7 +365,7 @@ def secret_of(directory: Path, new: bytes) -> bytes:
 
 
 def _handle(path: Path, more: int = 0) -> int:
-    """Open a file to read and append; one that can only be read is. Raises: OSError."""
+    """Open a file to read and append, or only to read if it is read-only. Raises: OSError."""
     flags = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, os.O_RDWR | flags | more, mode=0o600)
@@ -375,7 +376,7 @@ def _handle(path: Path, more: int = 0) -> int:
 
 
 def _locked(handle: int) -> bool:
-    """Lock a file until its handle is closed, or this process ends; False where another has it."""
+    """Lock a file until its handle is closed; return False if another process has the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -391,7 +392,7 @@ def _write(handle: int, data: bytes) -> None:
 
 
 def _big(value: Any) -> Any:
-    """Return an integer of more than 64 bits as msgpack can carry it."""
+    """Return an integer of more than 64 bits as a msgpack extension."""
     if type(value) is not int:
         raise TypeError(f"{type(value).__name__} has no place in a record")
     return msgpack.ExtType(_BIG, hex(value).encode())
@@ -405,30 +406,30 @@ def _int(code: int, octets: bytes) -> int:
 
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 QUEUE_ITEMS_MAX: Final = 10_000
-RETRY_S: Final = 60.0  # between two attempts to write all anew
+RETRY_S: Final = 60.0  # between two attempts to rewrite
 CLOSE_WAIT_S_MAX: Final = 2.0
 
 T = TypeVar("T")
 
 
 class JournalSource(Protocol[T]):
-    """Gives a journal writer its records. Its methods are called on the writer's thread."""
+    """Gives a journal writer its records. All methods are called on the writer's thread."""
 
     def everything(self) -> Iterable[T]:
-        """Return all that is alive now, oldest first. What is put meanwhile may be in it or not."""
+        """Return all live items, oldest first. Items put meanwhile may or may not be included."""
         ...
 
     def record(self, item: T) -> Any:
-        """Return what is to be written of an item."""
+        """Return the record to be written for an item."""
         ...
 
     def lost(self) -> None:
-        """What `record` returned before may not be in the file: nothing may refer to it."""
+        """Forget the records returned so far: they may be missing in the file."""
         ...
 
 
 class NullJournalWriter:
-    """Writes nothing: what is remembered ends with the process."""
+    """Writes nothing: the caller's memory ends with the process."""
 
     def named(self, text: str) -> str:
         return text
@@ -448,10 +449,10 @@ class NullJournalWriter:
 
 
 class JournalWriter(Generic[T]):
-    """The thread that writes a journal, which it alone uses once something was put.
+    """Writes a journal in a thread of its own, which alone uses the journal after the first `put`.
 
-    First whoever makes it reads, then anyone may put. Any thread may call any other method; none
-    but `flush` and `close` blocks.
+    The maker calls `read` before any `put`. Any thread may call every other method; only `flush`
+    and `close` block.
     Invariant: `_queue_bytes` is the sum over `_queue`, at most QUEUE_BYTES_MAX.
     """
 
@@ -463,24 +464,24 @@ class JournalWriter(Generic[T]):
         self._queue_bytes = 0
         self._is_open = True
         self._is_busy = False
-        self._is_behind = False  # something that is alive may not be in the files
-        self._rewritten_at = -math.inf  # or tried to
+        self._is_behind = False  # a live record may be missing in the files
+        self._rewritten_at = -math.inf  # the last attempt
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def named(self, text: str) -> str:
-        """Return what `text`, which may be secret, is known by in this journal alone."""
+        """Return the keyed digest that stands for a secret `text` in this journal."""
         return self._journal.named(text)
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number of its file, record) of all that was written before. Once, and first."""
+        """Yield (file number, record) of all earlier records. Once, before any `put`."""
         return self._journal.read()
 
     def put(self, item: T, nbytes: int, renews: bool = False) -> None:
-        """Have `item`, about `nbytes` large, written; what does not fit the queue is dropped.
+        """Queue `item`, about `nbytes` large; an item that does not fit the queue is dropped.
 
-        `renews`: it takes something back, and what the files hold of that has to go.
+        `renews` says that the item revokes earlier records, which a rewrite has to remove.
         """
         assert nbytes >= 0, nbytes
         with self._changed:
@@ -495,12 +496,12 @@ class JournalWriter(Generic[T]):
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until all that was put is written; say whether it is."""
+        """Wait at most `seconds` until the queue is written; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._queue or self._is_busy), seconds)
 
     def close(self) -> None:
-        """Write what waits, and end within CLOSE_WAIT_S_MAX. Once."""
+        """Write the queue and end, within CLOSE_WAIT_S_MAX. Once."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
@@ -516,16 +517,16 @@ class JournalWriter(Generic[T]):
         while self._wait():
             try:
                 self._append()
-                if self._is_open and (self._journal.is_due or self._is_behind):
+                if self._is_open and (self._journal.is_rewrite_due or self._is_behind):
                     self._rewrite()
-            except Exception:  # a bug costs what it was about, and no request
+            except Exception:  # a bug here must not end any request
                 self._journal.counts["failed"] += 1
                 self._is_behind = True
                 log.exception("the journal's thread failed")
         self._journal.close()
 
     def _wait(self) -> bool:
-        """Wait for something to do; say whether there is."""
+        """Wait until the queue has items or is closed; return whether it has items."""
         with self._changed:
             self._is_busy = False
             self._changed.notify_all()
@@ -534,7 +535,7 @@ class JournalWriter(Generic[T]):
             return self._is_busy
 
     def _append(self) -> list[bytes]:
-        """Write what waits; return its frames."""
+        """Write the queue; return its frames."""
         assert threading.current_thread() is self._thread, threading.current_thread()
         with self._changed:
             items = [item for item, _ in self._queue]
@@ -554,7 +555,7 @@ class JournalWriter(Generic[T]):
         for item in items:
             try:
                 yield self._journal.packed(self._source.record(item))
-            except (ValueError, TypeError, OverflowError) as error:  # as JSON nested too deep
+            except (ValueError, TypeError, OverflowError) as error:  # such as JSON nested too deep
                 self._source.lost()
                 self._count("unwritable", error)
 
@@ -573,7 +574,7 @@ class JournalWriter(Generic[T]):
             self._source.lost()
 
     def _all(self) -> Iterator[bytes]:
-        """Yield all that is alive; what is put meanwhile is written to the old file at once too."""
+        """Yield the frames of all live items; items put meanwhile also go to the old file."""
         later: list[bytes] = []
         self._source.lost()
         for frame in self._frames(self._source.everything()):
@@ -583,8 +584,8 @@ class JournalWriter(Generic[T]):
         yield from later
 
     def _count(self, kind: str, error: Exception, number: int = 1) -> None:
-        text, place = "what is to outlive a restart is %s in %s: %s", self._journal.directory
-        self._journal.count(kind, text, kind.replace("_", " "), place, error, number=number)
+        text, directory = "what is to outlive a restart is %s in %s: %s", self._journal.directory
+        self._journal.count(kind, text, kind.replace("_", " "), directory, error, number=number)
 
 
 def open_journal_writer(
@@ -592,7 +593,7 @@ def open_journal_writer(
 ) -> "JournalWriter[T] | NullJournalWriter":
     """Return the writer of `directory`.
 
-    One that writes nothing for None, and, with a warning, where the directory can't be used.
+    A NullJournalWriter stands in for None and, with a warning, for an unusable directory.
     """
     if directory is None:
         return NullJournalWriter()

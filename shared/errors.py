@@ -1,15 +1,15 @@
-"""Defines the errors that are not bugs of ours, with texts that say what to do."""
+"""Defines the errors that are no bugs of Hearth; their texts name the remedy."""
 
 from typing import Final
 
-RETRY_AFTER_S_MAX: Final = 60  # of a longer one the SDKs take no notice: they come back at once
+RETRY_AFTER_S_MAX: Final = 60  # the SDKs ignore a longer Retry-After and retry at once
 
 
 class RequestError(Exception):
-    """This request ends, the next one is served. Reaches the client in its own dialect.
+    """Ends one request; the server goes on. The client gets it in its own dialect.
 
-    `status` is the HTTP status, `code` a stable word for programs, the text is for people: the
-    measured value, the limit and the remedy. `retry_after_s` is told with a 503 or a 429 only.
+    `status` is the HTTP status and `code` a stable word for programs. The text is for people and
+    names the measured value, the limit and the remedy. `retry_after_s` goes with 503 and 429 only.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RequestError(Exception):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit the context; clients that compact act on this code."""
+    """The prompt does not fit the context; clients compact their conversation on this code."""
 
     REMEDIES: Final = {
         "model": "The model itself takes no more.",
@@ -39,7 +39,7 @@ class PromptTooLong(RequestError):
     }
 
     def __init__(self, *, tokens: int, tokens_max: int, context_by: str = "setting") -> None:
-        """`context_by` is what makes the context no longer, as ModelFacts has it."""
+        """`context_by` is the limit of the context: a key of REMEDIES, as in ModelFacts."""
         super().__init__(
             f"The prompt is {tokens:,} tokens and this server accepts {tokens_max:,}. "
             f"Remove at least {tokens - tokens_max:,} tokens. {self.REMEDIES[context_by]}",
@@ -59,7 +59,7 @@ class Overloaded(RequestError):
 
 
 class WorkerLost(RequestError):
-    """The worker that held this request died or was not there; nothing is replayed."""
+    """The worker of this request died or was not there; the request is not replayed."""
 
     CODE = "worker_unavailable"
 
@@ -68,13 +68,13 @@ class WorkerLost(RequestError):
 
 
 class WireError(Exception):
-    """From decode: the peer is wrong, drop the frame. From encode: the request is, refuse it."""
+    """A message is invalid: `decode` drops the peer's frame, `encode` refuses the request."""
 
 
 class StartError(Exception):
-    """The server cannot start as configured. Its text is one line and says what to change."""
+    """The server cannot start as configured. The text is one line and says what to change."""
 
 
 EXIT_CANNOT_START = 78  # EX_CONFIG: a restart with the same settings would fail the same way
-EXIT_STUCK = 75  # of a worker that was told to end and whose chunk in flight did not
+EXIT_STUCK = 75  # a worker was stopping, and its chunk in flight did not end
 EXIT_RANK_LOST = 76  # EX_PROTOCOL: a rank of the model is gone, stuck or computed something else

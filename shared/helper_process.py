@@ -1,7 +1,7 @@
-"""Has one thing done in a process of its own, which knows nothing of ours and is gone afterwards.
+"""Runs one risky task in a process of its own, which gets no secrets and ends afterwards.
 
-For what may go wrong in any way: it takes no other along. Its module limits itself, by
-`process_limits`. A worker is for what goes on; see the supervisor.
+A crash or a leak in the task harms no other request. The task's module limits its own resources
+with `process_limits`. Long-lived processes are workers; see the supervisor.
 """
 
 import asyncio
@@ -13,29 +13,29 @@ from subprocess import DEVNULL, PIPE
 
 
 class HelperLost(Exception):
-    """The process gave no answer in time, or one without an end. Its text says which."""
+    """The process gave no answer in time, or too long an answer. The text says which."""
 
 
 async def run_helper(
     module: str, data: bytes, wait_s: float, answer_bytes_max: int
 ) -> tuple[bytes, int]:
-    """Return what `module` of ours answers to `data`, and its exit status: as Popen's returncode.
+    """Run Hearth's `module` on `data`; return its answer and exit status (Popen's returncode).
 
-    It reads its standard input to the end, then writes to its standard output. Cancelled, or at any
-    error, it leaves no process behind.
+    The module reads its standard input to the end, then writes to its standard output. No process
+    is left behind, also after a cancellation or an error.
 
     Raises:
-        HelperLost: there was no end of it within `wait_s`, or its answer is too long.
+        HelperLost: the process did not end within `wait_s`, or its answer is too long.
     """
     process = subprocess.Popen(
-        (sys.executable, "-P", "-m", module),  # -P: the directory may be anybody's
+        (sys.executable, "-P", "-m", module),  # -P: no import from the working directory
         stdin=PIPE,
         stdout=PIPE,
-        stderr=DEVNULL,  # it may quote what it is told
+        stderr=DEVNULL,  # it may quote the input
         env=_environment(),
-        start_new_session=True,  # Ctrl-C at the server's terminal is not for it
+        start_new_session=True,  # not stopped by Ctrl-C at the server's terminal
     )
-    asking = asyncio.create_task(asyncio.to_thread(_ask, process, data, answer_bytes_max))
+    asking = asyncio.create_task(asyncio.to_thread(_communicate, process, data, answer_bytes_max))
     try:
         async with asyncio.timeout(wait_s):
             answer = await asyncio.shield(asking)
@@ -49,8 +49,8 @@ async def run_helper(
     return answer, process.returncode
 
 
-def _ask(process: subprocess.Popen[bytes], data: bytes, answer_bytes_max: int) -> bytes:
-    """Tell the process `data` and return its answer, once it has ended. Blocks its own thread."""
+def _communicate(process: subprocess.Popen[bytes], data: bytes, answer_bytes_max: int) -> bytes:
+    """Send `data` to the process and return its answer once it has ended. Blocks its thread."""
     with process:
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it may have ended
@@ -62,6 +62,6 @@ def _ask(process: subprocess.Popen[bytes], data: bytes, answer_bytes_max: int) -
 
 
 def _environment() -> dict[str, str]:
-    """Return its environment: no key of ours, and no path to programs that a library may call."""
-    kept = {name: told for name, told in os.environ.items() if name == "PYTHONPATH"}
-    return kept | {"PATH": os.devnull, "MALLOC_ARENA_MAX": "1"}
+    """Return the process's environment: no API keys, and no PATH to programs."""
+    kept_variables = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    return kept_variables | {"PATH": os.devnull, "MALLOC_ARENA_MAX": "1"}

@@ -1,4 +1,4 @@
-"""Writes JSON that is kept in memory, in as many bytes as it has."""
+"""Serialises JSON that stays in memory, without spare bytes."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import orjson
 
 
 def kept_json(value: Any) -> bytes:
-    """Return the JSON of `value` in a buffer of its own length.
+    """Return the JSON of `value` in a buffer of exactly its length.
 
-    `orjson.dumps` returns the buffer that it wrote to, which stays as large as it grew: 4 kB for 9
-    bytes, 16 kB for 3,000, and nothing tells (orjson 3.13; home-assistant/core#181245).
+    `orjson.dumps` returns its write buffer at the size to which it grew: 4 kB for 9 bytes, 16 kB
+    for 3,000. `sys.getsizeof` does not show it (orjson 3.13; home-assistant/core#181245).
     """
     return bytes(memoryview(orjson.dumps(value)))

@@ -1,12 +1,12 @@
-"""Says what a process that runs MLX on Linux needs of BLAS and malloc. None of this concerns macOS.
+"""Sets BLAS and malloc up for processes that run MLX on Linux. macOS needs none of this.
 
-The mlx-cpu wheel links a reference BLAS; OpenBLAS in front of it makes an fp32 product 16 times
-faster. It must be in the environment before a process starts.
+The mlx-cpu wheel links a reference BLAS. Preloading OpenBLAS makes an fp32 product 16 times faster;
+the variable must be in the environment before the process starts.
 
-On a CPU MLX's arrays come from malloc. By default glibc takes blocks of up to 32 MB from its heaps
-once some were freed, and what lies between living blocks stays: a worker that held 150 MB had
-659 MB after 20 minutes of a soak, and a proxy 816 MB in place of 467 after 300 requests
-with images of 2 MB. Blocks that are mapped go back when they are freed.
+On a CPU MLX's arrays come from malloc. Once large blocks were freed, glibc takes blocks of up to
+32 MB from its heaps, and gaps between living blocks are never returned. A worker that held 150 MB
+grew to 659 MB in a soak of 20 minutes, and a proxy to 816 MB instead of 467 after 300 requests with
+images of 2 MB. Mapped blocks return to the system when they are freed.
 
 Standard library only: the installer runs this file by itself.
 """
@@ -26,7 +26,7 @@ _LIBRARIES = (
 
 
 def openblas_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what to add to `environ` for a process that runs MLX; empty where nothing helps."""
+    """Return the variables that preload OpenBLAS; empty if it is missing or not needed."""
     if sys.platform != "linux" or environ.get("LD_PRELOAD"):
         return {}
     for library in _LIBRARIES:
@@ -38,7 +38,7 @@ def openblas_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-_MAPPED_BYTES: Final = 262_144  # from which on a block is mapped, and never more
+_MAPPED_BYTES: Final = 262_144  # blocks from this size on are mapped; glibc must not raise it
 _M_MMAP_THRESHOLD: Final = -3  # glibc's name for it
 _WANTED: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
@@ -47,14 +47,14 @@ _WANTED: Final = {
 
 
 def malloc_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what to add to `environ` for a process that runs MLX; what is set there stays."""
+    """Return malloc's variables for a process that runs MLX, without those already set."""
     if sys.platform != "linux":
         return {}
     return {name: value for name, value in _WANTED.items() if name not in environ}
 
 
 def map_large_blocks(environ: Mapping[str, str]) -> bool:
-    """Have this process map its large blocks; say whether that was done. What is set stays."""
+    """Make this process map its large blocks, unless the user set that; return if it does."""
     if sys.platform != "linux" or "MALLOC_MMAP_THRESHOLD_" in environ:
         return False
     libc = ctypes.CDLL(None)

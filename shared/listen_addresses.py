@@ -1,6 +1,6 @@
-"""Finds the addresses that PROXY_HOST means: itself, or all that its name has on this machine.
+"""Finds the addresses that PROXY_HOST names: itself, or all addresses of a host name.
 
-Standard library only: the installer asks it too.
+Standard library only: the installer imports it too.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 
-ADDRESSES_MAX: Final = 16  # of one name; a machine has a few
+ADDRESSES_MAX: Final = 16  # per name; a machine has a few
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # The last label begins with a letter: 127.1 and 2130706433 are addresses in disguise.
 _NAME: Final = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z]){_LABEL}\.?", re.IGNORECASE)
@@ -32,10 +32,10 @@ def is_host_name(text: str) -> bool:
 # Kept for everybody: addresses of `PROXY_HOST`
 @functools.lru_cache(maxsize=4)
 def listen_addresses(host: str) -> tuple[str, ...]:
-    """Return each address that a server on `host` listens on; a name is resolved once a process.
+    """Return the addresses that a server on `host` listens on; a name is resolved once per process.
 
-    The answer is kept, so that what decides whether a key is needed is what is then bound.
-    localhost is 127.0.0.1 alone: many containers name ::1 and have no IPv6.
+    The result is cached, so that the addresses bound are those checked for needing an API key.
+    localhost is 127.0.0.1 only: many containers resolve ::1 but have no IPv6.
 
     Raises:
         StartError: the name has no address here, or more than ADDRESSES_MAX.
@@ -45,13 +45,13 @@ def listen_addresses(host: str) -> tuple[str, ...]:
     if host == "localhost":
         return ("127.0.0.1",)
     try:
-        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise StartError(
             f"PROXY_HOST is {host}, for which this machine finds no address ({error}). Set it to a "
             "name that resolves here, to an address of this machine, or to localhost."
         ) from None
-    found = tuple(dict.fromkeys(_address_text(row[4]) for row in rows))
+    found = tuple(dict.fromkeys(_address_text(info[4]) for info in infos))
     if len(found) > ADDRESSES_MAX:
         raise StartError(
             f"PROXY_HOST is {host}, which has {len(found)} addresses, and at most {ADDRESSES_MAX} "
@@ -61,12 +61,12 @@ def listen_addresses(host: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody but this machine reaches any address of `host`. Raises: StartError."""
-    return all(ipaddress.ip_address(each).is_loopback for each in listen_addresses(host))
+    """Return whether only this machine reaches the addresses of `host`. Raises: StartError."""
+    return all(ipaddress.ip_address(address).is_loopback for address in listen_addresses(host))
 
 
 def url_of(host: str, port: int) -> str:
-    """Return where a server that listens on `host` is reached from this machine."""
+    """Return the URL at which this machine reaches a server that listens on `host`."""
     shown = host
     if is_address(host) and (address := ipaddress.ip_address(host)).is_unspecified:
         shown = "127.0.0.1" if address.version == 4 else "::1"
@@ -74,7 +74,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _address_text(address: tuple[object, ...]) -> str:
-    """Return a socket address' text; a link-local one of IPv6 with its interface."""
+    """Return the text of a socket address; a link-local IPv6 address keeps its interface."""
     scope = address[3] if len(address) == 4 else 0
     text = str(address[0]).partition("%")[0]
     return f"{text}%{scope}" if scope else text

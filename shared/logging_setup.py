@@ -1,4 +1,4 @@
-"""Sets up logging: one line an event, key=value, to stderr. Never prompts or keys."""
+"""Sets up logging to stderr: one line of key=value per event, never prompts or API keys."""
 
 import logging
 import sys
@@ -6,14 +6,14 @@ import traceback
 from types import TracebackType
 from typing import Final
 
-OURS: Final = ("hearth", "proxy", "worker", "shared")  # loggers whose level is the user's
+OURS: Final = ("hearth", "proxy", "worker", "shared")  # loggers that LOG_LEVEL sets
 _FORMAT: Final = "%(asctime)s {process} %(levelname).1s %(message)s"
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-class Discreet(logging.Formatter):
-    """Shows where an exception came from, not its text: that may quote a prompt."""
+class DiscreetFormatter(logging.Formatter):
+    """Formats an exception's traceback without its text, which may quote a prompt."""
 
     def formatException(self, ei: ExcInfo) -> str:
         lines = []
@@ -28,10 +28,10 @@ class Discreet(logging.Formatter):
 def configure(level: str, process: str, shows_text: bool = False) -> None:
     """Send this process's log to stderr, each line marked with `process`.
 
-    `shows_text`: of exceptions, which may quote what was asked.
+    `shows_text` includes the texts of exceptions, which may quote prompts.
     """
     handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter if shows_text else Discreet
+    formatter = logging.Formatter if shows_text else DiscreetFormatter
     handler.setFormatter(formatter(_FORMAT.format(process=process), "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -1,4 +1,4 @@
-"""Tells what this machine has, without MLX: its memory, and the optional packages (extras)."""
+"""Finds this machine's memory and its optional packages (extras), without importing MLX."""
 
 import importlib.util
 import os
@@ -13,12 +13,12 @@ def physical_bytes() -> int:
 
 
 def bytes_for_models() -> int:
-    """Return the memory that a model is recommended by.
+    """Return the memory for which a model is recommended.
 
-    On a CPU it is no more than the smallest model needs: a larger one is too slow there.
+    On a CPU it is capped at what the smallest model needs, because larger ones are too slow there.
     """
     try:
-        version("mlx-cpu")  # which Linux has without a GPU
+        version("mlx-cpu")  # installed on Linux without a GPU
     except PackageNotFoundError:
         return physical_bytes()
     return min(physical_bytes(), _ON_CPU_BYTES_MAX)

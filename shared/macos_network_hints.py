@@ -1,7 +1,7 @@
-"""Says what macOS asks its user before a program may use the network, where that may be in the way.
+"""Explains failed connections that macOS's permission prompts may have caused.
 
-Two things ask: Local Network privacy (since macOS 15) when a program connects to a neighbour, and
-the firewall when one listens. Neither shows as more than a failed connection.
+Local Network privacy (since macOS 15) asks when a program connects to a neighbour, and the firewall
+asks when a program listens. Without an answer the connection fails, with no other sign.
 Source: Apple's technote TN3179.
 """
 
@@ -14,7 +14,7 @@ from hearth.shared.listen_addresses import is_loopback
 
 MACOS: Final = "darwin"
 
-# What is exempt is a launchd daemon, not an agent; Apple's Terminal, and no other one.
+# Exempt are launchd daemons (but not agents) and Apple's Terminal (but no other terminal).
 _LOCAL_NETWORK: Final = (
     "On macOS 15 and newer this is also what a program gets that may not use the local network. "
     "Allow Python, or the app that started Hearth, in System Settings > Privacy & Security > Local "
@@ -28,9 +28,9 @@ _FIREWALL_THERE: Final = (
 
 
 def refused_hint(error: OSError, platform: str = sys.platform) -> str:
-    """Return why this machine may not reach another one, and what helps; "" where nothing is known.
+    """Return why this machine may not reach another one, and the remedy; "" if none is known.
 
-    `error` is what connecting gave; a TimeoutError is one.
+    `error` is the failure of the connection; a TimeoutError is an OSError too.
     """
     if platform != MACOS:
         return ""
@@ -42,7 +42,7 @@ def refused_hint(error: OSError, platform: str = sys.platform) -> str:
 
 
 def listening_hint(host: str, program: str, platform: str = sys.platform) -> str:
-    """Return what to do where others cannot reach `program` on `host`; "" where nothing asks."""
+    """Return what to do if clients cannot reach `program` on `host`; "" without a firewall."""
     if platform != MACOS or is_loopback(host):
         return ""
     tool = "/usr/libexec/ApplicationFirewall/socketfilterfw"

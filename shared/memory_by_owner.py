@@ -1,7 +1,7 @@
-"""Remembers values by who they belong to, so that nobody is served what another has said.
+"""Remembers values by owner, so that no API key is served another key's data.
 
-An owner is an API key's digest where there are several keys, and "" for everybody where there are
-not. What one owner had remembered costs another as much as if nobody had ever said it.
+An owner is an API key's digest where there are several keys, else "". One owner never hits what
+another owner stored, so that response times reveal nothing about it.
 """
 
 import threading
@@ -13,32 +13,32 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def first_of_largest(rows: Iterable[tuple[str, K, int]]) -> K:
-    """Return the first key of the owner whose rows (owner, key, cost) cost most: what goes first.
+def first_of_largest(costs_by_key: Iterable[tuple[str, K, int]]) -> K:
+    """Return the first key of the owner whose rows (owner, key, cost) cost most: the next to evict.
 
-    So who holds less than an equal share loses nothing. There is a row.
+    An owner with less than an equal share therefore loses nothing. `rows` must not be empty.
     """
     costs = Counter[str]()
     firsts: dict[str, K] = {}
-    for owner, key, cost in rows:
+    for owner, key, cost in costs_by_key:
         costs[owner] += cost
         firsts.setdefault(owner, key)
     return firsts[max(costs, key=costs.__getitem__)]
 
 
 class MemoryByOwner(Generic[K, V]):
-    """The values of each owner, the least recently used first, up to a cost of all together.
+    """Keeps the values of each owner in an LRU order, up to one total cost for all owners.
 
-    Where room is short, the owner that holds most gives up what it used least recently. So one
-    that holds less than an equal share loses nothing by what others say.
-    Invariants: `cost` is the sum over what is kept, at most `cost_max`; each owner has something.
-    Any thread: all happens under a lock.
+    When the total is exceeded, the owner that holds most loses its least recently used value. An
+    owner with less than an equal share therefore loses nothing to others.
+    Invariants: `cost` is the sum over the kept values, at most `cost_max`; each owner has a value.
+    Any thread: every method takes the lock.
     """
 
     def __init__(
         self, cost_max: int, cost_of: Callable[[K, V], int] = lambda _key, _value: 1
     ) -> None:
-        """`cost_of` gives a value's cost: the same each time, at least 1."""
+        """`cost_of` returns a value's cost: the same at each call, at least 1."""
         self.cost = 0
         self._cost_max = cost_max
         self._cost_of = cost_of
@@ -51,7 +51,7 @@ class MemoryByOwner(Generic[K, V]):
             return sum(map(len, self._values.values()))
 
     def get(self, owner: str, key: K) -> V | None:
-        """Return what `owner` had remembered; None where that is nothing, whoever else had."""
+        """Return the value that `owner` stored under `key`, or None; other owners' don't count."""
         with self._lock:
             values = self._values.get(owner)
             if values is None or key not in values:
@@ -60,7 +60,7 @@ class MemoryByOwner(Generic[K, V]):
             return values[key]
 
     def put(self, owner: str, key: K, value: V) -> None:
-        """Remember a value, unless another thread has. One that costs too much is not kept."""
+        """Store a value, unless the key has one. A value above the total cost is not kept."""
         with self._lock:
             values = self._values.setdefault(owner, OrderedDict())
             if key in values:
@@ -72,10 +72,12 @@ class MemoryByOwner(Generic[K, V]):
             assert bool(self.cost) == bool(self._values), (self.cost, len(self._values))
 
     def drop(self, is_over: Callable[[V], bool]) -> None:
-        """Forget the values that are over; that is asked of each without the lock."""
+        """Remove the values for which `is_over` is true; it is called without the lock."""
         with self._lock:
-            rows = [(owner, *row) for owner, kept in self._values.items() for row in kept.items()]
-        for owner, key, value in rows:
+            entries = [
+                (owner, *item) for owner, kept in self._values.items() for item in kept.items()
+            ]
+        for owner, key, value in entries:
             if is_over(value):
                 with self._lock:
                     values = self._values.get(owner)

@@ -1,7 +1,7 @@
-"""Makes the ids that clients are given, and tells them from other servers' by their form alone.
+"""Makes the ids that clients get, and recognises them by their form alone.
 
-A conversation may go on at a provider that knows none of ours, and come back with ids of the
-provider's. No memory is asked which are which: it would end with a restart.
+A conversation may continue at another provider and return with that provider's ids. The form
+decides, because a list of issued ids would be lost at a restart.
 """
 
 import base64
@@ -11,14 +11,15 @@ import string
 from collections.abc import Collection
 from typing import Any, Final
 
-ID_CHARS: Final = 22  # of letters and digits: 131 bits
-SIGNATURE_BEGIN: Final = "hearth-"  # of thinking
+ID_CHARS: Final = 22  # letters and digits: 131 bits
+SIGNATURE_BEGIN: Final = "hearth-"  # prefix of a thinking signature
 _ALPHABET: Final = string.ascii_letters + string.digits
 _PLAIN: Final = re.compile(rf"[A-Za-z0-9]{{{ID_CHARS}}}")
-# The model's own id, or the number in Kimi's, which few clients take; 95 bits make it unique.
+# The model's id, or the number in Kimi's id (few clients accept the whole one), then 95 random
+# bits that make it unique.
 _MARKED: Final = re.compile(r"([A-Za-z0-9_-]*?)hearth[A-Za-z0-9]{16}")
 _NUMBERED: Final = re.compile(r"(functions\.)?(.+):([0-9]{1,9})", re.DOTALL)
-# Sessions that began before signatures had a beginning of their own carry plain ones.
+# Old sessions carry signatures without the prefix.
 _SIGNATURE: Final = re.compile(rf"(?:{SIGNATURE_BEGIN})?{_PLAIN.pattern}")
 _RESPONSE: Final = re.compile(r"resp_[0-9a-f]{32}")
 _PROVIDERS: Final = re.compile(
@@ -28,16 +29,16 @@ _ITEM: Final = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}_[0-9]{1,6}")
 
 
 def new_id() -> str:
-    """Return an id that nobody can guess, of characters that every client sends back."""
+    """Return an unguessable id, of characters that every client returns unchanged."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(ID_CHARS))
 
 
 def call_id_for(written: str, name: str, known: Collection[str], unique: str) -> str:
-    """Return the id that a client is given for a call of `name`; `unique` is a new one.
+    """Return the id under which a client sees a call of `name`; `unique` is a new random id.
 
-    It is the id that the model wrote, where every client and provider takes that and it is not
-    among `known`: models begin their numbers anew. Else `written_call_id` finds it in the result.
-    Anthropic takes these characters alone, OpenAI 40 of them at most.
+    The id that the model wrote is used if every client and provider accepts it and it is not among
+    `known` (models restart their numbering). Otherwise the result embeds it, and `written_call_id`
+    extracts it. Anthropic accepts these characters only, OpenAI at most 40 of them.
     """
     kept = written if re.fullmatch("[A-Za-z0-9_-]{1,40}", written) else ""
     if kept and kept not in known and not _MARKED.fullmatch(kept):
@@ -47,25 +48,25 @@ def call_id_for(written: str, name: str, known: Collection[str], unique: str) ->
     return f"{kept}hearth{unique[-16:]}" if kept else unique
 
 
-def written_call_id(given: str) -> str:
-    """Return the id that the model wrote for a call, of the id that its client was given."""
-    return found[1] if (found := _MARKED.fullmatch(given)) else given
+def written_call_id(client_id: str) -> str:
+    """Return the id that the model wrote for a call, from the client's id."""
+    return found[1] if (found := _MARKED.fullmatch(client_id)) else client_id
 
 
-def numbered_call_id(given: str, name: str, number: int) -> str:
-    """Return Kimi's id of a call of `name`: as the model wrote it, or else with this number."""
-    found = _NUMBERED.fullmatch(given)
+def numbered_call_id(written: str, name: str, number: int) -> str:
+    """Return Kimi's id for a call of `name`: as the model wrote it, else with `number`."""
+    found = _NUMBERED.fullmatch(written)
     if found and found[1] and found[2] == name:
-        return given
-    own = re.fullmatch("(n?)([0-9]{1,9})hearth[A-Za-z0-9]{16}", given) or ("", "", number)
-    return f"{'' if own[1] else 'functions.'}{name}:{own[2]}"
+        return written
+    embedded = re.fullmatch("(n?)([0-9]{1,9})hearth[A-Za-z0-9]{16}", written) or ("", "", number)
+    return f"{'' if embedded[1] else 'functions.'}{name}:{embedded[2]}"
 
 
 def is_our_call_id(value: Any) -> bool:
-    """Return whether we may have given a call this id.
+    """Return whether a call's id may be from Hearth.
 
-    Of other providers only Mistral's are letters and digits alone, and Mistral wants no thinking
-    back.
+    Among other providers only Mistral has ids of letters and digits alone, and Mistral expects no
+    thinking in return.
     """
     return (
         type(value) is str
@@ -74,28 +75,28 @@ def is_our_call_id(value: Any) -> bool:
 
 
 def is_our_signature(value: Any) -> bool:
-    """Return whether we signed thinking with `value`; a provider's is hundreds of characters."""
+    """Return whether `value` is a thinking signature of Hearth; a provider's is far longer."""
     return type(value) is str and _SIGNATURE.fullmatch(value) is not None
 
 
 def is_our_response_id(value: Any) -> bool:
-    """Return whether a response of ours has this id; a provider's is longer, or LiteLLM's own."""
+    """Return whether `value` is a response id of Hearth; other servers' ids have another form."""
     return type(value) is str and _RESPONSE.fullmatch(value) is not None
 
 
 def is_our_item_id(value: Any) -> bool:
-    """Return whether an output item of ours has this id: its kind, its answer, its number there."""
+    """Return whether `value` is Hearth's id of an output item: kind, answer and number in it."""
     return type(value) is str and _ITEM.fullmatch(value) is not None
 
 
 def response_maker(response_id: str) -> str:
-    """Return the deployment that LiteLLM named in the id of a response that its provider keeps.
+    """Return the deployment that LiteLLM encoded in a response id; "" for any other id.
 
-    "" of any other id. Where the provider has no Responses API, LiteLLM's id leads nowhere.
+    Such a response is stored at its provider. A provider without a Responses API stores none.
     """
     try:
-        told = base64.b64decode(response_id.removeprefix("resp_") + "==").decode()
-    except ValueError:  # neither base64 nor a text
+        decoded = base64.b64decode(response_id.removeprefix("resp_") + "==").decode()
+    except ValueError:  # no base64, or no text
         return ""
-    found = _PROVIDERS.fullmatch(told)
+    found = _PROVIDERS.fullmatch(decoded)
     return found[1] if found is not None and response_id.startswith("resp_") else ""

@@ -1,4 +1,4 @@
-"""Tells where Hearth runs from: a checkout of its repository, or an installed package."""
+"""Finds the directories that Hearth runs from: a checkout, or an installed package."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Final
 
 
 def working_directory() -> Path:
-    """Return where the command was started; home, where that directory is gone."""
+    """Return the directory in which the command was started, or home if that is gone."""
     try:
         return Path.cwd()
     except OSError:
@@ -14,9 +14,9 @@ def working_directory() -> Path:
 
 
 def without_home(text: str) -> str:
-    """Return `text` with ~ for this user's home, but not in the paths of /home/anna for /home/ann.
+    """Return `text` with ~ in place of this user's home directory.
 
-    In a container the home may be /, which tells nothing of anybody.
+    The home /home/ann does not match in /home/anna. A home of /, as in containers, stays.
     """
     home = Path.home()
     is_all = home == home.parent
@@ -32,9 +32,9 @@ PROJECT_DIR: Final = CODE_DIR if IS_CHECKOUT else working_directory()
 
 
 def env_file() -> Path:
-    """Return the settings file: the checkout's; in an install `~/.hearth/.env`.
+    """Return the settings file: the checkout's `.env`, or `~/.hearth/.env` in an install.
 
-    Never the working directory's: agents are launched in projects that others wrote, and a file
-    there could name the server that is sent the key and every question.
+    The working directory's `.env` is never read. Agents run in projects that others wrote, and a
+    file there could redirect the API key and every question to another server.
     """
     return (CODE_DIR if IS_CHECKOUT else HOME_DIR) / ".env"

@@ -1,7 +1,6 @@
-"""Makes directories that only their owner can enter, and small files of this server's own.
+"""Makes directories that only their owner can enter, and reads and writes small private files.
 
-A fifo in a file's place would be waited for without end, and a link would lead elsewhere: neither
-is read.
+Fifos and links are never read: reading a fifo could wait for ever, and a link could lead elsewhere.
 """
 
 import contextlib
@@ -15,21 +14,21 @@ from hearth.shared.errors import StartError
 
 
 def make_private(directory: Path) -> None:
-    """Make `directory` and what its path lacks, for their owner alone. Raises: OSError.
+    """Make `directory` and its missing parents, for their owner alone. Raises: OSError.
 
-    One by one: `mkdir(parents=True)` would leave the mode of its parents to the umask.
+    Each is made by itself: `mkdir(parents=True)` would leave the parents' mode to the umask.
     """
-    for each in reversed((directory, *directory.parents)):
-        if not each.exists():
-            each.mkdir(mode=0o700, exist_ok=True)
+    for ancestor in reversed((directory, *directory.parents)):
+        if not ancestor.exists():
+            ancestor.mkdir(mode=0o700, exist_ok=True)
 
 
 def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
     """Make `path` a directory that only this user can enter, and return it.
 
     Raises:
-        StartError: it belongs to someone else, is not a directory, or cannot be made; the text
-            names the `setting` that it comes from.
+        StartError: the path belongs to another user, is not a directory, or cannot be made; the
+            text names the `setting` that it comes from.
     """
     try:
         make_private(path)
@@ -47,16 +46,16 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
         )
     if status.st_uid != os.getuid():
         raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
-    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # a disk may be read-only
         path.chmod(0o700)
     return path
 
 
 def own_run_directory(run_dir: Path, port: int) -> Path:
-    """Make the directory of the sockets of `port` in RUN_DIR, and return it.
+    """Make the socket directory of `port` in RUN_DIR, and return it.
 
     Raises:
-        StartError: see `private_directory`; or others may put another directory in its place.
+        StartError: as in `private_directory`, or other users could replace the directory.
     """
     directory = private_directory(run_dir / str(port))
     status = run_dir.stat()
@@ -70,11 +69,11 @@ def own_run_directory(run_dir: Path, port: int) -> Path:
 
 
 def read_small_file(path: Path, bytes_max: int) -> bytes:
-    """Return what the file at `path` holds.
+    """Return the content of the file at `path`.
 
     Raises:
-        OSError: it is not there, cannot be read, is a link, no plain file or another user's, or
-            holds over `bytes_max` bytes.
+        OSError: the file is missing, unreadable, a link, no plain file, another user's, or longer
+            than `bytes_max`.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -92,9 +91,9 @@ def read_small_file(path: Path, bytes_max: int) -> bytes:
 
 
 def write_small_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of what is at `path`, whole or not at all; make its directory.
+    """Replace the file at `path` with `data`, atomically; make its directory if it is missing.
 
-    Of two that write at once one is lost. Raises: OSError.
+    The last of two concurrent writers wins. Raises: OSError.
     """
     make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

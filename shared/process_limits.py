@@ -1,6 +1,6 @@
-"""Limits what this process may take: the system ends it where it takes more.
+"""Limits the CPU time, memory and files of this process; the system ends it beyond them.
 
-Called by what runs in a process of its own, before it looks at what others sent.
+Helper processes call it before they read data from clients.
 """
 
 import os
@@ -10,13 +10,13 @@ import threading
 import time
 from typing import Final
 
-LOOK_S: Final = 0.05  # between two looks at the memory
+LOOK_S: Final = 0.05  # between two measurements of the memory
 OPEN_FILES_MAX: Final = 32
-MEMORY_STATUS: Final = 77  # the process ends with it where it finds that it takes too much
+MEMORY_STATUS: Final = 77  # exit status of a process that measured too much memory
 
 
 def limit_process(cpu_s_max: int, memory_bytes_max: int) -> None:
-    """Bound the CPU time, and the memory beyond what is taken now; have no file written."""
+    """Limit the CPU time and the memory beyond the current use, and forbid writing files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
@@ -30,13 +30,13 @@ def limit_process(cpu_s_max: int, memory_bytes_max: int) -> None:
 
 
 def virtual_bytes() -> int:
-    """Return the address space that is taken. Raises OSError: the system does not tell."""
+    """Return the address space in use. Raises: OSError: the system has no /proc."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def resident_bytes() -> int:
-    """Return the most memory that this process has held so far."""
+    """Return the peak of this process's resident memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

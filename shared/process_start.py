@@ -1,4 +1,4 @@
-"""Readies a process that computes: its threads' turns, its open files, its temporary directory."""
+"""Prepares a process that computes: thread switching, open files, temporary directory."""
 
 import contextlib
 import os
@@ -15,12 +15,12 @@ from hearth.shared.paths import HOME_DIR, env_file
 from hearth.shared.private_files import private_directory
 from hearth.shared.settings import Settings, load_settings
 
-TURN_S: Final = 0.0005  # costs the thread that computes 1 %, and one that is alone nothing
+SWITCH_INTERVAL_S: Final = 0.0005  # costs a computing thread 1 % beside others, and nothing alone
 
 
-def take_short_turns() -> None:
-    """Set the longest turn of a thread, for the whole process."""
-    sys.setswitchinterval(TURN_S)
+def shorten_switch_interval() -> None:
+    """Shorten the time for which one thread may hold the interpreter, process-wide."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 REMEDY = (
@@ -30,10 +30,10 @@ REMEDY = (
 
 
 def raise_open_file_limit(wanted: int, needed: int) -> int:
-    """Raise the soft limit to `wanted` files, or the hard limit; return what it is then.
+    """Raise the soft limit to `wanted` files or the hard limit; return the new limit.
 
     Raises:
-        StartError: the hard limit is below what is `needed`.
+        StartError: the hard limit is below `needed`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -49,24 +49,24 @@ def raise_open_file_limit(wanted: int, needed: int) -> int:
 
 
 def open_files_max(wanted: int) -> int:
-    """Return how many files this process may open; `wanted`, where there is no limit."""
+    """Return how many files this process may open, or `wanted` if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
-PRIVATE_TEMP: Final = HOME_DIR / "tmp"  # for all of a user's servers: compiling takes seconds
+PRIVATE_TEMP: Final = HOME_DIR / "tmp"  # shared by a user's servers, as compiling takes seconds
 _DEFAULT: Final = "/tmp"
 
 
 def temp_environment(environ: Mapping[str, str], instance_dir: Path) -> dict[str, str]:
-    """Return what to add to `environ` for a process that runs MLX.
+    """Return a private TMPDIR for a process that runs MLX, to be added to `environ`.
 
-    Nothing where its temporary directory is closed to all others, as on macOS: below it MLX makes
-    directories of whatever mode the umask leaves. `instance_dir` is private, and holds what is
-    compiled where the home directory cannot be written.
+    MLX compiles in the temporary directory, with whatever mode the umask gives. The result is empty
+    where that directory is private already, as on macOS. `instance_dir` is private; it takes the
+    compiled files if the home directory cannot be written.
 
     Raises:
-        StartError: neither can be written.
+        StartError: neither directory can be written.
     """
     if _is_private(Path(environ.get("TMPDIR") or _DEFAULT)):
         return {}
@@ -82,7 +82,7 @@ def temp_environment(environ: Mapping[str, str], instance_dir: Path) -> dict[str
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether this user can write to the directory, and nobody else can enter it."""
+    """Return whether this user can write to the directory and no other user can enter it."""
     try:
         status = directory.stat()
     except OSError:
@@ -97,12 +97,12 @@ OPEN_FILES_MIN: Final = 128
 
 
 def begin_process(name: str) -> Settings:
-    """Return the settings; logs are of `name`, and what MLX compiles goes where nobody else writes.
+    """Set up logging as `name`, limits and TMPDIR of this process; return the settings.
 
     Raises:
         StartError: a setting is wrong, too few files may be open, or no directory is private.
     """
-    take_short_turns()
+    shorten_switch_interval()
     raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
     settings = load_settings(os.environ, env_file())
     configure(settings.log_level.upper(), name, settings.log_prompts)

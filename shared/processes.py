@@ -1,7 +1,7 @@
-"""Identifies processes: a pid alone names nothing, because the system uses it again. Linux, macOS.
+"""Identifies processes by pid and start time, because the system reuses pids. Linux and macOS.
 
-A pid with its start time does. The supervisor writes both, its own and its children's, into
-`hearth.json` in its instance directory.
+The supervisor writes both, for itself and its children, into `hearth.json` in its instance
+directory.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ PID_FILE = "hearth.json"
 
 
 def process_started(pid: int) -> float | None:
-    """Return when `pid` started, or None if it is not running; only equality has a meaning.
+    """Return the start time of `pid`, or None if it is not running; compare for equality only.
 
-    Linux gives clock ticks since boot, which no setting of the clock changes, macOS seconds. A
-    zombie holds nothing any more and only waits for its parent.
+    Linux gives clock ticks since boot, which setting the clock does not change; macOS gives
+    seconds. A zombie counts as not running.
     """
     if sys.platform == "linux":
         try:

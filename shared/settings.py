@@ -1,9 +1,9 @@
-"""Settings: environment and `.env` become frozen dataclasses, once, in `load_settings`.
+"""Reads the settings from the environment and `.env` into one frozen dataclass.
 
-`Settings` lists each variable with its default, what it may be, and what it is for. Nothing else
-reads `os.environ` for a setting. A value that is not allowed refuses to start, and the message
-names the variable, the value and what is allowed. `.env.example` lists every variable with its
-default; a test keeps it equal to the table.
+`Settings` lists each variable with its default, its parser and its purpose. No other code reads
+`os.environ` for a setting. With an invalid value the server does not start, and the message names
+the variable, the value and the allowed values. `.env.example` lists every variable with its
+default; a test keeps it equal to this table.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from hearth.shared.listen_addresses import is_address, is_host_name, is_loopback
 from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 DEFAULT_MODEL: Final = "builtin:smollm2"
-# Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
-# it should use. Elsewhere it follows the machine (worker/setup/memory_setup.py).
+# Limit of kept KV in all workers if CACHE_RAM_BUDGET_MB is 0 and the device recommends no memory
+# limit. On other devices the limit follows the memory (worker/setup/memory_setup.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
-RANK_PORT_ABOVE: Final = 100  # the proxy's
+RANK_PORT_ABOVE: Final = 100  # distance of the rank port from PROXY_PORT
 UNIFORM_BITS: Final = (0, 4, 8)  # 0 = off
-LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
+LIKENESS_MIN: Final = 0.6  # of a misspelt name and the suggested one
 _FORMER_SOURCE: Final = re.compile(rf"(?<![^=,\s])builtin:{FORMER_MODEL}(?![^,\s])", re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ def number(low: float, high: float) -> SettingParser:
 
 
 def auto_or(parser: SettingParser) -> SettingParser:
-    """Allow the word auto too, which is None."""
+    """Also allow the word auto, which becomes None."""
 
     def parse(text: str) -> Any:
         try:
@@ -69,7 +69,7 @@ def auto_or(parser: SettingParser) -> SettingParser:
 
 
 def chosen(allowed: str, values: Mapping[str, Any]) -> SettingParser:
-    """Allow the words of `values`, in any case."""
+    """Allow the words in `values`, in any case."""
 
     def parse(text: str) -> Any:
         if text.lower() not in values:
@@ -84,7 +84,7 @@ _BOOLEANS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
 boolean = chosen("true or false", _BOOLEANS)
-bits = chosen("off, 4 or 8", {"off": 0, "4": 4, "8": 8})  # of a quantised value; 0 = off
+bits = chosen("off, 4 or 8", {"off": 0, "4": 4, "8": 8})  # bits of a quantised value; 0 = off
 group_size = chosen("32, 64 or 128", {"32": 32, "64": 64, "128": 128})
 
 
@@ -102,7 +102,7 @@ def idle_prefill(text: str) -> str:
 
 
 def stored_bits(text: str) -> float:
-    """Bits of stored KV; 0 = off. Which of them a scheme has is checked where both are known."""
+    """Parse the bits of stored KV; 0 = off. `_check_together` compares them with the scheme."""
     allowed = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
     if text.lower() == "off":
         return 0
@@ -126,7 +126,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def named_sources(text: str) -> tuple[tuple[str, str], ...]:
-    """Names, and what each stands for: a path or a hub id."""
+    """Parse pairs of a name and its path or hub id."""
     pairs = [tuple(part.strip() for part in word.split("=", 1)) for word in words(text)]
     names = [pair[0] for pair in pairs]
     if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({*names}) < len(names):
@@ -137,7 +137,7 @@ def named_sources(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def api_keys(text: str) -> tuple[str, ...]:
-    """Keys; a list that names none is a mistake, and would leave the server open."""
+    """Parse API keys; a list of commas alone is refused, since it would leave the server open."""
     if text and not words(text):
         raise ValueError("keys with commas between them, or nothing")
     return words(text)
@@ -167,7 +167,7 @@ def listen_host(text: str) -> str:
 
 
 def _setting(name: str, default: str, parse: SettingParser, about: str) -> Any:
-    """A field read from variable `name`; `about` is its line in `.env.example`."""
+    """Declare a field that is read from variable `name`; `about` describes it in `.env.example`."""
     return dataclasses.field(
         metadata={"name": name, "default": default, "parse": parse, "about": about}
     )
@@ -175,7 +175,7 @@ def _setting(name: str, default: str, parse: SettingParser, about: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set, in the order of `.env.example`."""
+    """All settings, in the order of `.env.example`."""
 
     model_path: str = _setting(
         "MODEL_PATH",
@@ -576,33 +576,33 @@ class Settings:
 
     @property
     def embedding_name(self) -> str:
-        """The public name of EMBEDDING_MODEL; "" = there is none."""
+        """The public name of EMBEDDING_MODEL; "" = not set."""
         return public_name(self.embedding_model) if self.embedding_model else ""
 
     @property
     def rerank_name(self) -> str:
-        """The public name of RERANK_MODEL; "" = there is none."""
+        """The public name of RERANK_MODEL; "" = not set."""
         return public_name(self.rerank_model) if self.rerank_model else ""
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Every key that is accepted; where there is none, nobody needs one."""
+        """All accepted API keys; if there are none, requests need no key."""
         keys = (self.proxy_api_key, *self.proxy_api_keys)
         return tuple(key for key in dict.fromkeys(keys) if key)
 
     @property
     def serves_prompts(self) -> bool:
-        """Whether a key may read the token ids of its recent prompts."""
+        """Whether clients may read the token ids of their key's recent prompts."""
         return self.log_prompts and bool(self.api_keys)
 
     @property
     def instance_dir(self) -> Path:
-        """Where this server's sockets and pid file are: one directory for each port."""
+        """The directory of this server's sockets and pid file, one per port."""
         return self.run_dir / str(self.proxy_port)
 
     @property
     def rank_port(self) -> int:
-        """The port at which rank 0 waits for ranks on other machines."""
+        """The port on which rank 0 waits for ranks on other machines."""
         above = self.proxy_port + RANK_PORT_ABOVE
         return above if above <= 65535 else self.proxy_port - RANK_PORT_ABOVE
 
@@ -612,13 +612,13 @@ class Settings:
 
 
 def public_name(model_path: str) -> str:
-    """Return what the model at `model_path` is called where nobody gave it a name."""
+    """Return the default public name of the model at `model_path`."""
     if model_path.startswith("builtin:"):
         return model_path.removeprefix("builtin:")
     try:
         path = Path(model_path).expanduser()
         return path.resolve().name if path.exists() else model_path
-    except (OSError, RuntimeError):  # who loads it says why it cannot be had
+    except (OSError, RuntimeError):  # loading the model reports the error
         return model_path
 
 
@@ -638,17 +638,17 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
         if given.get(name, "").lower() not in ("", "false", "0", "no", "off"):
             raise StartError(f"{name} is refused: {reason}.")
     values = {}
-    for row in dataclasses.fields(Settings):
-        about = row.metadata
-        text = given.get(about["name"], about["default"]).strip()
-        text = _without_former_model(about["name"], text)
+    for field in dataclasses.fields(Settings):
+        variable = field.metadata
+        text = given.get(variable["name"], variable["default"]).strip()
+        text = _without_former_model(variable["name"], text)
         try:
-            values[row.name] = about["parse"](text)
+            values[field.name] = variable["parse"](text)
         except ValueError as error:
-            raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
+            raise StartError(f"{variable['name']} is {text!r}; allowed is {error}.") from None
     settings = Settings(**values)
     _check_together(settings)
-    # With a LiteLLM config the keys may be LiteLLM's: proxy/gateway looks there.
+    # With a LiteLLM config the keys may be LiteLLM's, which proxy/gateway checks.
     if not settings.is_loopback and not settings.api_keys and settings.litellm_config is None:
         raise StartError(
             f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
@@ -660,11 +660,11 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
 def setting_warnings(
     environ: Mapping[str, str], env_file: Path | None, read: Collection[str] = ()
 ) -> list[str]:
-    """Return a warning for each variable that is set and not read, or names a model that is gone.
+    """Return a warning for each variable that has no effect or names the former model.
 
-    `read` are names in the file that something else reads. A dropped setting that the file has at
-    its former default is passed over. In the file, which is ours, any other name is told too; the
-    environment has other programs' names. Values are not told.
+    `read` names variables of the file that other code reads. A dropped setting at its former
+    default in the file causes no warning. An unknown name causes one only in the file, because the
+    environment also holds other programs' variables. No warning shows a value.
     """
     from_file = variables_in(env_file)
     in_file = [
@@ -672,7 +672,7 @@ def setting_warnings(
         for name, text in from_file.items()
         if name not in read and text != FORMER_DEFAULTS.get(name)
     ]
-    told = [
+    warnings = [
         f"{name} names builtin:{FORMER_MODEL}, which is gone: {DEFAULT_MODEL} is served in its "
         f"place. Write {DEFAULT_MODEL} there, or another model."
         for name, text in {**from_file, **environ}.items()
@@ -681,7 +681,7 @@ def setting_warnings(
     effects = {name: f"has no effect: {reason}" for name, reason in DROPPED.items()}
     for name, reason in REFUSED.items():
         effects[name] = f"has no effect; true is refused: {reason}"
-    told += [
+    warnings += [
         f"{name} is set and {effect}."
         for name, effect in effects.items()
         if name in in_file or name in environ
@@ -690,22 +690,22 @@ def setting_warnings(
         if name not in NAMES and name not in effects:
             meant = difflib.get_close_matches(name.upper(), NAMES, 1, LIKENESS_MIN)
             hint = f"Is {meant[0]} meant?" if meant else "docs/settings.md lists those that are."
-            told.append(f"{name} in the settings file is not read. {hint}")
-    return told
+            warnings.append(f"{name} in the settings file is not read. {hint}")
+    return warnings
 
 
 def _without_former_model(name: str, text: str) -> str:
-    """Return the text of setting `name` with the default model in place of the former one."""
+    """Return `text`, the value of setting `name`, with the former model's name replaced."""
     names_models = name in ("MODEL_PATH", "MODELS")
     return _FORMER_SOURCE.sub(DEFAULT_MODEL, text) if names_models else text
 
 
 def variables_in(env_file: Path | None) -> dict[str, str]:
-    """Return what the file sets, "" where it only names a variable; {} where there is no file.
+    """Return the variables in the file; {} without a file, "" for a name without a value.
 
     Raises:
-        StartError: there is one, and it cannot be read. Without it the server would start with
-            other settings than its user wrote, and without the keys.
+        StartError: the file exists but cannot be read. Ignoring it would start the server with
+            other settings than the user wrote, and without API keys.
     """
     if env_file is None or not os.path.lexists(env_file):
         return {}
@@ -725,7 +725,7 @@ def variables_in(env_file: Path | None) -> dict[str, str]:
 
 
 def _check_together(settings: Settings) -> None:
-    """Raise StartError where two settings exclude each other."""
+    """Raise StartError if two settings exclude each other."""
     if not settings.workers and not settings.worker_endpoints:
         raise StartError("WORKERS is 0 and WORKER_ENDPOINTS is empty. Set one of them.")
     if settings.ranks > 1 and settings.rank_hosts is not None and settings.workers > 1:
@@ -738,7 +738,7 @@ def _check_together(settings: Settings) -> None:
             f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits:g}: KV that "
             "was stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
         )
-    # What KV_QUANT_SCHEME packs is what CACHE_STORE_BITS says.
+    # KV_QUANT_SCHEME packs stored KV to CACHE_STORE_BITS.
     bits, scheme = settings.cache_store_bits, settings.kv_quant_scheme
     if scheme == "uniform" and bits not in UNIFORM_BITS:
         raise StartError(

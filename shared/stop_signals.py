@@ -1,6 +1,6 @@
-"""Tells the first signal that stops a process from a second one, which ends it at once.
+"""Distinguishes the first signal, which stops a process, from the second, which ends it at once.
 
-Also names how long the parts of a stop may take, for all who wait for one.
+Also defines how long each part of a stop may take.
 """
 
 import signal
@@ -8,22 +8,22 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-CHUNK_WAIT_S: Final = 15.0  # a worker ends the chunk that its GPU computes before it goes
-FLUSH_WAIT_S: Final = 2.0  # then it writes what is not on disk yet
-END_WAIT_S: Final = 2.0  # for what a worker does then, beside writing what it keeps
+CHUNK_WAIT_S: Final = 15.0  # for the chunk that a stopping worker's GPU computes
+FLUSH_WAIT_S: Final = 2.0  # for writing what is not on disk yet
+END_WAIT_S: Final = 2.0  # for the rest of a worker's stop
 
 
 if TYPE_CHECKING:  # the installer asks for SAY_AFTER_S, and has no loop
     import asyncio
 
-SAY_AFTER_S: Final = 1.0  # what is waited for is told, and from then on a second signal counts
+SAY_AFTER_S: Final = 1.0  # then the stop says what it waits for, and a second signal counts
 
 
 class StopSignals:
     """Counts the signals that ask a process to stop. Owner: the thread that gets the signals.
 
-    A second one within SAY_AFTER_S is the first one again: a terminal, and what was started in it,
-    may both pass on one Ctrl-C. SIGHUP never counts as a second one: it is the terminal's end.
+    A repetition within SAY_AFTER_S does not count: a terminal and a program in it may both pass on
+    one Ctrl-C. SIGHUP never counts as the second signal: it means that the terminal closed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StopSignals:
         self._first_at: float | None = None
 
     def listen(self, loop: "asyncio.AbstractEventLoop") -> None:
-        """Take Ctrl-C, SIGTERM and, unless it is ignored as nohup does, the terminal's end."""
+        """Handle SIGINT, SIGTERM and SIGHUP; SIGHUP stays ignored where nohup ignores it."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.take, number)

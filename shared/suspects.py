@@ -1,10 +1,11 @@
-"""Remembers the prompts that a worker died with, so that each ends two workers at most.
+"""Remembers the prompts that a worker died with, so that each prompt ends two workers at most.
 
-While it computes, a worker writes whose prompts and answers it is at into a file beside its socket.
-Who outlives it counts them in a private directory, one small file each. The first death refuses
-nobody, since whose forward it was nobody knows: all that ran are suspects, which from then on run
-alone. One that is served so is cleared, one that dies so is refused. A name is a keyed digest of
-the API key's root and the tokens: neither a key nor a prompt can be looked for.
+A worker writes the prompts and answers that it computes into a file beside its socket. If the
+worker dies, its supervisor records them as suspects in a private directory, one small file each.
+The first death refuses no request, because the guilty forward is unknown: all that ran become
+suspects, and suspects run alone from then on. A suspect that is served alone is cleared; a suspect
+that ends its worker alone is refused. A suspect's name is a keyed digest of the API key's root and
+the tokens, so that the file reveals neither a key nor a prompt.
 """
 
 import contextlib
@@ -25,14 +26,14 @@ from hearth.shared.private_files import make_private, read_small_file, write_sma
 from hearth.shared.version import VERSION
 
 DIRECTORY: Final = "suspects"  # in KV_CACHE_DIR
-SUSPECTED_S: Final = 86_400.0  # after the last death it is as if there had been none
-SUSPECTS_MAX: Final = 256  # of more the oldest go
+SUSPECTED_S: Final = 86_400.0  # after the last death; then the suspect is forgotten
+SUSPECTS_MAX: Final = 256  # beyond this the oldest suspects are removed
 _RECORD_BYTES_MAX: Final = 1 << 20
 _SUFFIX: Final = ".suspect"
 
-# read    every prompt that begins with the tokens
-# answer  the very prompt, whose answer was written
-# idle    work of nobody's, which is not done again
+# read    the worker read these tokens: suspects every prompt that begins with them
+# answer  the worker wrote an answer to these tokens: suspects this prompt alone
+# idle    the worker did idle work for no request: the work is not repeated
 SuspectKind = Literal["read", "answer", "idle"]
 
 log = logging.getLogger(__name__)
@@ -42,32 +43,32 @@ log = logging.getLogger(__name__)
 class Suspect:
     """Tokens that a worker computes, or has died with."""
 
-    name: str  # of the first `length` tokens, hexadecimal
-    owner: str  # of the API key, hexadecimal; "" = nobody's
+    name: str  # digest of the first `length` tokens, hexadecimal
+    owner: str  # digest of the API key, hexadecimal; "" = idle work
     kind: SuspectKind
     length: int
-    tokens: int  # where it was: `length`, or more where an answer was written
-    is_alone: bool = False  # it was a suspect before, and nothing else ran
+    tokens: int  # position reached: `length`, or more where an answer was written
+    is_alone: bool = False  # whether it was a suspect already and nothing else ran
     deaths: int = 0  # 2 = it is refused
-    how: str = ""  # the last time
-    died_at: float = 0.0  # in seconds of the epoch
-    version: str = VERSION  # of Hearth: an upgrade makes it void
+    how: str = ""  # how the worker ended the last time
+    died_at: float = 0.0  # seconds since the epoch
+    version: str = VERSION  # version of Hearth; an upgrade voids the suspicion
 
     @property
     def is_refused(self) -> bool:
         return self.deaths > 1
 
     @property
-    def until(self) -> float:
+    def expires_at(self) -> float:
         return self.died_at + SUSPECTED_S
 
     def error(self, text: str = "") -> RequestError:
-        """Return what the client of such a request is told; `text` tells of a death just now."""
+        """Return the error for the client of such a request; `text` describes a new death."""
         if not self.is_refused:
             return WorkerLost(
                 f"{text} It ran then: it is retried alone, and refused if it ends that worker too."
             )
-        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.until))
+        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.expires_at))
         where = f"its first {self.length:,} tokens were read"
         if self.kind == "answer":
             where = "it was answered"
@@ -81,15 +82,15 @@ class Suspect:
 
 
 class SuspectStore:
-    """The suspects of all processes that share a directory. Any thread. It raises nothing.
+    """Keeps the suspects of all processes that share a directory. Any thread. Raises nothing.
 
-    Invariant: a file is whole, since it is renamed into its place.
+    Invariant: each file is complete, because it is renamed into place.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._clock = clock
-        self.secret = secrets.token_bytes(SECRET_BYTES)  # that names are made with
+        self.secret = secrets.token_bytes(SECRET_BYTES)  # key of the names' digests
         try:
             make_private(directory)
             self.secret = secret_of(directory, self.secret)
@@ -97,69 +98,82 @@ class SuspectStore:
             log.warning("prompts that end a worker cannot be remembered: %s", error)
 
     def all(self) -> dict[str, Suspect]:
-        """Return the suspects by name; a file that says nothing which holds now is removed."""
+        """Return the current suspects by name; remove damaged and outdated files."""
         try:
             names = os.listdir(self._directory)
-        except OSError:  # somebody removed it: nothing is suspected
+        except OSError:  # the directory was removed: nothing is suspected
             return {}
         found = {}
         for path in [self._directory / name for name in names if name.endswith(_SUFFIX)]:
             try:
-                row = Suspect(**orjson.loads(read_small_file(path, _RECORD_BYTES_MAX)))
-                is_whole = row.tokens >= row.length > 0 < row.deaths and row.name == path.stem
-                # A clock that was set back makes none eternal.
-                is_now = abs(self._clock() - row.died_at) < SUSPECTED_S
-                if is_whole and is_now and row.version == VERSION:
-                    found[row.name] = row
+                suspect = Suspect(**orjson.loads(read_small_file(path, _RECORD_BYTES_MAX)))
+                is_whole = (
+                    suspect.tokens >= suspect.length > 0 < suspect.deaths
+                    and suspect.name == path.stem
+                )
+                # abs(): a clock that was set back must not make a suspect eternal.
+                is_current = abs(self._clock() - suspect.died_at) < SUSPECTED_S
+                if is_whole and is_current and suspect.version == VERSION:
+                    found[suspect.name] = suspect
                     continue
-            except FileNotFoundError:  # another process has removed it
+            except FileNotFoundError:  # another process removed the file
                 continue
             except (OSError, ValueError, TypeError) as error:
                 log.warning("a suspicion is damaged and forgotten: %s", type(error).__name__)
             _remove(path)
         return found
 
-    def note_death(
+    def record_death(
         self, running: Mapping[str, Suspect], how: str, *, is_proof: bool = True
     ) -> dict[str, Suspect]:
-        """Count a death for all that ran, by request id; return what is known of each now.
+        """Count a worker's death for all that ran in it; return the updated suspects.
 
-        `is_proof`: the worker ended by what ran in it. Else nobody is refused for it.
+        Both mappings are by request id. `is_proof` says that the work itself ended the worker;
+        without it no request is refused because of this death.
         """
         known, found = self.all(), {}
-        for request_id, row in running.items():
-            before = known[row.name].deaths if row.name in known else 0
-            deaths = max(before, 2 if row.is_alone and is_proof else 1)
-            now = replace(row, deaths=deaths, how=how, died_at=self._clock())
-            found[request_id] = now
+        for request_id, suspect in running.items():
+            earlier_deaths = known[suspect.name].deaths if suspect.name in known else 0
+            deaths = max(earlier_deaths, 2 if suspect.is_alone and is_proof else 1)
+            updated = replace(suspect, deaths=deaths, how=how, died_at=self._clock())
+            found[request_id] = updated
             log.warning(
                 "suspect request=%s amid=%s tokens=%d alone=%d refused=%d: %s",
-                *(request_id or "none", row.kind, row.tokens, row.is_alone, now.is_refused, how),
+                *(
+                    request_id or "none",
+                    suspect.kind,
+                    suspect.tokens,
+                    suspect.is_alone,
+                    updated.is_refused,
+                    how,
+                ),
             )
             try:
-                write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(now))
+                write_small_file(
+                    self._directory / f"{suspect.name}{_SUFFIX}", orjson.dumps(updated)
+                )
             except OSError as error:
                 log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
-        rows = sorted(self.all().values(), key=lambda row: row.died_at)
-        self.drop(rows[:-SUSPECTS_MAX])
+        oldest_first = sorted(self.all().values(), key=lambda suspect: suspect.died_at)
+        self.drop(oldest_first[:-SUSPECTS_MAX])
         return found
 
     def drop(self, suspects: Iterable[Suspect]) -> None:
-        for row in suspects:
-            _remove(self._directory / f"{row.name}{_SUFFIX}")
+        for suspect in suspects:
+            _remove(self._directory / f"{suspect.name}{_SUFFIX}")
 
 
 def running_path(socket_path: Path) -> Path:
-    """Return where the worker of this socket writes what it computes."""
+    """Return the file in which the worker of this socket lists what it computes."""
     return socket_path.with_suffix(".running")
 
 
 def take_running(socket_path: Path) -> dict[str, Suspect]:
-    """Return what a worker computed as it ended, by request id, and remove it."""
+    """Return what a worker computed as it ended, by request id, and remove its file."""
     path, found = running_path(socket_path), {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        told = orjson.loads(read_small_file(path, _RECORD_BYTES_MAX).partition(b"\n")[0])
-        found = {request_id: Suspect(**row) for request_id, row in told.items()}
+        entries = orjson.loads(read_small_file(path, _RECORD_BYTES_MAX).partition(b"\n")[0])
+        found = {request_id: Suspect(**fields) for request_id, fields in entries.items()}
     path.unlink(missing_ok=True)
     return found
 

@@ -1,9 +1,8 @@
-"""Tells the time that passed while this machine was awake: the clock of every wait and lease.
+"""Measures the time that passed while this machine was awake: the clock of every wait and lease.
 
-No clock of the system does so everywhere. While a Mac sleeps `time.monotonic` stands still, but
-`time.time` and uvloop's `loop.time` go on; where a virtual machine is paused, all of them go on.
-What is meant in the time of day (the bytes written today, what was stored for 30 days) is measured
-with `time.time`.
+No system clock does so everywhere. While a Mac sleeps, `time.monotonic` stands still, but
+`time.time` and uvloop's `loop.time` go on; while a virtual machine is paused, all of them go on.
+Calendar time (the bytes written today, the age of files) is measured with `time.time`.
 """
 
 import threading
@@ -11,15 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-# A process reads its clock every second: the proxy's event loop and a worker's wire thread do.
-# Where it has not for so long, it was not running.
+# The proxy's event loop and a worker's wire thread read the clock every second. A longer gap means
+# that the process was not running.
 STEP_S_MAX: Final = 5.0
 
 
 class SuspendingClock:
-    """Counts seconds, but not those in which nobody read it for longer than STEP_S_MAX.
+    """Counts seconds, and leaves out gaps between two reads that exceed STEP_S_MAX.
 
-    Only for waits of a process that reads it every second, whatever else it does. Any thread.
+    Only for processes that read it every second. Any thread.
     Invariant: `now` never goes back.
     """
 
@@ -31,7 +30,7 @@ class SuspendingClock:
         self._left_out_s = 0.0
 
     def now(self) -> float:
-        """Return the seconds; they begin at those of the underlying clock."""
+        """Return the seconds awake; the count begins at the underlying clock's value."""
         with self._lock:
             read_at = self._clock()
             step_s = read_at - self._read_at

@@ -1,4 +1,4 @@
-"""Holds Hearth's version: the only place that states it (pyproject.toml reads it from here)."""
+"""Defines Hearth's version; pyproject.toml reads it from here."""
 
 from typing import Final
 

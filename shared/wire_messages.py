@@ -1,10 +1,10 @@
-"""Defines every message that crosses the socket between proxy and worker, and nothing else.
+"""Defines every message between proxy and worker, and nothing else.
 
-A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
+A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message raises
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
-Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
-Status in one Told or Failed, every Embed in one Embedded or Failed, every Rerank in one Reranked or
-Failed. A worker that embeds and ranks is sent the last two, and no other is.
+Every request ends in exactly one answer: Submit in Finished, Count in Counted, Status in Told,
+Embed in Embedded and Rerank in Reranked, or each of them in Failed. Embed and Rerank go only to the
+worker that embeds and ranks.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import msgpack
 from hearth.shared.errors import WireError
 
 THINKING_LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # least first
-# (variable, on, off) of chat templates; enable_thinking and thinking come first.
+# (variable, value for on, value for off) in chat templates; enable_thinking and thinking first.
 TEMPLATE_SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),  # Kimi K3, Granite 3.3
@@ -33,9 +33,9 @@ TEMPLATE_SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class ThinkingWish:
-    """How much the model may think, as the client said it; the worker knows its template's words.
+    """How much the model may think, in the client's terms; the worker maps it to its template.
 
-    A level with no `on` says how hard to work, not whether to think.
+    A level without `on` sets the effort, not whether the model thinks.
     """
 
     on: bool | None = None
@@ -44,34 +44,34 @@ class ThinkingWish:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields in which a client says the same."""
+        """The request fields in which a client expresses the same wish."""
         level = {"effort": self.level} if self.on is None else self.level
         name = "output_config" if self.on is None else "reasoning_effort"
-        rows = (
+        options = (
             ("enable_thinking", self.on),
             (name, self.level and level),
             ("thinking_budget", self.budget),
         )
-        return {key: value for key, value in rows if value is not None}
+        return {option: value for option, value in options if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFacts:
-    """What a model's template can be told about thinking, and what it does where nobody says."""
+    """The thinking options of a model's template, and its behaviour without a wish."""
 
     # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
-    has_switch: bool = False  # between on and off
+    has_switch: bool = False  # whether thinking can be turned on and off
     levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
 
 
 PROTOCOL_VERSION: Final = 19
-FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
+FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a request body of 64 MB and its envelope
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The rules by which tokens are chosen and an answer ends. None = the worker's settings."""
+    """How tokens are sampled and when an answer ends. None = the worker's setting."""
 
     temperature: float | None = None  # 0 = greedy
     top_p: float | None = None
@@ -90,10 +90,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """The form that the answer must have, beyond what the model would say by itself."""
+    """The form that the answer must have."""
 
     tool_choice: str = "auto"  # "auto" | "none" | "required": one call at least
-    tool_names: list[str] = field(default_factory=list)  # that may be called; empty = all
+    tool_names: list[str] = field(default_factory=list)  # tools that may be called; empty = all
     parallel_calls: bool = True  # False = one call at most
     is_json: bool = False  # the answer is one JSON value, an object where `schema` is None
     schema: dict[str, Any] | None = None  # JSON schema of the answer
@@ -102,41 +102,41 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The caller, as far as the client tells. A field is empty where it does not."""
+    """The caller of a request. A field is empty if the client does not say."""
 
     key: str = ""  # digest of the API key
     session: str = ""
-    agent: str = ""  # of a sub-agent inside the session
-    parent: str = ""  # the session that this one works for
+    agent: str = ""  # id of a sub-agent inside the session
+    parent: str = ""  # the session that started this one
     client: str = field(default="", compare=False)  # the program: "claude-code", "opencode"
-    client_name: str = field(default="", compare=False)  # the same for people: "Claude Code 2.1"
-    conversation: str = field(default="", compare=False)  # what stands for `session` where none is
+    client_name: str = field(default="", compare=False)  # for people: "Claude Code 2.1"
+    conversation: str = field(default="", compare=False)  # substitute for an empty `session`
     title: str = field(default="", compare=False, repr=False)  # first words; in memory only
 
     @property
     def label(self) -> str:
-        """The name of the session in reports: the client's own, or else what it is told by."""
+        """The name of the session in reports: the client's own, or the best substitute."""
         return self.session or self.conversation or self.client or "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageName:
-    """One message in the canonical pipeline: what it is known by, never what the model is fed."""
+    """The digests that identify one message. They never change what the model is fed."""
 
-    canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
-    exact: bytes  # digest of what the model is shown
-    rules: list[str] = field(default_factory=list)  # that made the first of the second
-    link: bytes = b""  # of all canonical messages up to and with it (shared/wire_messages.py)
+    canonical: bytes  # digest of its canonical form; b"" if that form is empty
+    exact: bytes  # digest of the message as the model sees it
+    rules: list[str] = field(default_factory=list)  # rules that made the canonical form
+    link: bytes = b""  # digest of all canonical messages up to this one
 
 
 START: Final = b""  # the link before the first message
 
 
 def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageName]:
-    """Return `names` with their links, behind messages that end in `link`.
+    """Return `names` with their links; `link` is the link of the message before them.
 
-    The proxy makes them once, where a request is parsed; whoever asks which conversation it is
-    compares links. A message whose canonical form is nothing leaves the link as it is.
+    The proxy computes links once, when it parses a request. Conversations are found by comparing
+    links. A message with an empty canonical form does not change the link.
     """
     found = []
     for name in names:
@@ -148,35 +148,35 @@ def linked(names: Iterable[MessageName], link: bytes = START) -> list[MessageNam
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt before rendering: all three API dialects become this.
+    """A prompt before rendering, the same for all API dialects.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
-    a string; where it shows images, or has several texts, a list of {"type": "text", "text"} and
-    {"type": "image", "image": a key of `images`}, in their order.
-    Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
-    tool result's `tool_references` (names of deferred tools that it loads).
-    Where it `continues`, the last message is an assistant's text, and the answer is its rest.
-    A raw prompt has no messages: it is `text`, or the tokens `ids`, as they are.
+    a string, or, with images or several texts, an ordered list of {"type": "text", "text"} and
+    {"type": "image", "image": a key of `images`}.
+    Two fields are not for templates: an assistant's `signatures` (of thinking that this server may
+    have issued) and a tool result's `tool_references` (names of deferred tools that it loads).
+    If `continues` is set, the last message is an assistant's text, and the answer continues it.
+    A raw prompt has no messages; it is `text` or the token ids `ids`, unchanged.
     """
 
     messages: list[Any]
     tools: list[Any] = field(default_factory=list)  # {"type": "function", "function": {...}}
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # the template's own, as sent
-    deferred: list[Any] = field(default_factory=list)  # tools shown only where they are loaded
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # the client's, as sent
+    deferred: list[Any] = field(default_factory=list)  # tools shown only after they are loaded
     speaker: Speaker = field(default_factory=Speaker)
-    names: list[MessageName] = field(default_factory=list)  # one a message, or none at all
-    delta_chars: int = 0  # characters that the canonical form has fewer
+    names: list[MessageName] = field(default_factory=list)  # one per message, or none at all
+    delta_chars: int = 0  # characters that the canonical form leaves out
     text: str | None = None
     ids: list[int] = field(default_factory=list)
-    images: dict[str, bytes] = field(default_factory=dict)  # by digest: files as they came
-    places: dict[str, str] = field(default_factory=dict)  # by digest: where the client has it first
+    images: dict[str, bytes] = field(default_factory=dict)  # digest -> file as received
+    places: dict[str, str] = field(default_factory=dict)  # digest -> first field with the image
     continues: bool = False
     thinking: ThinkingWish = field(default_factory=ThinkingWish)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that a worker found out about its model when it loaded it."""
+    """What a worker knows about its loaded model."""
 
     name: str  # the public model name
     path: str
@@ -188,22 +188,22 @@ class ModelFacts:
     cache_layout: str  # e.g. "4 x KVCache"
     backend: str  # "metal", "cuda" or "cpu"
     takes_images: bool = False
-    model_tokens: int = 0  # the context that the model was made for
-    context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
+    model_tokens: int = 0  # the context that the model was trained for
+    context_by: str = "model"  # the tightest limit: "model" | "setting" | "memory"
     thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
-    ranks: int = 1  # processes that compute it together
-    computed_in: str = ""  # in a few words: "dense float32, made from 4 bits: 0.5 GB"
+    ranks: int = 1  # processes that compute the model together
+    computed_in: str = ""  # in words: "dense float32, made from 4 bits: 0.5 GB"
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderFacts:
-    """The facts that a worker found out about a model that embeds or ranks."""
+    """What a worker knows about a loaded model that embeds or ranks."""
 
     architecture: str  # model_type of config.json
-    tokens_max: int  # of a text, or of a query and a document together
+    tokens_max: int  # limit of one text, or of a query and a document together
     weight_bytes: int
-    dimensions: int = 0  # of a vector; 0 = it ranks
-    pooling: str = ""  # "mean", "cls", "lasttoken" or "max"; "" = it ranks
+    dimensions: int = 0  # length of a vector; 0 = the model ranks
+    pooling: str = ""  # "mean", "cls", "lasttoken" or "max"; "" = the model ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +218,19 @@ class Usage:
     source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
     ttft_ms: int = 0  # from Submit's receipt to the first token
     finish_ms: int = 0  # from Submit's receipt to the last token
-    divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
-    image_tokens: int = 0  # of prompt_tokens, those that stand for images
-    queue_ms: int = 0  # of ttft_ms, until it had a slot; all of it where it never had one
-    match: str = "none"  # how the prompt relates to what is kept: exact | prefix | lcp ...
-    session_kind: str = "none"  # main | agent | side; none = it is in no session
-    image_ms: int = 0  # of the time since its receipt, in the image encoder for it
-    matched_tokens: int = 0  # that the prompt shared with anything kept, >= cached_tokens
-    canonical_tokens: int = 0  # of cached_tokens, those before anything fast
-    idle_tokens: int = 0  # that were read in idle time for its session until it began
-    accepted_prediction_tokens: int = 0  # drafted, and the model said the same
-    rejected_prediction_tokens: int = 0  # drafted, and it did not
-    decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
-    warnings: list[str] = field(default_factory=list)  # sentences: what was not done as asked
+    divergence: dict[str, Any] | None = None  # cache loss against its own conversation, and why
+    image_tokens: int = 0  # part of prompt_tokens that stands for images
+    queue_ms: int = 0  # part of ttft_ms before it had a slot; all of it without a slot
+    match: str = "none"  # relation of the prompt to the cache: exact | prefix | lcp ...
+    session_kind: str = "none"  # main | agent | side; none = no session
+    image_ms: int = 0  # time since receipt spent in the image encoder for this request
+    matched_tokens: int = 0  # prompt tokens found in the cache at all, >= cached_tokens
+    canonical_tokens: int = 0  # part of cached_tokens before the first fast KV
+    idle_tokens: int = 0  # tokens read in idle time for its session before it began
+    accepted_prediction_tokens: int = 0  # drafted tokens that the model confirmed
+    rejected_prediction_tokens: int = 0  # drafted tokens that the model rejected
+    decode_forwards: int = 0  # forwards that computed its tokens, <= completion_tokens
+    warnings: list[str] = field(default_factory=list)  # sentences about unfulfilled options
 
 
 # ---------------------------------------------------------------- proxy to worker
@@ -245,52 +245,52 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Generate. Answered by Admitted, Progress*, Delta*, then one Finished; or by one Failed.
+    """Asks for an answer. Answered by Admitted, Progress*, Delta*, then Finished; or by Failed.
 
-    The lease runs from its receipt; Renew extends it, and a request whose lease ran out is
-    cancelled: its proxy or its client is gone.
+    The lease begins with the receipt, and Renew extends it. A request with an expired lease is
+    cancelled, because its proxy or its client is gone.
     """
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
-    use_kv_cache: bool = True  # read and write the cache and the turns
-    prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
-    pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
+    use_kv_cache: bool = True  # whether the cache and the turns are read and written
+    prefill_only: bool = False  # end before the first token, with `reason` "prefilled"
+    pin: bool = False  # whether the prompt's KV is protected from eviction
     prediction: str = ""  # the client's guess of the answer's text
-    adapter: str = ""  # of ADAPTERS, that the model is to have; "" = none
+    adapter: str = ""  # name from ADAPTERS that the model uses; "" = none
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The client left. Unknown ids are ignored: the answer may have crossed it."""
+    """Ends a request whose client left. Unknown ids are ignored: the answer may be on its way."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """These requests' clients are still there."""
+    """Extends the leases of requests whose clients are still connected."""
 
     request_ids: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenQuery:
-    """What is asked about the tokens of a prompt, and how one that is raw is read."""
+    """What a Count returns, and how a raw prompt is tokenised."""
 
-    tells: str = "count"  # and besides the count: "ids" | "pieces" | "text"
-    adds_header: bool = True  # messages: the generation prompt is part of the prompt
-    adds_beginning: bool = True  # raw text: so is what the tokenizer has any text begin with
-    reads_controls: bool = True  # raw text: control tokens that it spells out are control tokens
+    tells: str = "count"  # the result besides the count: "ids" | "pieces" | "text"
+    adds_header: bool = True  # messages: whether the generation prompt counts
+    adds_beginning: bool = True  # raw text: whether the tokenizer's begin token counts
+    reads_controls: bool = True  # raw text: whether spelt-out control tokens are control tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Asks how many tokens a prompt is, and which. Answered by Counted or Failed.
+    """Asks how many tokens a prompt has, and which. Answered by Counted or Failed.
 
-    It may be longer than the context, and a raw prompt empty: nothing computes it.
+    The prompt may exceed the context, and a raw prompt may be empty: it is not computed.
     """
 
     request_id: str
@@ -300,29 +300,29 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
+    """Asks about the cache, empties it, or releases a pin. Answered by Told or Failed."""
 
     request_id: str
-    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree", in brief;
-    # "doctor" | "check_again": what the checks of this model found; the latter has them run again
+    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree";
+    # "doctor" | "check_again": results of the model checks; the latter runs the checks again
     what: str
-    about: str = ""  # the request id whose prompt or pin, or the session that is asked for
-    key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
+    about: str = ""  # request id of the prompt or pin, or the session
+    key: str = ""  # digest of the API key that owns them; "" = all keys
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Give a vector for each text. Answered by Embedded or Failed. Its lease is as Submit's."""
+    """Asks for a vector of each text. Answered by Embedded or Failed. It has a lease as Submit."""
 
     request_id: str
-    texts: list[Any]  # each a text, or the list of token ids of one
-    dimensions: int | None  # of a vector; None = all that the model has
-    truncate: bool  # a text that is too long is cut instead of refused
+    texts: list[Any]  # texts, or lists of token ids
+    dimensions: int | None  # length of a vector; None = the model's
+    truncate: bool  # whether a text that is too long is cut instead of refused
 
 
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """Tell of each document how much it answers the query. Answered by Reranked or Failed.
+    """Asks for a score of each document against the query. Answered by Reranked or Failed.
 
     A document that is too long is cut.
     """
@@ -334,7 +334,7 @@ class Rerank:
 
 @dataclass(frozen=True, slots=True)
 class ShortTurns:
-    """Whether answers stream, beside which a worker that embeds takes short turns."""
+    """Says if answers stream now; meanwhile the embedding worker computes in short forwards."""
 
     are_wanted: bool
 
@@ -354,45 +354,45 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent each second to everyone who said Hello, from a thread that never waits for the GPU."""
+    """Sent each second to every peer that sent Hello, by a thread that never waits for the GPU."""
 
     state: str  # "loading" | "ready"
     running: int  # requests that hold a cache
-    waiting: int  # requests that do not yet
+    waiting: int  # requests that do not hold a cache yet
     steps: int  # scheduler steps since start: stands still while running > 0 = stuck
-    active_bytes: int  # memory in use: MLX's arrays, and what the process takes beside them
+    active_bytes: int  # memory in use: MLX's arrays and the rest of the process
     model: ModelFacts | None
-    wait_s: float = 0.0  # estimated, until a request that came now would hold one
-    queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first
-    step: str = ""  # of a start: "weights", "cache"; "" once it is ready
-    step_s: float = 0.0  # that it has taken by now
-    step_bytes: int = 0  # that the step brings into memory, where that is known
-    held_bytes: int = 0  # of them, those that are there
-    requests_max: int = 0  # that may be in the worker; one more is refused
-    cpu_s: float = 0.0  # that the process has computed on a CPU alone; 0 = a GPU computes
-    prefill_tokens_per_s: float = 0.0  # as measured; 0 = nothing was read yet
-    reading_tokens: int = 0  # in the forward of a prompt that runs
+    wait_s: float = 0.0  # estimated wait of a new request for a cache
+    queue: list[str] = field(default_factory=list)  # ids of the first waiting requests, in order
+    step: str = ""  # step of the start: "weights", "cache"; "" once it is ready
+    step_s: float = 0.0  # seconds in this step so far
+    step_bytes: int = 0  # bytes that the step loads, if known
+    held_bytes: int = 0  # bytes loaded so far
+    requests_max: int = 0  # limit of requests in the worker; further ones are refused
+    cpu_s: float = 0.0  # CPU seconds of a process without a GPU; 0 = a GPU computes
+    prefill_tokens_per_s: float = 0.0  # measured prefill speed; 0 = no prefill yet
+    reading_tokens: int = 0  # tokens in the prefill forward that runs now
     encoders: dict[str, EncoderFacts] = field(default_factory=dict)  # by "embeddings" | "rerank"
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request is accepted and will end in a Finished (or Failed, if the worker breaks).
+    """The request is accepted and will end in Finished (or in Failed, if the worker breaks).
 
-    Sent once it is rendered, also while the model is busy with others.
+    Sent once the prompt is rendered, also while the model computes other requests.
     """
 
     request_id: str
     prompt_tokens: int
-    signature: str = ""  # of the thinking to come: the client sends it back with its echo
+    signature: str = ""  # of the coming thinking; the client returns it with the echo
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done_tokens` of the prompt are in the KV cache.
+    """Reports that `done_tokens` of the prompt are in the KV cache.
 
-    The first one says how many were kept of earlier requests; then one comes for each chunk. One
-    that says less comes where that was lost before the model took the request.
+    The first message counts the tokens kept from earlier requests; then one follows for each chunk.
+    The count falls if kept KV was lost before the prefill began.
     """
 
     request_id: str
@@ -405,7 +405,7 @@ class TokenLogprob:
     """One sampled token's log probability, with the likeliest alternatives."""
 
     token_id: int
-    token: str  # its text alone; a partial character shows as U+FFFD here, never in Delta.text
+    token: str  # its text; U+FFFD for a partial character, which Delta.text never has
     token_bytes: bytes
     logprob: float
     top: list[list[Any]]  # [token_id, text, bytes, logprob], most likely first
@@ -415,17 +415,16 @@ class TokenLogprob:
 class CallStart:
     """A tool call begins."""
 
-    id: str  # the model's own, where that has letters, digits, - and _ only; else made here
+    id: str  # the model's id if it has only letters, digits, - and _; else a new one
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text to append. `seq` counts 0, 1, 2... within a request so that a lost frame is seen.
+    """Text to append. `seq` counts 0, 1, 2... within a request, so that a lost frame is noticed.
 
-    On the channel "tool_call" the text is the next piece of the arguments' JSON, of the call that
-    `call` began last. All pieces of one call together are one JSON object, unless the answer was
-    cut off in it.
+    On the channel "tool_call" the text is the next piece of JSON arguments of the call that `call`
+    began last. The pieces of a call form one JSON object, unless the answer was cut off.
     """
 
     request_id: str
@@ -438,7 +437,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last frame of a request that ran."""
+    """Ends a request that ran."""
 
     request_id: str
     reason: str  # "stop" | "length" | "tool_calls" | "cancelled" | "prefilled"
@@ -447,32 +446,32 @@ class Finished:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model would have gone on, maybe amid a call."""
+        """Whether the answer was cut off, perhaps inside a call."""
         return self.reason == "length" or self.stop_sequence is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last frame of a request that did not run to its end."""
+    """Ends a request that did not run to its end."""
 
     request_id: str
     status: int
     code: str
     text: str
-    retry_after_s: int | None = None  # when the same request may succeed; None = not known
-    param: str | None = None  # the field of the client's request that is wrong
+    retry_after_s: int | None = None  # delay until the request may succeed; None = unknown
+    param: str | None = None  # the wrong field of the client's request
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Answers Count; of a large prompt no field is a list, which the event loop would build."""
+    """Answers Count. Large fields are bytes, because decoding lists would block the event loop."""
 
     request_id: str
     tokens: int
-    ids: bytes = b""  # of "ids" and "pieces": uint32, little-endian
-    pieces: bytes = b""  # of "pieces": the bytes of each token, one behind the other
-    piece_ends: bytes = b""  # where each of them ends: uint32, little-endian
-    text: str = ""  # of "text": that of all tokens; an image is "[image]"
+    ids: bytes = b""  # for "ids" and "pieces": uint32, little-endian
+    pieces: bytes = b""  # for "pieces": the concatenated bytes of all tokens
+    piece_ends: bytes = b""  # end of each token in `pieces`: uint32, little-endian
+    text: str = ""  # for "text": the text of all tokens; an image is "[image]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,10 +484,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Answers Embed: the vectors, and how many tokens each text is."""
+    """Answers Embed: the vectors, and the token count of each text."""
 
     request_id: str
-    vectors: bytes  # float32, little-endian, one text after the other, each of length 1
+    vectors: bytes  # float32, little-endian, text by text, each normalised to length 1
     dimensions: int
     tokens: list[int]
 
@@ -499,7 +498,7 @@ class Reranked:
 
     request_id: str
     scores: list[float]
-    tokens: int  # of all documents, each with its query
+    tokens: int  # total over all documents, each with the query
 
 
 Down = Hello | Submit | Cancel | Renew | Count | Status | Embed | Rerank | ShortTurns
@@ -514,8 +513,8 @@ def encode(message: Message) -> bytes:
     """Return the frame for `message`.
 
     Raises:
-        WireError: a client's value cannot be carried: an integer beyond 64 bits, a lone
-            surrogate, nesting past msgpack's limit, or a frame over FRAME_BYTES_MAX.
+        WireError: a client's value cannot be encoded (an integer beyond 64 bits, a lone surrogate,
+            nesting beyond msgpack's limit), or the frame exceeds FRAME_BYTES_MAX.
     """
     try:
         frame: bytes = msgpack.packb(
@@ -532,20 +531,20 @@ def decode(frame: bytes) -> Message:
     """Return the message in `frame`.
 
     Raises:
-        WireError: the bytes are not exactly one known message with fields of the declared types.
+        WireError: the bytes are not exactly one known message with fields of the right types.
     """
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"frame is {len(frame):,} bytes; the limit is {FRAME_BYTES_MAX:,}")
     try:
-        row = msgpack.unpackb(frame, strict_map_key=False)
-    except Exception as error:  # msgpack raises ValueError and its kin by many names
+        fields = msgpack.unpackb(frame, strict_map_key=False)
+    except Exception as error:  # msgpack raises many types of exceptions
         raise WireError(f"not msgpack: {error}") from error
-    if not isinstance(row, dict):
+    if not isinstance(fields, dict):
         raise WireError("not a map")
-    kind = row.pop("kind", None)
+    kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in _READERS:
         raise WireError(f"unknown kind {kind!r}; this side speaks version {PROTOCOL_VERSION}")
-    message: Message = _READERS[kind](row)
+    message: Message = _READERS[kind](fields)
     return message
 
 
@@ -555,11 +554,11 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-FieldReader = Callable[[Any], Any]  # value -> checked value; raises WireError, which says where
+FieldReader = Callable[[Any], Any]  # value -> checked value; raises a WireError with the field
 
 
 def _reader(hint: Any, where: str) -> FieldReader:
-    """Return the function that checks, and where needed rebuilds, a value declared as `hint`."""
+    """Return a function that checks a value of type `hint` and builds dataclasses from maps."""
     if hint is Any:
         return lambda value: value
     if dataclasses.is_dataclass(hint):
@@ -587,11 +586,11 @@ def _dataclass_reader(kind: Any, where: str) -> FieldReader:
     names, in_order = readers.keys(), tuple(readers.items())
 
     def read(value: Any) -> Any:
-        row = _typed(value, dict, where)
-        if row.keys() != names:
-            odd = sorted(map(repr, row.keys() ^ names))
+        fields = _typed(value, dict, where)
+        if fields.keys() != names:
+            odd = sorted(map(repr, fields.keys() ^ names))
             raise WireError(f"{where} lacks, or has beyond its fields: {', '.join(odd)}")
-        return kind(*[reader(row[name]) for name, reader in in_order])
+        return kind(*[reader(fields[name]) for name, reader in in_order])
 
     return read
 

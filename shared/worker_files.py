@@ -1,6 +1,6 @@
-"""Names the files that a worker leaves beside its socket, for its supervisor and for other workers.
+"""Defines the files that a worker leaves beside its socket for its supervisor and other workers.
 
-What a worker says over its socket may be lost as it dies; a file is not.
+A message on the socket may be lost when the worker dies; a file is not.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def reason_path(socket_path: Path) -> Path:
 
 
 def leave_reason(endpoint: str, text: str) -> None:
-    """Leave `text` for the supervisor, whose socket is at `endpoint`; log where it cannot be."""
+    """Write why this worker ends, for the supervisor that reaches it at `endpoint`."""
     path = reason_path(Path(endpoint.removeprefix("ipc://")))
     try:
         write_small_file(path, text.encode(errors="replace"))
@@ -30,7 +30,7 @@ def leave_reason(endpoint: str, text: str) -> None:
 
 
 def take_reason(socket_path: Path) -> str:
-    """Return what the worker left, and remove it; nothing where it left nothing."""
+    """Return the reason that the worker left, and remove its file; "" if there is none."""
     path = reason_path(socket_path)
     try:
         text = read_small_file(path, _BYTES_MAX).decode(errors="replace")
@@ -48,12 +48,12 @@ def weights_path(socket_path: Path) -> Path:
 
 
 def remove_claims(directory: Path) -> None:
-    """Remove the files of all workers in `directory`: none of them lives."""
+    """Remove the weight claims of all workers in `directory`; none of the workers may be alive."""
     for path in directory.glob(f"*{WEIGHTS_SUFFIX}"):
-        with contextlib.suppress(OSError):  # a directory: it says nothing
+        with contextlib.suppress(OSError):  # a directory is no claim
             path.unlink(missing_ok=True)
 
 
 def forwarded_path(endpoint: str) -> Path:
-    """Return the file of the worker whose supervisor reaches it at `endpoint`, on ipc://."""
+    """Return the file in which the worker at `endpoint` (ipc://) names the request it computes."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".forwarded")

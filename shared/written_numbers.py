@@ -1,7 +1,7 @@
 """Reads and writes JSON whose numbers keep the digits that were written.
 
-A double holds neither 2^64 + 1 nor 0.10000000000000000555, and Python writes 1E5 as 100000.0: a
-model that is shown other digits than it wrote is shown other tokens.
+A double holds neither 2^64 + 1 nor 0.10000000000000000555, and Python writes 1E5 as 100000.0.
+Other digits are other tokens, so that the model would not see its own turn again.
 """
 
 import json
@@ -9,13 +9,13 @@ import re
 import secrets
 from typing import Any, Final
 
-_MARK: Final = secrets.token_hex(16)  # in front of digits on their way through a writer of JSON
+_MARK: Final = secrets.token_hex(16)  # prefix of digits that pass through `json.dumps` as a string
 _MARKED: Final = re.compile(f'"{_MARK}([^"]*)"')
-_INTEGER_CHARS_MAX: Final = 21  # more than 64 bits have
+_INTEGER_CHARS_MAX: Final = 21  # more than any 64-bit integer has
 
 
 class WrittenNumber(float):
-    """A number that 64 bits do not hold, or Python writes with other digits. Immutable."""
+    """A number that exceeds 64 bits or that Python writes with other digits. Immutable."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -25,7 +25,7 @@ class WrittenNumber(float):
 
 
 class WrittenObject(dict[str, Any]):
-    """A JSON object of doubles, and its text with the digits that were written."""
+    """A JSON object of plain numbers, with its text as it was written."""
 
     def __init__(self, value: dict[str, Any], text: str) -> None:
         super().__init__(value)
@@ -33,12 +33,12 @@ class WrittenObject(dict[str, Any]):
 
 
 def loads(text: str, **options: Any) -> Any:
-    """Return the JSON in `text`, as `json.loads` does, with WrittenNumbers where one is needed."""
+    """Return the JSON in `text`, as `json.loads` does, with WrittenNumbers where needed."""
     return json.loads(text, parse_int=_number, parse_float=_number, **options)
 
 
 def object_or_text(text: str, loads: Any = json.loads) -> dict[str, Any] | str:
-    """Return the JSON object that `text` is to `loads`, or `text`."""
+    """Return the JSON object that `loads` finds in `text`, or `text` if it is none."""
     try:
         value = loads(text)
     except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ def dumps(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return `value` as `tojson` of transformers does, WrittenNumbers with their digits."""
+    """Return `value` as the `tojson` filter of transformers does, with the digits as written."""
     options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     text = json.dumps(_marked(value), ensure_ascii=ensure_ascii, **options)
     return _MARKED.sub(r"\1", text)

@@ -1,7 +1,7 @@
 """Connects the ranks of one worker over ZeroMQ: rank 0 binds, the others connect.
 
-A connection over ipc:// is kept private by its directory, one over tcp:// by CURVE keys, without
-which there is none.
+An ipc:// connection is protected by its private directory, a tcp:// connection by CURVE keys, which
+are required.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from hearth.shared.zmq_transport import (
 )
 
 FRAME_BYTES_MAX: Final = 32 << 20
-QUEUE_FRAMES_MAX: Final = 20_000  # for one rank, before it counts as one that does not read
+QUEUE_FRAMES_MAX: Final = 20_000  # frames queued for one rank before its sends fail
 _BOUNDS: Final[SocketOptions] = {
     zmq.SNDHWM: QUEUE_FRAMES_MAX,
     zmq.RCVHWM: QUEUE_FRAMES_MAX,
@@ -33,11 +33,11 @@ _BOUNDS: Final[SocketOptions] = {
 
 
 class RankGone(Exception):
-    """The other end of a connection is not there any more, or reads nothing."""
+    """The other end of a connection is gone, or does not read."""
 
 
 class RankContext:
-    """Holds what the sockets of one process' ranks share. Close it last."""
+    """Holds the zmq context and keys that the sockets of a rank share. Close it last."""
 
     def __init__(self, keys: CurveKeys | None, *, is_leader: bool) -> None:
         self.keys = keys
@@ -51,16 +51,16 @@ class RankContext:
 
 
 class RankRouter:
-    """Rank 0's end of one kind of messages. Owner: one thread.
+    """Carries one kind of messages at rank 0. Owner: one thread.
 
-    A send to a rank that is gone, or that does not read, raises.
+    A send to a rank that is gone or does not read raises RankGone.
     """
 
     def __init__(self, context: RankContext, endpoint: str) -> None:
-        """Bind; port 0 is any that is free.
+        """Bind; port 0 stands for any free port.
 
         Raises:
-            StartError: the endpoint cannot be bound, or is on the network and there are no keys.
+            StartError: the endpoint cannot be bound, or is on the network without keys.
         """
         check_endpoint(endpoint, context.keys)
         self._socket = socket = context.zmq.socket(zmq.ROUTER)
@@ -69,7 +69,7 @@ class RankRouter:
             set_options(socket, server_options(context.keys))
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
-            path.unlink(missing_ok=True)  # of a worker that died
+            path.unlink(missing_ok=True)  # left by a worker that died
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -96,9 +96,9 @@ class RankRouter:
             raise RankGone("its connection ended") from None
 
     def receive(self, wait_s: float) -> tuple[bytes, str, bytes] | None:
-        """Return who sent the next message, the address it came from, and the message.
+        """Return (peer, address, frame) of the next message; the address is "" over ipc://.
 
-        None: none came in `wait_s`, or it is not of one frame. The address is "" over ipc://.
+        None: no message came within `wait_s`, or it had not exactly one frame.
         """
         if not self._socket.poll(int(wait_s * 1000)):
             return None
@@ -116,16 +116,16 @@ class RankRouter:
 
 
 class RankDealer:
-    """The end of one of the other ranks.
+    """Carries the messages of one follower (a rank other than 0).
 
-    `send` and `take` may be called by any thread, or `send` and `receive` by one thread alone.
+    Either any thread calls `send` and `take_waiting`, or one thread alone `send` and `receive`.
     """
 
     def __init__(self, context: RankContext, endpoint: str, address: str = "") -> None:
-        """Connect, over tcp:// from this machine's `address` where one is given.
+        """Connect; over tcp:// from this machine's `address`, if one is given.
 
         Raises:
-            StartError: the endpoint is none, or is on the network and there are no keys.
+            StartError: the endpoint is invalid, or is on the network without keys.
         """
         check_endpoint(endpoint, context.keys)
         self._lock = threading.Lock()
@@ -160,18 +160,18 @@ class RankDealer:
                 text = f"rank 0 reads nothing: {QUEUE_FRAMES_MAX:,} messages wait"
                 raise RankGone(text) from None
 
-    def take(self) -> bytes | None:
-        """Return the next message, if one is there. Any thread."""
+    def take_waiting(self) -> bytes | None:
+        """Return the next message if one has arrived, else None. Any thread."""
         with self._lock, contextlib.suppress(zmq.Again):
             return bytes(self._socket.recv(zmq.NOBLOCK))
         return None
 
     def wait_for_end(self, wait_s: float) -> bool:
-        """Wait so long for the connection's end; say whether it ended. One thread."""
+        """Wait up to `wait_s` for the connection's end; return whether it ended. One thread."""
         return bool(self._monitor.poll(int(wait_s * 1000)))
 
     def receive(self, wait_s: float | None) -> bytes | None:
-        """Return the next message; None where none came in `wait_s`, which None makes endless."""
+        """Return the next message, or None if none came in `wait_s`; None waits without limit."""
         if wait_s is not None and not self._socket.poll(int(wait_s * 1000)):
             return None
         return bytes(self._socket.recv())

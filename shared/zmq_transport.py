@@ -1,9 +1,9 @@
 """Connects proxy and worker over ZeroMQ; `zmq_rank_port` connects the ranks of one worker.
 
-A worker has one ROUTER, which its supervisor reaches on ipc:// and proxies on other machines on
-tcp://; each of them connects one DEALER. `ROUTER_MANDATORY` makes a send to a peer that is gone, or
-whose queue is full, an error instead of a silent loss. A connection over ipc:// is kept private by
-its directory, one over tcp:// by CURVE keys, without which there is none.
+A worker has one ROUTER socket. Its supervisor connects to it over ipc://, and proxies on other
+machines over tcp://; each of them has one DEALER socket. With `ROUTER_MANDATORY` a send to a lost
+peer or a full queue fails instead of losing the frame silently. An ipc:// connection is protected
+by its private directory, a tcp:// connection by CURVE keys, which are required.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ from hearth.shared.wire_messages import FRAME_BYTES_MAX, Failed, Message, decode
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0  # a worker tells everyone it knows that it is there
-SILENCE_S_MAX = 15.0  # a worker silent for this long is taken for hung
+HEARTBEAT_S = 1.0  # between two heartbeats of a worker
+SILENCE_S_MAX = 15.0  # a worker silent for this long counts as hung
 LEASE_RENEW_S = 1.0
 LEASE_S = 5.0  # a request not renewed for this long is cancelled
-QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
-HANDSHAKE_S_MAX = 5.0  # a connection that has not shown its key by then is dropped
-TAKEN_FRAMES_MAX = 256  # at once, before others have their turn
+QUEUE_FRAMES_MAX = 20_000  # frames queued for one peer before it counts as gone
+HANDSHAKE_S_MAX = 5.0  # a connection without a valid key by then is dropped
+TAKEN_FRAMES_MAX = 256  # frames read at once before the event loop runs other tasks
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
 SHORT_LINKS_DIR: Final = Path(f"/tmp/hearth-{os.getuid()}")
-_READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microsecond to compare
+_READABLE: Final = int(zmq.POLLIN)  # a plain int: comparing zmq's enum takes a microsecond
 
-WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
+WORKER_NAME: Final = "worker"  # stem of the key files worker.key and worker.key_secret
 PROXY_NAME: Final = "proxy"
-RANK_NAME: Final = "rank"  # all ranks of one model have the same pair: each trusts the others
+RANK_NAME: Final = "rank"  # all ranks of a model share one key pair and trust it
 SocketOptions = Mapping[int, int | bytes]
 _Z85_KEY_CHARS: Final = 40
 _MAKE_KEYS: Final = (
@@ -53,13 +53,13 @@ _MAKE_KEYS: Final = (
 
 
 def ipc_endpoint(path: Path) -> str:
-    """Return the endpoint of a Unix socket at `path`, by a short link where that is too long.
+    """Return the endpoint of a Unix socket at `path`, through a symlink if the path is too long.
 
     Raises:
-        StartError: the directory of such links is another user's.
+        StartError: the directory of the symlinks belongs to another user.
     """
     if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
-        # As of a long HOME. The link is in a directory that is this user's alone.
+        # For example below a long HOME. The link's directory is private to this user.
         name = hashlib.blake2b(os.fsencode(path.parent), digest_size=8).hexdigest()
         link = private_directory(SHORT_LINKS_DIR) / name
         with contextlib.suppress(FileExistsError):
@@ -70,7 +70,7 @@ def ipc_endpoint(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """The keys of one end of a tcp:// connection, and the one that it trusts. All in Z85."""
+    """The key pair of one end of a tcp:// connection, and the key it trusts. All in Z85."""
 
     public: bytes
     secret: bytes
@@ -81,10 +81,10 @@ class CurveKeys:
 
 
 def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
-    """Return the keys of `own`, WORKER_NAME or PROXY_NAME, who speaks with `other`.
+    """Return the keys of `own` for connections with `other`, both names of key files.
 
     Raises:
-        StartError: a file is missing, is no key, or holds a secret that others can read.
+        StartError: a file is missing, holds no key, or holds a secret that other users can read.
     """
     secret_file, trusted_file = directory / f"{own}.key_secret", directory / f"{other}.key"
     try:
@@ -104,12 +104,12 @@ def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
 
 
 def server_options(keys: CurveKeys) -> SocketOptions:
-    """Return what makes a socket ask for keys; `curve_guard` says whose are let in."""
+    """Return the options of a socket that requires keys; `curve_guard` decides which it accepts."""
     return {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: keys.secret}
 
 
 def client_options(keys: CurveKeys | None) -> SocketOptions:
-    """Return what makes a socket show its keys, and hear the one server that it trusts."""
+    """Return the options of a socket that presents its keys to the one server that it trusts."""
     if keys is None:
         return {}
     return {
@@ -125,10 +125,10 @@ def set_options(socket: "zmq.Socket[bytes]", options: SocketOptions) -> None:
 
 
 class RouterPort:
-    """A worker's end. Owner: the wire thread; only `post` and `wake` may be called from others.
+    """Connects a worker to its proxies. Owner: the wire thread; any thread: `post` and `wake`.
 
-    zmq holds up to QUEUE_FRAMES_MAX frames for a peer; one that reads fewer counts as gone.
-    Invariant: nothing is bound after a tcp:// endpoint, whose keys would be asked for there too.
+    zmq queues up to QUEUE_FRAMES_MAX frames for a peer; a peer with a full queue counts as gone.
+    Invariant: a tcp:// endpoint is bound last, because all later ones would require its keys too.
     """
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
@@ -154,23 +154,23 @@ class RouterPort:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
-        self._is_woken = False  # a wake is on its way: another one would tell nothing new
+        self._is_woken = False  # a wake byte is in the socket pair already
         # Kept for a moment: frames that wait for a socket
         self.outbox: deque[tuple[bytes, Message]] = deque()
-        self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
+        self.gone: set[bytes] = set()  # peers whose send failed, for the owner to collect
         self.bad_frame_count = 0
 
     def listen(self, endpoint: str, keys: CurveKeys | None = None) -> None:
-        """Bind `endpoint` too. `keys` are for tcp://, where one proxy's is let in and no other's.
+        """Bind `endpoint` too. Over tcp:// only the proxy whose key `keys` trusts may connect.
 
         Raises:
-            StartError: it cannot be bound, or is on the network and there are no keys; the port
+            StartError: the endpoint cannot be bound, or is on the network without keys. The port
                 is closed then.
         """
         assert self._guard is None, endpoint
         try:
             check_endpoint(endpoint, keys)
-            if keys is not None:  # options count for what is bound from here on
+            if keys is not None:  # options apply to later binds
                 self._guard = curve_guard(self._context, keys)
                 set_options(self._socket, server_options(keys))
             self._socket.bind(endpoint)
@@ -192,17 +192,17 @@ class RouterPort:
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
         self._is_woken = True
-        with contextlib.suppress(OSError):  # full: that wakes just as well; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: the owner wakes anyway; closed: no owner waits
             self._wake_write.send(b"\0")
 
-    def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
-        """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
-        assert wait_s >= 0, wait_s  # zmq takes a negative one for ever
+    def poll(self, wait_s: float) -> list[tuple[bytes, Message]]:
+        """Send the posted messages, wait up to `wait_s` for an event, return received messages."""
+        assert wait_s >= 0, wait_s  # zmq waits for ever if it is negative
         self._flush()
         ready = {where for where, _ in self._poller.poll(int(wait_s * 1000))}
         if self._wake_read.fileno() in ready:
             self._wake_read.recv(65536)
-        self._is_woken = False  # before the flush: what is posted from here on wakes again
+        self._is_woken = False  # before the flush, so that later posts wake again
         self._flush()
         return self._receive() if self._socket in ready else []
 
@@ -225,7 +225,7 @@ class RouterPort:
     def _flush(self) -> None:
         while self.outbox:
             peer, message = self.outbox.popleft()
-            if peer in self.gone:  # it takes everything, into nothing
+            if peer in self.gone:  # its messages are dropped
                 continue
             try:
                 self._socket.send_multipart([peer, _frame(message)], zmq.NOBLOCK)
@@ -253,7 +253,7 @@ class RouterPort:
 
 
 def check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
-    """Raise StartError where `endpoint` would be on the network without keys."""
+    """Raise StartError if `endpoint` is neither ipc:// nor tcp:// with keys."""
     is_private = endpoint.startswith("ipc://")
     if not is_private and not endpoint.startswith("tcp://"):
         raise StartError(f"The endpoint is {endpoint!r}; allowed are ipc://PATH, tcp://HOST:PORT.")
@@ -262,7 +262,7 @@ def check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
 
 
 def curve_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
-    """Return what lets the one trusted key in; libzmq by itself lets any client in."""
+    """Start the authenticator that accepts only the trusted key; libzmq alone accepts any."""
     guard = ThreadAuthenticator(context)
     guard.certs["*"] = {keys.trusted: True}
     guard.start()
@@ -270,10 +270,10 @@ def curve_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> T
 
 
 def _frame(message: Message) -> bytes:
-    """Return the frame of an answer; of one that cannot be carried, that of a Failed.
+    """Return the frame of `message`; an answer that cannot be encoded is replaced by a Failed.
 
     Raises:
-        WireError: it is nobody's answer.
+        WireError: the message cannot be encoded and answers no request.
     """
     try:
         return encode(message)
@@ -286,14 +286,14 @@ def _frame(message: Message) -> bytes:
 
 
 class QueueFull(WireError):
-    """The worker stopped reading long ago, or nobody reads there any more."""
+    """The worker does not read its messages, or is gone."""
 
 
 class _Reader:
-    """Gives each frame that comes on one socket to `take`. Owner: the event loop.
+    """Passes each frame that arrives on one socket to `take`. Owner: the event loop.
 
-    zmq tells by its descriptor that something changed, once: all that came is taken then. Whoever
-    uses the socket otherwise may use up what it had to tell, and calls `look`.
+    zmq's descriptor signals a change only once, so that all frames are read then. Any other use of
+    the socket may consume the signal and must call `schedule_read` afterwards.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", take: Callable[[bytes], None]) -> None:
@@ -302,16 +302,16 @@ class _Reader:
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
         self._loop.add_reader(self._descriptor, self._read)
-        self.look()
+        self.schedule_read()
 
-    def look(self) -> None:
+    def schedule_read(self) -> None:
         self._loop.call_soon(self._read)
 
     def _read(self) -> None:
         left = TAKEN_FRAMES_MAX
         while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
             if not left:
-                self.look()
+                self.schedule_read()
                 break
             self._take(self._socket.recv())
             left -= 1
@@ -321,15 +321,15 @@ class _Reader:
 
 
 class DealerLink:
-    """A proxy's end of the connection to one start of one worker. Owner: the event loop."""
+    """Connects a proxy to one process of one worker. Owner: the event loop."""
 
     def __init__(
         self, endpoint: str, take: Callable[[bytes], None], keys: CurveKeys | None = None
     ) -> None:
-        """Connect. `take` is called with each frame, until `close`, and must raise nothing.
+        """Connect. `take` is called with each frame until `close`, and must raise nothing.
 
         Raises:
-            StartError: over the network, and there are no `keys`.
+            StartError: the endpoint is on the network, and `keys` is None.
         """
         check_endpoint(endpoint, keys)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -352,8 +352,8 @@ class DealerLink:
         """Queue `message` without waiting.
 
         Raises:
-            WireError: it cannot be encoded.
-            QueueFull: the worker stopped reading long ago, or the connection is closed.
+            WireError: the message cannot be encoded.
+            QueueFull: the worker does not read, or the connection is closed.
         """
         frame = encode(message)
         if self._socket.closed:
@@ -364,19 +364,19 @@ class DealerLink:
             text = f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)"
             raise QueueFull(text) from None
         finally:
-            self._reader.look()
+            self._reader.schedule_read()
 
-    async def broken(self) -> None:
-        """Return once the connection broke off. Once.
+    async def disconnected(self) -> None:
+        """Return when the connection ends. To be called once.
 
-        zmq makes another by itself, over which the worker knows nobody: whatever it had for this
-        end is lost.
+        zmq reconnects by itself, but the worker does not know the new connection: messages for the
+        old one are lost.
         """
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        told = asyncio.Event()
-        reader = _Reader(monitor, lambda _: told.set())
+        is_disconnected = asyncio.Event()
+        reader = _Reader(monitor, lambda _: is_disconnected.set())
         try:
-            await told.wait()
+            await is_disconnected.wait()
         finally:
             self._end_monitor()
             reader.close()
@@ -388,10 +388,10 @@ class DealerLink:
         self._socket.close()
 
     def _end_monitor(self) -> None:
-        """Stop reporting, before the reader goes.
+        """Stop zmq's connection events before their reader ends.
 
-        zmq's I/O thread, which serves all sockets of the process, waits without end for room to
-        report in where nobody reads.
+        Otherwise zmq's I/O thread, which serves all sockets of the process, waits for ever once the
+        unread events have filled their queue.
         """
         if not self._socket.closed:
             self._socket.disable_monitor()

@@ -1,8 +1,7 @@
 """Answers /v1/embeddings and /v1/rerank with EMBEDDING_MODEL and RERANK_MODEL.
 
-The models are in a worker of their own (`encoders`). What is asked and answered is read
-and written in the threads of large bodies, where it is large. What was embedded and ranked is
-counted and remembered once each, at the end of its reply.
+The models run in a worker of their own (`encoders`). Large bodies are parsed and serialised in
+threads. Each request is counted and recorded once, at the end of its reply.
 """
 
 import functools
@@ -69,13 +68,13 @@ ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
 
 
 class EncoderRoutes:
-    """Answers with vectors and scores. Owner: the event loop.
+    """Answers requests with vectors and scores. Owner: the event loop.
 
-    Invariant: each request that was computed is counted and logged once, at its reply's end.
+    Invariant: each computed request is counted and logged once, at the end of its reply.
     """
 
     def __init__(self, settings: Settings, routes: AdminRoutes, encoders: Encoders | None) -> None:
-        """Have the models that `settings` name listed; without `encoders` there are none."""
+        """Add the models of `settings` to the list of models; without `encoders` add none."""
         self.models = encoders_of(settings) if encoders is not None else {}
         self._encoders = encoders
         self._metrics, self._requests = routes.metrics, routes.requests
@@ -84,11 +83,11 @@ class EncoderRoutes:
         self._metrics.gateway.know(known, is_cloud=False)
         registry = None if encoders is None else self._metrics.registry
         self._sums = [
-            Counter(f"hearth_encoder_{name}", about, ("dialect",), registry=registry)
-            for name, about in _SUMS.items()
+            Counter(f"hearth_encoder_{name}", description, ("dialect",), registry=registry)
+            for name, description in _SUMS.items()
         ]
         for counter in self._sums:
-            for kind in KINDS:  # a series that appears at 1 has no rate
+            for kind in KINDS:  # a series that begins at 1 has no rate
                 counter.labels(kind)
         if registry is not None:
             registry.register(self)
@@ -97,12 +96,12 @@ class EncoderRoutes:
 
     @property
     def names(self) -> ModelNames | None:
-        """The names of EMBEDDING_MODEL; None = there is none."""
+        """The names of EMBEDDING_MODEL, or None if it is not set."""
         found = self.models.get("embeddings")
         return None if found is None else found.names
 
     def model(self, kind: EncoderKind) -> EncoderNames:
-        """Return the names of what answers. Raises: RequestError: a 404, as none is set."""
+        """Return the names of the model of this kind. Raises: RequestError: 404: it is not set."""
         found = self.models.get(kind)
         if found is None:
             setting = SETTINGS[kind]
@@ -115,7 +114,7 @@ class EncoderRoutes:
         return found
 
     def refuse_text(self, name: str) -> None:
-        """Raise RequestError where `name` is a model's that answers with no text."""
+        """Raise RequestError if `name` is a model that embeds or ranks."""
         for kind, model in self.models.items():
             if model.is_own(name):
                 raise RequestError(
@@ -126,7 +125,7 @@ class EncoderRoutes:
                 )
 
     def check_local(self, kind: EncoderKind, local: str) -> None:
-        """Raise RequestError where the local model of a LiteLLM config is not the one for it."""
+        """Raise RequestError unless `local`, from a LiteLLM config, is the model of this kind."""
         if kind not in self.models or self.models[kind].public != local:
             remedy = "Name one of another server that LITELLM_CONFIG lists"
             raise RequestError(
@@ -137,20 +136,20 @@ class EncoderRoutes:
             )
 
     def listed(self) -> dict[str, ListedGroup]:
-        """Return what the list of models has of them."""
+        """Return the entries for the list of models, by public name."""
         facts = {} if self._encoders is None else self._encoders.facts
         return {
-            model.public: ListedGroup("hearth", None, _told(kind, facts.get(kind)))
+            model.public: ListedGroup("hearth", None, _listing(kind, facts.get(kind)))
             for kind, model in self.models.items()
         }
 
     # ------------------------------------------------------------ answers
 
     async def answer(self, exchange: HttpExchange, kind: EncoderKind, body: ClientBody) -> int:
-        """Answer a request whose model's name was checked; return how many tokens it was.
+        """Answer a request whose model name was checked; return its token count.
 
         Raises:
-            RequestError: nothing was sent.
+            RequestError: the request failed before anything was sent.
         """
         model = self.model(kind)
         answer = self._embed if kind == "embeddings" else self._rerank
@@ -164,24 +163,24 @@ class EncoderRoutes:
         reader = functools.partial(read if is_ollamas else read_embedding, body.fields)
         request = await exchange.while_connected(work_on_body(body.size, reader))
         _check_ids(request, model, body.fields.get("model"))
-        exchange.hold(body.size)  # what the worker is sent is kept until it has answered
-        found = Embedded("", b"", 0, [])
+        exchange.hold(body.size)  # the input stays in memory until the worker has answered
+        embedded = Embedded("", b"", 0, [])
         if request.texts:
             assert self._encoders is not None
             work = self._encoders.embed(request.texts, request.dimensions, request.truncate)
-            found = await exchange.while_connected(work)
-        size = json_bytes_max(found, request.encoding)
+            embedded = await exchange.while_connected(work)
+        size = json_bytes_max(embedded, request.encoding)
         exchange.hold(size)
         name, seconds = body.fields.get("model") or model.public, awake_s() - began
-        write = functools.partial(embeddings_json, found, request.encoding, model.public)
+        write = functools.partial(embeddings_json, embedded, request.encoding, model.public)
         if is_ollamas:
-            write = functools.partial(ollama_json, exchange.path, found, name, seconds)
+            write = functools.partial(ollama_json, exchange.path, embedded, name, seconds)
         parts = await exchange.while_connected(work_on_body(size, write))
-        tokens = sum(found.tokens)
+        tokens = sum(embedded.tokens)
         try:
             await exchange.send_parts(200, parts, b"application/json")
         finally:
-            self._ended(exchange, model, len(request.texts), tokens, began)
+            self._record_end(exchange, model, len(request.texts), tokens, began)
         return tokens
 
     async def _rerank(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
@@ -191,23 +190,20 @@ class EncoderRoutes:
         request = await exchange.while_connected(reading)
         exchange.hold(body.size)  # as in _embed
         work = self._encoders.rerank(request.query, request.documents)
-        found = await exchange.while_connected(work)
-        answer = rerank_answer(found, request, model.public, exchange.request_id)
+        reranked = await exchange.while_connected(work)
+        answer = rerank_answer(reranked, request, model.public, exchange.request_id)
         try:
             await exchange.send_json(200, answer)
         finally:
-            self._ended(exchange, model, len(request.documents), found.tokens, began)
-        return found.tokens
+            self._record_end(exchange, model, len(request.documents), reranked.tokens, began)
+        return reranked.tokens
 
     # ------------------------------------------------------------ figures
 
-    def _ended(
+    def _record_end(
         self, exchange: HttpExchange, model: EncoderNames, texts: int, tokens: int, began_at: float
     ) -> None:
-        """Count a reply that was sent, or broke off, and write its line in the log.
-
-        `began_at` is of `awake_s`.
-        """
+        """Count and log a reply that ended or broke off; `began_at` is a time of `awake_s`."""
         exchange.is_counted = True
         wall_s = awake_s() - began_at
         for counter, value in zip(self._sums, (texts, tokens, wall_s), strict=True):
@@ -216,11 +212,11 @@ class EncoderRoutes:
         outcome = outcome_elsewhere(200 if error is None else error.status, is_whole=error is None)
         served_by = served_here(model.public)
         self._metrics.ended(model.kind, outcome, served_by)
-        key = key_digest(exchange.headers)
-        speaker = session_of(exchange.headers, {}, key)
+        api_key = key_digest(exchange.headers)
+        speaker = session_of(exchange.headers, {}, api_key)
         ended = ANSWERED if error is None else error.code
         ended = CANCELLED if isinstance(error, ClientGone) else ended
-        row = {
+        entry = {
             "id": exchange.request_id,
             "dialect": model.kind,
             "session": speaker.label,
@@ -230,27 +226,27 @@ class EncoderRoutes:
             "wall_ms": round(wall_s * 1000),
             "served_by": served_by,
         }
-        self._requests.note_encoded(row, key)
+        self._requests.note_encoded(entry, api_key)
         log.info(
             "request id=%s dialect=%s served_by=%s texts=%d prompt=%d ended=%s wall_ms=%d",
-            *(row["id"], model.kind, served_by, texts, tokens, ended, row["wall_ms"]),
+            *(entry["id"], model.kind, served_by, texts, tokens, ended, entry["wall_ms"]),
         )
 
     def collect(self) -> Iterable[Metric]:
-        """Yield what Prometheus is told of the worker that embeds and ranks."""
+        """Return Prometheus metrics of the worker that embeds and ranks."""
         assert self._encoders is not None
         state = GaugeMetricFamily(
             "hearth_encoder_process",
             "1 for the state that the process of EMBEDDING_MODEL and RERANK_MODEL is in.",
             labels=["state"],
         )
-        for each in _STATES:
-            state.add_metric([each], int(self._encoders.state == each))
+        for state_name in _STATES:
+            state.add_metric([state_name], int(self._encoders.state == state_name))
         worker = self._encoders.worker
-        about = "Requests that wait for it or are computed in it."
+        description = "Requests that wait for it or are computed in it."
         return (
             state,
-            GaugeMetricFamily("hearth_encoder_waiting", about, self._encoders.waiting),
+            GaugeMetricFamily("hearth_encoder_waiting", description, self._encoders.waiting),
             CounterMetricFamily(
                 "hearth_encoder_process_starts", "Starts of the process.", worker.starts
             ),
@@ -263,14 +259,14 @@ class EncoderRoutes:
 
 
 def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:
-    """Refuse the token ids of another model's tokenizer, whose vectors would mean nothing.
+    """Refuse token ids of another model's tokenizer, whose vectors would be meaningless.
 
-    A client that gives ids under a name of OpenAI's has made them with OpenAI's tokenizer.
+    A client that sends ids under an OpenAI model's name has made them with OpenAI's tokenizer.
 
     Raises:
-        RequestError: a 400.
+        RequestError: 400.
     """
-    has_ids = any(type(row) is list for row in request.texts)
+    has_ids = any(type(text) is list for text in request.texts)
     if name and has_ids and not model.is_own(name):
         raise RequestError(
             f"input has token ids, and under the name {name!r:.200} they are of that model's "
@@ -281,15 +277,15 @@ def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> Non
         )
 
 
-def _told(kind: EncoderKind, facts: EncoderFacts | None) -> dict[str, Any]:
-    """Return what the list of models says of one; its sizes are known once it was loaded."""
-    told: dict[str, Any] = {
+def _listing(kind: EncoderKind, facts: EncoderFacts | None) -> dict[str, Any]:
+    """Return the listed details of a model; its sizes are unknown until it is loaded."""
+    details: dict[str, Any] = {
         "architecture": {"input_modalities": ["text"], "output_modalities": [kind]}
     }
     if facts is None:
-        return told
+        return details
     length = {"context_length": facts.tokens_max, "max_model_len": facts.tokens_max}
     meta = {"size": facts.weight_bytes, "architecture": facts.architecture}
     if facts.dimensions:
         meta |= {"n_embd": facts.dimensions, "pooling": facts.pooling}
-    return told | length | {"meta": meta}
+    return details | length | {"meta": meta}

@@ -1,7 +1,7 @@
-"""Has texts embedded and documents ranked by a worker of their own, which starts when it is needed.
+"""Embeds texts and ranks documents in a worker of its own, which starts with the first request.
 
-It holds EMBEDDING_MODEL and RERANK_MODEL, and ends when nobody has asked for a while, so that all
-of its memory returns.
+The worker holds EMBEDDING_MODEL and RERANK_MODEL. It ends after some time without requests, which
+frees all of its memory.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from hearth.shared.worker_files import forwarded_path
 
 log = logging.getLogger(__name__)
 
-REPLAYS_MAX: Final = 2  # of a request whose worker died while it computed another one
+REPLAYS_MAX: Final = 2  # of a request whose worker died in another request
 IDLE_S: Final = 300.0  # without a request, before the worker ends
-END_S_MAX: Final = 5.0  # for the forward of a worker that is told to end
-FAILED_REST_S: Final = 5.0  # before a model that could not be loaded is tried again
-PACE_S: Final = 0.05  # between two looks at whether answers stream
+END_S_MAX: Final = 5.0  # for the last forward of a worker that stops
+FAILED_REST_S: Final = 5.0  # before a model that failed to load is tried again
+PACE_S: Final = 0.05  # between two checks whether answers stream
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.embeddings.main")
 
 
 class Encoders:
-    """The worker that embeds and ranks. Owner: the event loop.
+    """Runs the worker that embeds and ranks. Owner: the event loop.
 
-    Invariant: its process is started, or starting, while a request waits for it.
+    Invariant: while a request waits, the worker's process runs or starts.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Encoders:
         is_busy: Callable[[], bool],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`is_busy` tells whether answers stream; no process is started here.
+        """`is_busy` returns whether answers stream; no process is started here.
 
         Raises:
-            StartError: there is no place for its socket.
+            StartError: the directory of the worker's socket cannot be made.
         """
         self._sources = {
             "EMBEDDING_MODEL": settings.embedding_model,
@@ -59,7 +59,7 @@ class Encoders:
         }
         self._is_busy = is_busy
         self._pool = WorkerPool()
-        self._pool.on_ready = self._note_ready
+        self._pool.on_ready = self._on_ready
         self.supervisor = Supervisor(
             command,
             1,
@@ -68,15 +68,15 @@ class Encoders:
             {**environ, **self._sources},
             RestartRules(stall_s=settings.stall_seconds, chunk_wait_s=END_S_MAX, kind="encoder"),
         )
-        self.supervisor.on_early_death = self._note_failure
+        self.supervisor.on_early_death = self._on_failure
         (self.worker,) = self.supervisor.workers
         self.supervisor.leave_empty(self.worker)
-        self.facts: Mapping[str, EncoderFacts] = {}  # of the last process that was ready
-        self.waiting = 0  # requests that wait or are computed: one a connection at most
-        self._attending: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()  # something was, since nobody waited
-        self._busy_link: WorkerLink | None = None  # whose worker was told that answers stream
-        self._changed = asyncio.Event()  # the worker is ready, or never will be
+        self.facts: Mapping[str, EncoderFacts] = {}  # from the last process that was ready
+        self.waiting = 0  # requests in progress, at most one per connection
+        self._attend_task: asyncio.Task[None] | None = None
+        self._request_came = asyncio.Event()  # a request came while none was in progress
+        self._busy_link: WorkerLink | None = None  # link on which ShortTurns(True) was sent
+        self._changed = asyncio.Event()  # the worker became ready, or cannot
         self._is_closed = False
         self._why_failed, self._failed_at = "", -math.inf
 
@@ -90,50 +90,50 @@ class Encoders:
     async def embed(
         self, texts: list[Any], dimensions: int | None = None, truncate: bool = False
     ) -> Embedded:
-        """Return a vector for each text. Cancelled, it is not computed on.
+        """Return a vector for each text. A cancelled request is not computed further.
 
         Raises:
-            RequestError: 400: a text is too long, or empty of tokens, or `dimensions` is more than
-                the model has. 503: the worker cannot be started, or died of this request.
+            RequestError: 400: a text is too long or has no tokens, or `dimensions` exceeds the
+                model's. 503: the worker cannot be started, or died of this request.
         """
-        asked = Embed(uuid.uuid4().hex, texts, dimensions, truncate)
-        return await self._ask(asked, Embedded)
+        request = Embed(uuid.uuid4().hex, texts, dimensions, truncate)
+        return await self._ask(request, Embedded)
 
     async def rerank(self, query: str, documents: list[str]) -> Reranked:
-        """Return how much each document answers `query`. Cancelled, and raises, as `embed`."""
+        """Return a score of each document against `query`. Raises: RequestError, as `embed`."""
         return await self._ask(Rerank(uuid.uuid4().hex, query, documents), Reranked)
 
     async def close(self) -> None:
-        """End the worker once its forward ends. Who waits is told that the server stops."""
+        """End the worker after its forward. Waiting requests fail with "stopping"."""
         self._is_closed = True
         self._changed.set()
-        if self._attending is not None:
-            self._attending.cancel()
+        if self._attend_task is not None:
+            self._attend_task.cancel()
         self._pool.close()
         await self.supervisor.stop()
         forwarded_path(self.worker.endpoint).unlink(missing_ok=True)
 
     # ------------------------------------------------------------ a request
 
-    async def _ask(self, asked: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
+    async def _ask(self, request: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
         self.waiting += 1
-        self._asked.set()
-        if self._attending is None or self._attending.done():
-            self._attending = asyncio.create_task(self._attend(), name="encoders")
+        self._request_came.set()
+        if self._attend_task is None or self._attend_task.done():
+            self._attend_task = asyncio.create_task(self._attend(), name="encoders")
         try:
-            return await self._answer(asked, kind)
+            return await self._answer(request, kind)
         finally:
             self.waiting -= 1
 
-    async def _answer(self, asked: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
-        """Have a worker answer, and another where it dies of somebody else's request."""
+    async def _answer(self, request: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
+        """Return the worker's reply; try again if the worker dies of another request."""
         replays = 0
         while True:
             link = await self._ready_link()
             try:
-                return await link.reply(asked, kind)
+                return await link.reply(request, kind)
             except WorkerLost as lost:
-                if self._forwarded() == asked.request_id and not self._is_closed:
+                if self._forwarded_request_id() == request.request_id and not self._is_closed:
                     raise RequestError(
                         f"{lost} It computed this request as it died: send that in smaller parts. "
                         "If they end well, it was too large for this machine's memory.",
@@ -144,15 +144,15 @@ class Encoders:
                 if replays > REPLAYS_MAX:
                     raise
 
-    def _forwarded(self) -> str:
-        """Return whose forward the last process ran, or runs."""
+    def _forwarded_request_id(self) -> str:
+        """Return the id of the request in the last forward of the process, or ""."""
         try:
             return forwarded_path(self.worker.endpoint).read_text()
         except OSError:
             return ""
 
     async def _ready_link(self) -> WorkerLink:
-        """Wait until the worker is ready, and have it started where it is not. Raises: 503."""
+        """Return the link once the worker is ready; start the worker if needed. Raises: 503."""
         came_at = awake_s()
         while True:
             if self._is_closed:
@@ -172,7 +172,7 @@ class Encoders:
     # ------------------------------------------------------------ the worker
 
     async def _attend(self) -> None:
-        """Tell the worker whether answers stream while it computes; end it once it is idle."""
+        """Report to the worker whether answers stream; end it once it is idle."""
         while True:
             link, is_busy = self.worker.link, self._is_busy()
             if link is not None and link.is_ready and is_busy != (link is self._busy_link):
@@ -180,21 +180,21 @@ class Encoders:
                 self._busy_link = link if is_busy else None
             await asyncio.sleep(PACE_S)
             if not self.waiting:
-                self._asked.clear()
+                self._request_came.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
-                        await self._asked.wait()
-                if not self._asked.is_set():
+                        await self._request_came.wait()
+                if not self._request_came.is_set():
                     self.supervisor.move(self.worker, None)
                     return
 
-    def _note_ready(self, link: WorkerLink) -> None:
+    def _on_ready(self, link: WorkerLink) -> None:
         assert link.heartbeat is not None, "ready"
         self.facts = link.heartbeat.encoders
         self._changed.set()
 
-    def _note_failure(self, worker: WorkerProcess, reason: str) -> bool:
-        """Tell all who wait that the models cannot be loaded, and those of the next seconds."""
+    def _on_failure(self, worker: WorkerProcess, reason: str) -> bool:
+        """Fail the waiting requests, and those of the next FAILED_REST_S, with `reason`."""
         self._why_failed, self._failed_at = reason, awake_s()
         self.supervisor.leave_empty(worker)
         self._changed.set()
@@ -204,12 +204,12 @@ class Encoders:
 def make_encoders(
     settings: Settings, environ: Mapping[str, str], pool: WorkerPool
 ) -> Encoders | None:
-    """Return what the first request starts; None where neither model is set.
+    """Return the encoders, or None if neither model is set. No process is started yet.
 
-    A builtin model that is not here yet is told now, as each request for it is told then.
+    A missing builtin model causes a warning now, and an error for each request later.
 
     Raises:
-        StartError: a setting names what cannot be a model, or one whose name cannot be served.
+        StartError: a setting names no possible model, or a model whose name cannot be served.
     """
     for model in encoders_of(settings).values():
         setting = SETTINGS[model.kind]

@@ -463,7 +463,7 @@ class WorkerLink:
 
     async def broken(self) -> None:
         """Return once the connection to the worker broke off. Once."""
-        await self._socket.broken()
+        await self._socket.disconnected()
 
     def submit(self, request: ParsedRequest, request_id: str) -> AnswerStream:
         """Send `request` and return its answer, which nothing has arrived for yet."""

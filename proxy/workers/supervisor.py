@@ -391,7 +391,7 @@ class Supervisor:
         running = take_running(worker.socket_path)
         worker.suspects += len(running)
         store = self.suspects
-        return {} if store is None else store.note_death(running, how, is_proof=is_proof)
+        return {} if store is None else store.record_death(running, how, is_proof=is_proof)
 
     def _tell_clients(
         self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspect]

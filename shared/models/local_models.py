@@ -1,8 +1,8 @@
 """Finds the models on this disk: in the hub's cache, and in the folders of LM Studio and oMLX.
 
-Reads names, sizes and index files. Loads nothing and asks no hub. A checkpoint's files are found as
-a file system does that minds neither case nor spelling: on APFS and exFAT a loader that opens
-`config.json` gets `Config.json`; others take full-width or otherwise composed letters for the same.
+Only names, sizes and index files are read; nothing is loaded, and no hub is asked. File names are
+compared without case and in Unicode's compatibility form, as tolerant file systems do: on APFS and
+exFAT a loader that opens `config.json` may get `Config.json`.
 """
 
 import json
@@ -17,12 +17,12 @@ from huggingface_hub import constants
 
 
 def files_like(directory: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return what in `directory` any of `patterns` names, in lower case, sorted."""
+    """Return the files in `directory` that match any of the lower-case `patterns`, sorted."""
     wanted = tuple(patterns)
     return sorted(
         path
         for path in directory.glob("*")
-        if any(fnmatchcase(_folded(path.name), each) for each in wanted)
+        if any(fnmatchcase(_folded(path.name), pattern) for pattern in wanted)
     )
 
 
@@ -38,27 +38,27 @@ _WEIGHTS: Final = "*.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 64 * 1024**2
 _POINTER_BYTES_MAX: Final = 4096
-_DEPTH_MAX: Final = 2  # owner/name below a folder of models
+_DEPTH_MAX: Final = 2  # a folder of models holds owner/name
 
 
 POSITION_NAMES: Final = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
 )
-UNKNOWN_LENGTH: Final = 1 << 40  # transformers writes a larger one where a tokenizer tells none
+UNKNOWN_LENGTH: Final = 1 << 40  # transformers writes a larger number for an unknown length
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A checkpoint that was found on disk. Immutable."""
+    """A checkpoint on disk. Immutable."""
 
-    name: str  # owner/name, as the hub or its folders have it
+    name: str  # owner/name, as at the hub or in the program's folders
     directory: Path
-    place: str  # one of HUB, LM_STUDIO, OMLX
+    program: str  # one of HUB, LM_STUDIO, OMLX
 
     @property
     def source(self) -> str:
-        """What MODEL_PATH takes for it: a hub id where the hub's cache has it."""
-        return self.name if self.place == HUB else str(self.directory)
+        """The value of MODEL_PATH for it: a hub id if it is in the hub's cache, else a path."""
+        return self.name if self.program == HUB else str(self.directory)
 
     @property
     def weight_bytes(self) -> int:
@@ -66,30 +66,30 @@ class FoundModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file of weights is there that its index or a link of the cache names."""
+        """Whether all weight files exist that the index or the cache's links name."""
         there = {name for name, _ in weight_files(self.directory)}
         linked = {path.name for path in self.directory.glob(_WEIGHTS) if path.is_symlink()}
         return bool(there) and linked | indexed_files(self.directory) <= there
 
 
 def local_models(home: Path | None = None) -> list[FoundModel]:
-    """Return all that is found, by name; a model in two places is there twice.
+    """Return all models on this disk, sorted by name; a model in two places is listed twice.
 
-    `home` is whose folders are looked at, by default this user's.
+    `home` is the home directory whose folders are searched, by default this user's.
     """
     home = Path.home() if home is None else home
     found = [*hub_models(Path(constants.HF_HUB_CACHE))]
     seen: set[Path] = set()
-    for folder, place in app_folders(home):
-        for model in _below(folder, place):
+    for folder, program in app_folders(home):
+        for model in _below(folder, program):
             if (real := model.directory.resolve()) not in seen:
                 seen.add(real)
                 found.append(model)
-    return sorted(found, key=lambda model: (model.name.lower(), model.place))
+    return sorted(found, key=lambda model: (model.name.lower(), model.program))
 
 
 def hub_models(cache: Path) -> Iterator[FoundModel]:
-    """Yield the models of the hub's cache that have a config: what its ref `main` stands for."""
+    """Yield the models of the hub's cache, at their ref `main`, if they have a config."""
     for folder in _folders(cache):
         if folder.name.startswith(_HUB_FOLDER):
             name = folder.name.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
@@ -99,30 +99,30 @@ def hub_models(cache: Path) -> Iterator[FoundModel]:
 
 
 def app_folders(home: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folders in which other programs keep models, whether they are there or not."""
+    """Yield the folders of other programs' models with the program; a folder may not exist."""
     homes = [home / ".lmstudio", home / ".cache/lm-studio"]
     try:
-        told = _text(home / ".lmstudio-home-pointer", _POINTER_BYTES_MAX).strip()
-        homes += [Path(told)] if told else []
+        pointed_home = _text(home / ".lmstudio-home-pointer", _POINTER_BYTES_MAX).strip()
+        homes += [Path(pointed_home)] if pointed_home else []
     except (OSError, ValueError):
         pass
-    yield from ((each / "models", LM_STUDIO) for each in homes)
+    yield from ((app_home / "models", LM_STUDIO) for app_home in homes)
     yield home / ".omlx/models", OMLX
 
 
 def matching(name: str, models: list[FoundModel]) -> list[FoundModel]:
-    """Return the models that `name` means, in any case: all of a name, or what is behind its owner.
+    """Return the models called `name`, in any case, with or without their owner.
 
-    One that lies in several places is returned once, the hub's before others'.
+    A model in several places is returned once, preferably from the hub's cache.
     """
     by_name: dict[str, FoundModel] = {}
-    for model in sorted(_called(name, models), key=lambda model: model.place != HUB):
+    for model in sorted(_called(name, models), key=lambda model: model.program != HUB):
         by_name.setdefault(model.name.lower(), model)
     return list(by_name.values())
 
 
 def matching_whole(name: str, models: list[FoundModel]) -> list[FoundModel]:
-    """Return those of `matching` that could be served: of one in several places a whole one."""
+    """Return the models called `name` that are complete, each once."""
     return matching(name, [model for model in _called(name, models) if model.is_whole])
 
 
@@ -135,16 +135,16 @@ def _called(name: str, models: list[FoundModel]) -> list[FoundModel]:
 
 
 def weight_files(directory: Path) -> list[tuple[str, int]]:
-    """Return the files of weights that are there, each with its bytes."""
+    """Return the existing weight files as (name, bytes)."""
     try:
-        paths = sorted(directory.glob(_WEIGHTS))  # of which a link's file may be gone
+        paths = sorted(directory.glob(_WEIGHTS))  # a link may be dangling
         return [(path.name, path.stat().st_size) for path in paths if path.is_file()]
     except OSError:
         return []
 
 
 def indexed_files(directory: Path) -> set[str]:
-    """Return the files of weights that a checkpoint's index names; none where it has no index."""
+    """Return the weight files that a checkpoint's index names; empty without an index."""
     try:
         index = json.loads(_text(directory / _INDEX, _INDEX_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
@@ -154,27 +154,27 @@ def indexed_files(directory: Path) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterator[FoundModel]:
-    for each in _folders(folder):
-        name = f"{prefix}{each.name}"
-        if has_config(each):
-            if weight_files(each):
-                yield FoundModel(name, each, place)
+def _below(folder: Path, program: str, prefix: str = "", depth: int = 1) -> Iterator[FoundModel]:
+    for child in _folders(folder):
+        name = f"{prefix}{child.name}"
+        if has_config(child):
+            if weight_files(child):
+                yield FoundModel(name, child, program)
         elif depth < _DEPTH_MAX:
-            yield from _below(each, place, f"{name}/", depth + 1)
+            yield from _below(child, program, f"{name}/", depth + 1)
 
 
 def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[:1] != ".")
-    except (OSError, ValueError):  # not there, closed to this user, or no path at all
+    except (OSError, ValueError):  # missing, unreadable, or no valid path
         return []
 
 
 def context_tokens(config: Mapping[str, Any], tokenizer_tokens: Any) -> int:
-    """Return the context of a config, whatever it calls it, or the tokenizer's, in tokens.
+    """Return the context length in tokens from a config, or else from its tokenizer.
 
-    UNKNOWN_LENGTH where neither tells one.
+    UNKNOWN_LENGTH if neither has one.
     """
     text = config.get("text_config") or config
     found = [*(text.get(name) for name in POSITION_NAMES), tokenizer_tokens]
@@ -185,12 +185,12 @@ def context_tokens(config: Mapping[str, Any], tokenizer_tokens: Any) -> int:
 def has_config(directory: Path) -> bool:
     try:
         return (directory / "config.json").is_file()
-    except OSError:  # closed to this user
+    except OSError:  # unreadable for this user
         return False
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """Return the directory of a cached repository's main revision, or of the only one."""
+    """Return the directory of a cached repository's main revision, or of its only revision."""
     try:
         sha = _text(folder / "refs/main", _POINTER_BYTES_MAX).strip()
     except (OSError, ValueError):
@@ -203,7 +203,7 @@ def _snapshot(folder: Path) -> Path | None:
 
 
 def _text(path: Path, bytes_max: int) -> str:
-    """Return what a plain file says; the hub's cache has links to plain files."""
+    """Return the text of a plain file, or of a link to one, as in the hub's cache."""
     if not path.is_file() or path.stat().st_size > bytes_max:
         raise ValueError(f"{path} is no file of at most {bytes_max:,} bytes")
     return path.read_text(encoding="utf-8")

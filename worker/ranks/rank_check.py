@@ -1,7 +1,7 @@
-"""Finds on one rank what `hearth ranks check` compares: times and bits of sums, and files.
+"""Measures on one rank what `hearth ranks check` compares: times and bits of sums, and files.
 
-Rank 0 asks, and every rank answers with what it found; nothing is loaded. Versions need no question
-here: a rank with others is not let in.
+Rank 0 asks, and every rank answers with its results; no model is loaded. Versions are not compared
+here, because a rank with other versions cannot join.
 """
 
 import functools
@@ -25,7 +25,7 @@ DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.f
 
 
 def follow_check(link: FollowerLink, group: Any, settings: Settings) -> None:
-    """Answer what `check_ranks` asks, until rank 0 is gone."""
+    """Answer the operations of `check_ranks` until rank 0 is gone."""
     digests: list[str] = []
     answers: dict[str, Callable[..., Any]] = {
         "nothing": lambda: None,
@@ -52,21 +52,21 @@ def timed(act: Callable[[], object], count: int) -> list[float]:
 
 
 def sum_times(group: Any, size: int, count: int) -> list[float]:
-    """Sum arrays of `size` numbers over all ranks; return the seconds that each took."""
+    """Sum arrays of `size` numbers over all ranks; return the seconds of each sum."""
     ones = mx.ones(size)
     mx.eval(ones)
     return timed(lambda: mx.eval(mx.distributed.all_sum(ones, group=group)), count)
 
 
 def sum_digest(group: Any, rank: int, dtype: str, shape: Sequence[int]) -> str:
-    """Return a digest of the bits of a sum of what each rank draws for itself."""
+    """Return a digest of the bits of a sum over all ranks; each rank draws its own numbers."""
     own = mx.random.normal(list(shape), key=mx.random.key(rank)).astype(DTYPES[dtype])
     total = mx.distributed.all_sum(own, group=group)
     return hashlib.blake2b(np.array(total.view(mx.uint8)).tobytes(), digest_size=16).hexdigest()
 
 
 def file_hashes(settings: Settings) -> dict[str, str]:
-    """Return the hash of each file of the model here; where it is not here, what is said of it."""
+    """Return the hash of each file of the model here; if it is missing, {"model": the reason}."""
     try:
         named = named_model(settings.model_path)
         found = matching_whole(str(named), local_models()) if isinstance(named, str) else []

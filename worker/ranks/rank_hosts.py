@@ -1,10 +1,10 @@
-"""Reads on which machine each rank is, and joins them to the group through which tensors travel.
+"""Reads the machines of the ranks, and joins the ranks to one group for tensors.
 
-A host file is as mlx.launch has it. What ranks tell each other is encrypted; the tensors inside the
-model are not: MLX sends them as they are, to whoever connects first. So a rank's addresses are
-loopback or of a private network.
-MLX reads from the environment how to join, and takes no more than one group for the life of a
-process. Source: mlx.launch, which sets the same variables.
+The host file has mlx.launch's format. Messages between ranks are encrypted, but tensors are not:
+MLX sends them in clear to whichever process connects first. A rank's addresses must therefore be
+loopback or private.
+MLX reads its configuration from the environment, and a process can join only one group.
+Source: mlx.launch, which sets the same variables.
 """
 
 import faulthandler
@@ -40,7 +40,7 @@ PRIVATE_NETWORKS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RankHost:
-    """Where one rank is."""
+    """The machine of one rank."""
 
     addresses: tuple[str, ...]  # for tensors; the first one names the machine
     rdma: tuple[Any, ...] = ()  # the devices that lead to each rank, as JACCL reads them
@@ -54,7 +54,7 @@ def read_hosts(path: Path | None, count: int) -> tuple[RankHost, ...]:
     """Return the hosts of `count` ranks; without a file all are on this machine.
 
     Raises:
-        StartError: the file cannot be read, names other than `count` ranks, or an address that is
+        StartError: the file cannot be read, does not name `count` ranks, or has an address that is
             not private.
     """
     if path is None:
@@ -63,35 +63,38 @@ def read_hosts(path: Path | None, count: int) -> tuple[RankHost, ...]:
         content = json.loads(read_small_file(path, HOST_FILE_BYTES_MAX))
     except (OSError, ValueError, RecursionError) as error:
         raise StartError(f"RANK_HOSTS: {path} cannot be read: {error}.") from None
-    rows = content.get("hosts") if isinstance(content, dict) else content
-    if not isinstance(rows, list):
+    entries = content.get("hosts") if isinstance(content, dict) else content
+    if not isinstance(entries, list):
         raise StartError(
             f'RANK_HOSTS: {path} is neither a list of hosts nor {{"hosts": [...]}}, as mlx.launch '
             "reads it."
         )
-    if len(rows) != count:
+    if len(entries) != count:
         raise StartError(
-            f"RANK_HOSTS: {path} names {len(rows)} ranks and RANKS is {count}. Make both the same."
+            f"RANK_HOSTS: {path} names {len(entries)} ranks and RANKS is {count}. Make both the "
+            "same."
         )
-    return tuple(_host(row, f"RANK_HOSTS: {path}, rank {rank}") for rank, row in enumerate(rows))
+    return tuple(
+        _host(entry, f"RANK_HOSTS: {path}, rank {rank}") for rank, entry in enumerate(entries)
+    )
 
 
-def _host(row: Any, place: str) -> RankHost:
-    if not isinstance(row, dict):
-        raise StartError(f'{place} is {row!r:.80}; needed is {{"ips": ["192.168.2.1"]}}.')
-    addresses = row.get("ips") or [row.get("ssh")]  # mlx.launch takes a host named by its address
-    if not isinstance(addresses, list) or not isinstance(row.get("rdma", []), list):
-        raise StartError(f"{place}: ips and rdma are lists.")
+def _host(entry: Any, where: str) -> RankHost:
+    if not isinstance(entry, dict):
+        raise StartError(f'{where} is {entry!r:.80}; needed is {{"ips": ["192.168.2.1"]}}.')
+    addresses = entry.get("ips") or [entry.get("ssh")]  # mlx.launch accepts an address in ssh
+    if not isinstance(addresses, list) or not isinstance(entry.get("rdma", []), list):
+        raise StartError(f"{where}: ips and rdma are lists.")
     for address in addresses:
-        check_address(address, place)
-    return RankHost(tuple(addresses), tuple(row.get("rdma", [])))
+        check_address(address, where)
+    return RankHost(tuple(addresses), tuple(entry.get("rdma", [])))
 
 
-def check_address(text: Any, place: str) -> None:
-    """Refuse what is not one address of this machine's private networks.
+def check_address(text: Any, where: str) -> None:
+    """Check that `text` is one address of a private network; errors begin with `where`.
 
     Raises:
-        StartError: it is no address, is any address (a wildcard), or is a public one.
+        StartError: `text` is no address, a wildcard address, or a public address.
     """
     try:
         address = ipaddress.ip_address(text) if isinstance(text, str) else None
@@ -99,28 +102,28 @@ def check_address(text: Any, place: str) -> None:
         address = None
     if address is None:
         raise StartError(
-            f"{place}: {text!r:.80} is no IP address. Name the address of the interface that "
+            f"{where}: {text!r:.80} is no IP address. Name the address of the interface that "
             "tensors shall take, as 192.168.2.1."
         )
     if not any(address in network for network in PRIVATE_NETWORKS):
         raise StartError(
-            f"{place}: {address} is not private, and tensors travel in clear. Use an address of a "
+            f"{where}: {address} is not private, and tensors travel in clear. Use an address of a "
             "cable or network of your own (127.*, 10.*, 172.16-31.*, 192.168.*, 169.254.*, "
             "100.64-127.*, fc00::/7, fe80::/10)."
         )
 
 
 def are_local(hosts: tuple[RankHost, ...]) -> tuple[bool, ...]:
-    """Tell of each rank whether it is on rank 0's machine, which starts it then."""
+    """Return for each rank whether it is on rank 0's machine, so that rank 0 starts it."""
     return tuple(host.name == hosts[0].name for host in hosts)
 
 
-# MLX connects with Python's lock held: a rank that comes too late would hold all threads for ever.
-# Less than the silence after which a supervisor takes the worker for hung.
+# MLX connects while it holds the GIL, so that a missing rank would block all threads for ever. The
+# limit is below the silence after which a supervisor takes the worker for hung.
 JOIN_S_MAX: Final = 10.0
-# The ranks that connect first do so when the others listen: MLX tries again a second later only.
+# The connecting rank waits until the others listen: MLX retries only after a second.
 LISTEN_FIRST_S: Final = 0.1
-PORTS: Final = range(20_000, 32_000)  # below those that systems give to connections
+PORTS: Final = range(20_000, 32_000)  # below the systems' ephemeral ports
 MISSING: Final = {
     "ring": "MLX has no ring here. Reinstall mlx.",
     "jaccl": (
@@ -132,18 +135,20 @@ PORT_TRIES_MAX: Final = 100
 
 
 def plan_tensors(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> dict[str, Any]:
-    """Return how the tensors of one start travel; each start has ports of its own.
+    """Return the transport of tensors for one start, with new ports for each start.
 
-    That is by RDMA (JACCL) where the hosts have devices for it, else by TCP (MLX's ring).
+    It is RDMA (JACCL) if the hosts name devices for it, else TCP (MLX's ring).
 
     Raises:
-        StartError: the hosts have not what the backend needs.
+        StartError: the hosts lack what the backend needs.
     """
     if not any(device for host in hosts for device in host.rdma):
         return {"backend": "ring", "addresses": _ring_addresses(hosts, are_local)}
     devices = [list(host.rdma) for host in hosts]
-    is_square = all(len(row) == len(hosts) for row in devices)
-    if not is_square or any(row[rank] is not None for rank, row in enumerate(devices)):
+    is_square = all(len(rank_devices) == len(hosts) for rank_devices in devices)
+    if not is_square or any(
+        rank_devices[rank] is not None for rank, rank_devices in enumerate(devices)
+    ):
         raise StartError(
             "RANK_HOSTS: RDMA needs an rdma list of every rank: the device that leads to each "
             "rank, null for itself. mlx.distributed_config writes such a file."
@@ -167,7 +172,7 @@ def _ring_addresses(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> lis
 
 
 def _free_port(address: str, *, is_local: bool) -> int:
-    """Return a port that nobody listens at; on another machine, one that hardly anybody does."""
+    """Return a free port; on another machine a random port, which is probably free."""
     for port in random.SystemRandom().sample(PORTS, PORT_TRIES_MAX):
         if not is_local:
             return port
@@ -182,12 +187,12 @@ def _free_port(address: str, *, is_local: bool) -> int:
 
 
 def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:
-    """Return MLX's group of all ranks, once all of them are joined. Inference or main thread.
+    """Return MLX's group of all ranks once all have joined. Inference or main thread.
 
-    Where that takes longer than JOIN_S_MAX the process ends.
+    The process ends if that takes longer than JOIN_S_MAX.
 
     Raises:
-        StartError: it cannot be joined; the text says why.
+        StartError: MLX cannot connect the ranks; the text says why.
     """
     import mlx.core as mx
 
@@ -209,7 +214,7 @@ def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:
 
 
 def _environment(tensors: dict[str, Any], rank: int, file: Path) -> dict[str, str]:
-    """Return what MLX reads, after writing `file` where it reads that too."""
+    """Write MLX's configuration into `file`; return the variables that MLX reads."""
     if tensors["backend"] == "ring":
         file.write_text(json.dumps(tensors["addresses"]))
         return {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(file)}

@@ -1,19 +1,19 @@
-"""Defines how rank 0 of a model tells the other ranks what to compute, and how they answer.
+"""Defines the messages by which rank 0 of a model controls the other ranks, and their answers.
 
-Rank 0, the leader, decides. A follower does each operation in the order in which it was told, and
-decides nothing. Tensors take another way: the collectives inside the model. What carries the
-operations, unchanged and in order, is in `leader_link` and `follower_link`;
-`scripts/harness/ranks/` has a pair without processes for tests.
+Rank 0, the leader, decides. A follower does the operations in the order in which they were sent,
+and decides nothing. Tensors travel separately, in the collectives inside the model. `leader_link`
+and `follower_link` carry the operations, unchanged and in order; `scripts/harness/ranks/` has links
+without processes for tests.
 
-Rules that both sides hold to:
-  told first  the leader tells an operation before it witnesses what that computes
-  alike       between two operations both sides witness the same facts in the same order
-  one answer  a follower answers each operation that was asked, and no other, before the next
+Rules for both sides:
+  send first  the leader sends an operation before it witnesses facts of it
+  equal       between two operations both sides witness the same facts in the same order
+  one answer  a follower answers a request before the next operation, and answers nothing else
 
-Beside operations a message is a list, whose first item is its kind. A follower says HELLO and gets
-WELCOME or REFUSED. Then it says HERE on its second connection, which has the operations and their
-answers alone, so that a thread of its own can send them without a lock. From then on it sends BEAT,
-WITNESS and EVENT as it goes, and FAILED before it ends itself.
+All other messages are lists that begin with their kind. A follower sends HELLO and gets WELCOME or
+REFUSED. Then it sends HERE on a second connection. That connection carries only operations and
+their answers, so that its thread needs no lock. From then on the follower sends BEAT, WITNESS and
+EVENT, and FAILED before it ends.
 """
 
 import platform
@@ -27,39 +27,39 @@ import msgpack
 from hearth.shared.errors import WireError
 from hearth.shared.version import VERSION
 
-Value = None | bool | int | float | str | bytes | list[Any] | dict[Any, Any]  # what msgpack carries
-Handle = NewType("Handle", int)  # the number by which all ranks know a cache, rows or states
+Value = None | bool | int | float | str | bytes | list[Any] | dict[Any, Any]  # msgpack
+Handle = NewType("Handle", int)  # number of a cache, rows or states on all ranks
 OnEvent = Callable[[int, str, list[Value]], None]  # (rank, name, arguments); on the link's thread
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a follower is told to do, a list of these fields. A tuple comes as a list."""
+    """An operation for a follower, sent as a list of these fields. Tuples arrive as lists."""
 
     name: str
     arguments: list[Any]
-    drops: list[int]  # handles that rank 0 has let go of; they go before the operation is done
-    is_asked: bool  # rank 0 waits for an answer
+    drops: list[int]  # handles that rank 0 released; dropped before the operation
+    is_asked: bool  # whether rank 0 waits for an answer
 
 
 @dataclass(frozen=True, slots=True)
-class RankRoom:
-    """What a follower's last heartbeat said of its memory."""
+class RankMemory:
+    """The memory in a follower's last heartbeat."""
 
     limit_bytes: int
     used_bytes: int
 
 
 class RankMismatch(Exception):
-    """A follower did something else than rank 0. Its text says what differed."""
+    """A follower computed something else than rank 0. The text names the difference."""
 
 
 class RankLost(Exception):
-    """A rank is gone, silent or stuck. Its text names the rank, its host and the remedy."""
+    """A rank is gone, silent or stuck. The text names the rank, its host and the remedy."""
 
 
 def pack(value: Value | Sequence[Value]) -> bytes:
-    """Return `value` as bytes. Raises: WireError, where it is nothing that can be told."""
+    """Return `value` as bytes. Raises: WireError: msgpack cannot encode it."""
     try:
         return bytes(msgpack.packb(value, use_bin_type=True))
     except (TypeError, ValueError, OverflowError) as error:
@@ -67,42 +67,43 @@ def pack(value: Value | Sequence[Value]) -> bytes:
 
 
 def unpack(frame: bytes) -> Any:
-    """Return what `pack` was given, tuples as lists. Raises: WireError."""
+    """Return the value that was packed, with tuples as lists. Raises: WireError."""
     try:
         return msgpack.unpackb(frame, raw=False, strict_map_key=False)
-    except Exception as error:  # msgpack raises half a dozen kinds, and ValueError
+    except Exception as error:  # msgpack raises many types of exceptions
         raise WireError(f"bad frame of {len(frame)} bytes: {error}") from None
 
 
 STOP: Final = "stop"  # the operation that ends a follower
-RETURNED: Final = "returned"  # that answers what a follower waits for amid another
+RETURNED: Final = "returned"  # the result for which a follower waits inside an operation
 
-HELLO: Final = "hello"  # its rank, or None where its address says it; what it is made of
-WELCOME: Final = "welcome"  # see RankWelcome
-REFUSED: Final = "refused"  # why
-HERE: Final = "here"  # its rank; the secret of the welcome
-BEAT: Final = "beat"  # done, is waiting, said; limit and used bytes
+# Kinds of messages, each with its further items:
+HELLO: Final = "hello"  # rank, or None if the address identifies it; versions
+WELCOME: Final = "welcome"  # fields of RankWelcome
+REFUSED: Final = "refused"  # reason
+HERE: Final = "here"  # rank; secret of the welcome
+BEAT: Final = "beat"  # done count, is waiting, witnessed count; limit and used bytes
 WITNESS: Final = "witness"  # packed facts
 EVENT: Final = "event"  # name, arguments
-FAILED: Final = "failed"  # whether a restart may help; why
+FAILED: Final = "failed"  # whether a restart may help; reason
 
-Purpose = Literal["serve", "check"]  # what the ranks are for
+Purpose = Literal["serve", "check"]  # serve a model, or compare the ranks
 
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """What a follower is told once rank 0 knows it."""
+    """The content of rank 0's WELCOME to a follower."""
 
     rank: int
-    secret: bytes  # that it names on its second connection
-    operations: str  # the endpoint of that
+    secret: bytes  # proof of identity on the second connection
+    operations: str  # endpoint of the second connection
     hosts: list[str]
-    tensors: dict[str, Any]  # how tensors travel; see rank_backends
-    settings: dict[str, Any]  # those of rank 0 that decide what is computed, by field
+    tensors: dict[str, Any]  # transport of tensors; see `rank_hosts.plan_tensors`
+    settings: dict[str, Any]  # rank 0's SHARED_SETTINGS, by field
     purpose: Purpose
 
 
-def message(frame: bytes) -> list[Any]:
+def read_message(frame: bytes) -> list[Any]:
     """Return the message in `frame`. Raises: WireError."""
     items = unpack(frame)
     if not isinstance(items, list) or not items or not isinstance(items[0], str):
@@ -111,7 +112,7 @@ def message(frame: bytes) -> list[Any]:
 
 
 def own_versions() -> dict[str, str]:
-    """Return what every rank must have the same of: other code computes other bits, or other KV."""
+    """Return the versions that all ranks must share, since other code computes other bits."""
     return {
         "hearth": VERSION,
         "mlx": version("mlx"),
@@ -120,11 +121,11 @@ def own_versions() -> dict[str, str]:
     }
 
 
-def difference(own: Mapping[str, Any], theirs: Any) -> str | None:
-    """Return what differs between rank 0 and another rank, with both values; None where nothing."""
-    if not isinstance(theirs, dict):
-        return f"it says {theirs!r:.80} of itself"
-    for name in dict.fromkeys([*own, *theirs]):
-        if own.get(name) != theirs.get(name):
-            return f"its {name} is {theirs.get(name)}, and rank 0's is {own.get(name)}"
+def difference(own: Mapping[str, Any], other: Any) -> str | None:
+    """Return the first difference between rank 0's facts and another rank's, or None."""
+    if not isinstance(other, dict):
+        return f"it says {other!r:.80} of itself"
+    for name in dict.fromkeys([*own, *other]):
+        if own.get(name) != other.get(name):
+            return f"its {name} is {other.get(name)}, and rank 0's is {own.get(name)}"
     return None

@@ -1,8 +1,8 @@
-"""Loads one rank's part of a model, by what mlx-lm's own models offer for it.
+"""Loads one rank's part of a model with the methods of mlx-lm's model classes.
 
-`shard` gives a rank some heads of every layer, and of its experts; `pipeline` gives it some of the
-layers. Both are taken before anything is read, so that a rank reads no more than its part.
-Owner: the thread that computes.
+`shard` gives a rank some heads and experts of every layer; `pipeline` gives it some of the layers.
+Both run before any weights are read, so that a rank reads only its part.
+Owner: the inference thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.model_loader import LoadedModel, text_tokenizer
 from hearth.worker.ranks.rank_link import difference
 
-# What a config names that every rank has an equal part of, where layers are split.
+# Counts in a config that must be divisible by the number of ranks when layers are split.
 _SPLIT_COUNTS: Final = (
     *("num_attention_heads", "num_key_value_heads"),
     *("linear_num_key_heads", "linear_num_value_heads"),
@@ -25,7 +25,7 @@ _SPLIT_COUNTS: Final = (
 
 
 class Sharded:
-    """This rank's part of a text model, as `load_model` has it loaded."""
+    """Loads this rank's part of a text model, for `load_model`."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class Sharded:
         split: str,
         on_dtype: Callable[[ComputeDtype], None] = lambda _dtype: None,
     ) -> None:
-        """`split` is RANK_SPLIT; `on_dtype` takes what is computed in."""
+        """`split` is RANK_SPLIT; `on_dtype` receives the dtype of the computation."""
         self._group = group
         self._split = split
         self.note_dtype = on_dtype
         self.parameter_count = 0  # of the whole model
 
     def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the language model of this rank, not read yet, tokenizer and config.
+        """Return this rank's language model (weights not read yet), its tokenizer and config.
 
         Raises:
-            StartError: the model cannot be split so.
+            StartError: the model cannot be split this way.
         """
         model, config = load_model(directory, lazy=True, trust_remote_code=runs_code)
         self.parameter_count = int(get_total_parameters(model))
@@ -52,10 +52,10 @@ class Sharded:
 
 
 def split_model(model: Any, config: Mapping[str, Any], group: Any, split: str) -> None:
-    """Leave of a model what this rank of `group` has of it; `split` is RANK_SPLIT.
+    """Reduce a model to the part of this rank of `group`; `split` is RANK_SPLIT.
 
     Raises:
-        StartError: it cannot be split so.
+        StartError: the model cannot be split this way.
     """
     kind = str(config.get("model_type", "unknown"))
     if split == "pipeline":
@@ -89,9 +89,9 @@ REMEDIES = {
 
 
 def model_facts(loaded: LoadedModel) -> dict[str, Any]:
-    """Return what must be the same on all ranks. Waits until the weights are hashed.
+    """Return the facts that must be equal on all ranks. Waits until the weights are hashed.
 
-    Raises: OSError, SystemExit, as `WeightsIdentity.parts` does.
+    Raises: OSError, SystemExit, as in `WeightsIdentity.parts`.
     """
     files = dict(part.rsplit(" ", 1) for part in loaded.identity.parts())
     return {"dtype": loaded.dtype.name, **files}
@@ -100,9 +100,9 @@ def model_facts(loaded: LoadedModel) -> dict[str, Any]:
 def check_same_model(
     own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> None:
-    """Compare rank 0's facts with those of ranks 1 and up, in this order. Raises: StartError."""
-    for rank, theirs in enumerate(others, 1):
-        if wrong := difference(own, theirs):
-            remedy = REMEDIES["dtype" if own["dtype"] != theirs.get("dtype") else "files"]
-            who = f"Rank {rank} of {len(hosts)} ({hosts[rank]})"
-            raise StartError(f"{who} cannot take part: {wrong}. {remedy}")
+    """Compare rank 0's facts with `others`, the facts of ranks 1 and up. Raises: StartError."""
+    for rank, facts in enumerate(others, 1):
+        if wrong := difference(own, facts):
+            remedy = REMEDIES["dtype" if own["dtype"] != facts.get("dtype") else "files"]
+            name = f"Rank {rank} of {len(hosts)} ({hosts[rank]})"
+            raise StartError(f"{name} cannot take part: {wrong}. {remedy}")

@@ -1,6 +1,6 @@
-"""Has rank 0 of a model start the ranks of its machine and wait for the others, before it loads.
+"""Starts the ranks of rank 0's machine and waits for those of other machines, before loading.
 
-A follower ends itself when its standard input reaches its end, which it does however rank 0 dies.
+A local follower ends when its standard input closes, which happens however rank 0 dies.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ class RankProcesses:
         on_end: Callable[[int, str], None],
         command: Sequence[str] = FOLLOWER,
     ) -> None:
-        """Start one process a rank; each has its own end of a pipe as its standard input.
+        """Start one process per rank, with a pipe from this process as its standard input.
 
-        `on_end` is told a rank and how it ended, on a thread of its own.
+        `on_end` is called with a rank and how its process ended, on a thread of its own.
         """
         for rank in ranks:
             process = self._processes[rank] = subprocess.Popen(
                 [*command, "--leader", endpoint, "--rank", str(rank)],
-                stdin=subprocess.PIPE,  # held open for as long as this process lives
+                stdin=subprocess.PIPE,  # stays open while this process lives
                 env=os.environ,
             )
             watcher = threading.Thread(
@@ -66,21 +66,21 @@ class RankProcesses:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def how_ended(self, rank: int) -> str:
-        """Return how the process of `rank`, whose connection ended, ended; "" = it is not known.
+        """Return how the local process of `rank` ended; "" if it is unknown.
 
-        The system closes the connections of a process some time before it tells its status.
+        Called after the rank's connection ended; the process's exit status follows a little later.
         """
         with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
             return how_ended(self._processes[rank].wait(STATUS_WAIT_S))
         return ""
 
     def kill(self) -> None:
-        """End them now; one that was stopped would not see that its standard input ends."""
+        """Kill all processes; a suspended one would not notice that its standard input closed."""
         for process in self._processes.values():
             process.kill()
 
     def close(self) -> None:
-        """Have all of them end, and wait for it."""
+        """Make all processes end, and wait for their end."""
         for process in self._processes.values():
             assert process.stdin is not None
             process.stdin.close()
@@ -95,15 +95,15 @@ def _watch(
 
 
 def how_ended(code: int) -> str:
-    """Return how a process ended, from its return code."""
+    """Return in words how a process with this return code ended."""
     return f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
 
 
 log = logging.getLogger(__name__)
 
-# What a follower computes follows from these; it has them from rank 0. What is a machine's own
-# (directories, memory, keys, leave to run a model's code) is not among them.
-TOLD_SETTINGS: Final = (
+# Settings that decide what a follower computes; rank 0 sends its own to all followers. A machine's
+# own settings (directories, memory, keys, permission to run a model's code) are not among them.
+SHARED_SETTINGS: Final = (
     *("model_path", "dtype", "prefill_chunk", "max_kv_size", "cache_exact"),
     *("kv_bits", "kv_group_size", "quantized_kv_start"),
     *("cache_store_bits", "kv_quant_scheme"),
@@ -111,7 +111,7 @@ TOLD_SETTINGS: Final = (
     *("ranks", "rank_split", "max_kv_size_gb"),
 )
 
-# What is off -> why.
+# Feature that several ranks do not have -> reason.
 OFF: Final = {
     "drafts": "a draft's forward, and how much of it holds, are not told to the other ranks",
     "shared trunks": "attention over a shared trunk was never compared over ranks",
@@ -124,11 +124,11 @@ OFF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StartedRanks:
-    """What rank 0 has once all ranks are there."""
+    """Rank 0's links to the ranks, once all of them have joined."""
 
     link: LeaderLink
     group: Any  # mx.distributed.Group
-    processes: RankProcesses  # of this machine
+    processes: RankProcesses  # followers on this machine
 
 
 def start_ranks(
@@ -139,9 +139,9 @@ def start_ranks(
     command: Sequence[str] = FOLLOWER,
     purpose: Purpose = "serve",
 ) -> StartedRanks:
-    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
+    """Start the ranks of this machine, wait for the others, and join all. Inference thread.
 
-    `leave` is told why this process ends, if it does.
+    `leave` is called with the reason if this process has to end.
 
     Raises:
         StartError: a setting is wrong, or MLX cannot connect the ranks.
@@ -151,16 +151,16 @@ def start_ranks(
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(hosts, local)
-    told = {"tensors": tensors, "settings": told_settings(settings), "purpose": purpose}
+    welcome_fields = {"tensors": tensors, "settings": shared_settings(settings), "purpose": purpose}
     keys = rank_keys(settings) if settings.rank_hosts else None
     processes = RankProcesses()
     end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
     endpoints = endpoints_of(settings, worker_id, hosts[0].name)
-    link = LeaderLink(hosts, settings.stall_seconds, told, context, endpoints, end)
+    link = LeaderLink(hosts, settings.stall_seconds, welcome_fields, context, endpoints, end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
     link.how_ended = processes.how_ended
-    processes.start(ranks, link.endpoint, link.lose, command)
+    processes.start(ranks, link.endpoint, link.report_lost, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
     if elsewhere:
         where = link.endpoint.removeprefix("tcp://")
@@ -171,13 +171,13 @@ def start_ranks(
 
 
 def refuse_settings(settings: Settings) -> None:
-    """Raise StartError where a setting asks for what several ranks cannot do."""
-    asked = {
+    """Raise StartError if a setting asks for a feature that several ranks do not have."""
+    refused = {
         "KV_BITS": str(settings.kv_bits or ""),
         "DRAFT_MODEL": settings.draft_model,
         "ADAPTERS": ",".join(name for name, _ in settings.adapters),
     }
-    for name, value in asked.items():
+    for name, value in refused.items():
         if value:
             raise StartError(
                 f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
@@ -185,28 +185,28 @@ def refuse_settings(settings: Settings) -> None:
             )
 
 
-def told_settings(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in TOLD_SETTINGS}
+def shared_settings(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in SHARED_SETTINGS}
 
 
-def with_told(settings: Settings, told: dict[str, Any]) -> Settings:
-    """Return a follower's settings with those that rank 0 told it.
+def with_shared(settings: Settings, received: dict[str, Any]) -> Settings:
+    """Return a follower's settings, updated with those received from rank 0.
 
     Raises:
-        StartError: rank 0 told others than this rank knows.
+        StartError: rank 0 sent other settings than this rank knows.
     """
-    if told.keys() != set(TOLD_SETTINGS):
+    if received.keys() != set(SHARED_SETTINGS):
         raise StartError("Rank 0 tells other settings than this rank knows: update both.")
-    return dataclasses.replace(settings, **told)
+    return dataclasses.replace(settings, **received)
 
 
 def rank_keys(settings: Settings) -> CurveKeys:
-    """Return the keys with which ranks on several machines know each other. Raises: StartError."""
+    """Return the keys for connections between ranks on several machines. Raises: StartError."""
     return curve_keys(settings.curve_keys_dir, RANK_NAME, RANK_NAME)
 
 
 def endpoints_of(settings: Settings, worker_id: int, host: str = LOOPBACK) -> tuple[str, str]:
-    """Return where rank 0 on `host` takes what followers say, and where it tells operations."""
+    """Return the endpoints of rank 0 on `host`: for the followers' status, and for operations."""
     if settings.rank_hosts:
         shown = f"[{host}]" if ":" in host else host
         return f"tcp://{shown}:{settings.rank_port}", f"tcp://{shown}:0"
@@ -218,9 +218,9 @@ def endpoints_of(settings: Settings, worker_id: int, host: str = LOOPBACK) -> tu
 def _end_process(
     leave: Callable[[str], None], processes: RankProcesses, code: int, why: str
 ) -> None:
-    """End this process and the ranks that it started, whatever its threads do.
+    """End this process and the ranks that it started, without waiting for its threads.
 
-    One of them may hang in a collective for ever, and none has anything that could still be told.
+    A thread may hang in a collective for ever, and no thread has anything left to send.
     """
     leave(why)
     processes.kill()

@@ -112,7 +112,7 @@ class Suspects:
                     "deaths": row.deaths,
                     "how": row.how,
                     "refused": row.is_refused,
-                    "until": int(row.until),
+                    "until": int(row.expires_at),
                 }
                 for row in sorted(rows, key=lambda row: -row.died_at)
                 if owner in ("", row.owner)

@@ -85,7 +85,7 @@ class WireThread:
         """
         while not is_stopping():
             until_beat_s = min(HEARTBEAT_S, self._next_beat - awake_s())
-            for peer, message in self._port.turn(max(0.0, until_beat_s)):
+            for peer, message in self._port.poll(max(0.0, until_beat_s)):
                 self.handle(peer, message)
             if self._port.gone:
                 self.forget_gone_peers()

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = encoder_kind(model.directory, model.name)
         verdict = memory_verdict(model.directory, settings, model.weight_bytes)
         lines = memory_lines(verdict) if kind is None else [_encoder_line(kind, model)]
-        hub_id = model.name if model.place == HUB else ""
+        hub_id = model.name if model.program == HUB else ""
         is_served = is_in_use(in_use, model.directory, hub_id)
         context = _context(verdict) if kind is None else "none"
         takes = capabilities(model.directory) if kind is None else (f"{kind}, {SETTINGS[kind]}",)
@@ -83,14 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _row(model: FoundModel, context: str, takes: Sequence[str], state: str) -> tuple[str, ...]:
     name, is_whole = plain(model.name), model.is_whole
     if not is_whole:
-        state = f"not whole: hearth pull {name}" if model.place == HUB else "not whole"
+        state = f"not whole: hearth pull {name}" if model.program == HUB else "not whole"
     size = f"{model.weight_bytes / 1e9:.1f}"
-    return (name, model.place, size, context, ", ".join(takes) if is_whole else "", state)
+    return (name, model.program, size, context, ", ".join(takes) if is_whole else "", state)
 
 
 def _encoder_line(kind: EncoderKind, model: FoundModel) -> str:
     nbytes = process_bytes([model.directory], model.weight_bytes)
-    source = model.name if model.place == BUILTIN_PLACE else model.source
+    source = model.name if model.program == BUILTIN_PLACE else model.source
     return encoder_sentence(kind, source, nbytes)
 
 

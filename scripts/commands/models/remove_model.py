@@ -110,10 +110,10 @@ def cached_id(name: str) -> str:
             f"{name!r} is what several models are called: {', '.join(m.name for m in found)}. "
             "Give the whole name of one."
         )
-    if found and found[0].place != HUB:
+    if found and found[0].program != HUB:
         raise ModelError(
-            f"{found[0].name} is {found[0].place}'s ({found[0].directory}), and Hearth did not put "
-            f"it there. Remove it in {found[0].place}."
+            f"{found[0].name} is {found[0].program}'s ({found[0].directory}), and Hearth did not "
+            f"put it there. Remove it in {found[0].program}."
         )
     return found[0].name if found else wanted
 

@@ -29,7 +29,7 @@ class CheckRow:
 def check_ranks(link: LeaderLink, group: Any, settings: Settings) -> Iterator[CheckRow]:
     """Yield what is found, as it is found. Rank 0, on the thread that joined the group."""
     yield CheckRow("ranks", f"{link.size}: {', '.join(link.hosts)}; versions are the same")
-    told_us = statistics.median(timed(lambda: link.ask("nothing"), ASKS)) / 2 * 1e6
+    told_us = statistics.median(timed(lambda: link.request("nothing"), ASKS)) / 2 * 1e6
     yield CheckRow("telling", f"{told_us:,.0f} us one way (median of {ASKS})")
     seconds = _median_sum(link, group, 1, SMALL_SUMS)
     yield CheckRow("a sum of one number", f"{seconds * 1e6:,.0f} us (median of {SMALL_SUMS})")
@@ -42,7 +42,7 @@ def check_ranks(link: LeaderLink, group: Any, settings: Settings) -> Iterator[Ch
 
 def _median_sum(link: LeaderLink, group: Any, size: int, count: int) -> float:
     """Have all ranks sum as `sum_times` does; return the median in seconds."""
-    link.tell("sums", size, count)
+    link.send("sums", size, count)
     return statistics.median(sum_times(group, size, count))
 
 
@@ -51,9 +51,9 @@ def _equal_bits(link: LeaderLink, group: Any) -> CheckRow:
     cases = [(dtype, list(shape)) for dtype in DTYPES for shape in SUMMED for _ in range(2)]
     own, others = [], []
     for case in cases:
-        link.tell("digest", *case)
+        link.send("digest", *case)
         own.append(sum_digest(group, 0, *case))
-        others.append(link.ask("last digest"))
+        others.append(link.request("last digest"))
     differing = [
         f"{dtype} {shape}"
         for number, (dtype, shape) in enumerate(cases)
@@ -65,7 +65,7 @@ def _equal_bits(link: LeaderLink, group: Any) -> CheckRow:
 
 def _equal_files(link: LeaderLink, settings: Settings) -> CheckRow:
     own = file_hashes(settings)
-    for rank, theirs in enumerate(link.ask("files"), 1):
+    for rank, theirs in enumerate(link.request("files"), 1):
         if wrong := difference(own, theirs):
             return CheckRow("files", f"rank {rank} ({link.hosts[rank]}): {wrong}", False)
     is_here = "model" not in own

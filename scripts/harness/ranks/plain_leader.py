@@ -30,7 +30,7 @@ def main(endpoint: str, what: str) -> None:
         threading.Event().wait()
     try:
         while True:
-            ranks.link.tell("sum", SIZE)
+            ranks.link.send("sum", SIZE)
             ranks.link.witness("sum", SIZE)
             mx.eval(mx.distributed.all_sum(mx.ones(SIZE), group=ranks.group))
     except RuntimeError:  # what MLX raises where the rank beside is gone

@@ -39,8 +39,8 @@ class PlantedLink:
     def on_event(self, value: OnEvent) -> None:
         self._link.on_event = value
 
-    def tell(self, name: str, *arguments: Any, drops: Sequence[int] = ()) -> None:
-        send = functools.partial(self._link.tell, name, drops=drops)
+    def send(self, name: str, *arguments: Any, drops: Sequence[int] = ()) -> None:
+        send = functools.partial(self._link.send, name, drops=drops)
         self._left -= 1
         if self._left < 0 and not self.planted_at and name in SPOILED.get(self._plant, ()):
             self.planted_at = time.monotonic()

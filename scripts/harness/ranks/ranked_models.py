@@ -81,8 +81,8 @@ class RankedModels(ExitStack):
         """Have every rank load its part of another model, and forget all but the files."""
         self._close_disk()
         if hasattr(self, "rank"):
-            self._ranks.link.ask(STOP)
-        self._ranks.link.tell(MODEL, str(directory), adds_noise)
+            self._ranks.link.request(STOP)
+        self._ranks.link.send(MODEL, str(directory), adds_noise)
         self.rank = LeadingRank(self.link, self._ranks.group, "tensor")
         told = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):

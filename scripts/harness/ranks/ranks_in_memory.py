@@ -11,8 +11,8 @@ from hearth.worker.ranks.rank_link import (
     OnEvent,
     Operation,
     RankLost,
+    RankMemory,
     RankMismatch,
-    RankRoom,
     Value,
     pack,
     unpack,
@@ -28,11 +28,11 @@ class LeaderInMemory(LeaderLink):
         self.size = size
         self.hosts = ["127.0.0.1"] * size
         self.on_event: OnEvent = lambda rank, name, arguments: None
-        self.rooms: dict[int, RankRoom] = {}
+        self.rank_memory: dict[int, RankMemory] = {}
         self.comparison = WitnessComparison(range(1, size))
         self.followers = [FollowerInMemory(self, rank) for rank in range(1, size)]
 
-    def tell(
+    def send(
         self, name: str, *arguments: Value, drops: Sequence[int] = (), is_asked: bool = False
     ) -> None:
         self.check()
@@ -40,12 +40,12 @@ class LeaderInMemory(LeaderLink):
         for follower in self.followers:
             follower.told.put(frame)
 
-    def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
-        self.tell(name, *arguments, drops=drops, is_asked=True)
+    def request(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
+        self.send(name, *arguments, drops=drops, is_asked=True)
         return [unpack(each.answers.get(timeout=ANSWER_WAIT_S)) for each in self.followers]
 
     def witness(self, *facts: Value) -> None:
-        self.comparison.note_own(pack(facts))
+        self.comparison.record_own(pack(facts))
         self.check()
 
     def let_go(self) -> None:
@@ -58,14 +58,14 @@ class LeaderInMemory(LeaderLink):
         """Compare what was witnessed by now. Raises: RankMismatch."""
         for follower in self.followers:
             while follower.facts:
-                self.comparison.note(follower.rank, follower.facts.popleft())
+                self.comparison.record(follower.rank, follower.facts.popleft())
             self.comparison.compare(follower.rank)
 
     def check_all_said(self) -> None:
         """Check that every follower has witnessed all that the leader has. Raises: RankMismatch."""
         self.check()
         for rank in self.comparison.counts:
-            said, own = self.comparison.said_count(rank), self.comparison.own_count
+            said, own = self.comparison.witnessed_count(rank), self.comparison.own_count
             if said != own:
                 raise RankMismatch(f"rank {rank} witnessed {said} facts and rank 0 {own}")
 
@@ -99,8 +99,8 @@ class FollowerInMemory(FollowerLink):
     def send_event(self, name: str, *arguments: Value) -> None:
         self._leader.on_event(self.rank, name, unpack(pack(arguments)))
 
-    def set_room(self, limit_bytes: int, used_bytes: int) -> None:
-        self._leader.rooms[self.rank] = RankRoom(limit_bytes, used_bytes)
+    def set_memory(self, limit_bytes: int, used_bytes: int) -> None:
+        self._leader.rank_memory[self.rank] = RankMemory(limit_bytes, used_bytes)
 
 
 def ranks_in_memory(size: int) -> tuple[LeaderInMemory, Mapping[int, FollowerInMemory]]:

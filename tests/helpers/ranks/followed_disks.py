@@ -16,7 +16,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of, rows_from, state_from
 from hearth.worker.ranks.followed_kv import FollowedDisk, FollowedKV
-from hearth.worker.ranks.leading_kv import LeadingDiskThread, Telling, lead_disk
+from hearth.worker.ranks.leading_kv import FollowerCommands, LeadingDiskThread, lead_disk
 from hearth.worker.ranks.rank_link import RankLost
 from scripts.harness.ranks.ranks_in_memory import FollowerInMemory, ranks_in_memory
 from tests.helpers.records.disk_records import ROOT, record
@@ -98,7 +98,7 @@ class DisksOfRanks:
         self.refusals: dict[int, Exception] = {}
         self.stores: dict[int, GatedStore] = {}
         self.link, links = ranks_in_memory(size)
-        self.telling = Telling(self.link)
+        self.commands = FollowerCommands(self.link)
         self.followers = [DiskOfRank(link, self) for link in links.values()]
 
     def store(self, rank: int, root: PrefixHash) -> GatedStore:
@@ -109,18 +109,18 @@ class DisksOfRanks:
         return self.stores[rank]
 
     def open(self, queue_bytes: int = BYTES_MAX) -> LeadingDiskThread:
-        self.leading = lead_disk(self.telling, self.store(0, ROOT), queue_bytes)
+        self.leading = lead_disk(self.commands, self.store(0, ROOT), queue_bytes)
         return self.leading
 
     def record(self, seed: int, before: Record | None = None) -> Record:
         """Return rank 0's part of rows; every rank has its own by the same number."""
-        rows = self.telling.rows(rows_of(0, seed))
-        self.telling.tell("have", rows.handle, seed, False)
+        rows = self.commands.rows(rows_of(0, seed))
+        self.commands.send("have", rows.handle, seed, False)
         return record(seed, before=before, arrays=arrays_of(rows), source=rows)
 
     def snapshot(self, seed: int) -> Record:
-        states = self.telling.states(states_of(0, seed))
-        self.telling.tell("have", states.handle, seed, True)
+        states = self.commands.states(states_of(0, seed))
+        self.commands.send("have", states.handle, seed, True)
         return record(seed, kind=FileKind.STATE, arrays=arrays_of(states), source=states)
 
     def write(self, *records: Record) -> None:
@@ -149,7 +149,7 @@ class DisksOfRanks:
 
     def settle(self) -> None:
         """Wait until every follower has done what it was told."""
-        self.telling.ask("nothing")
+        self.commands.request("nothing")
 
     def flush(self) -> bool:
         """Wait until every rank has written what it was told; say whether all have."""

@@ -30,7 +30,7 @@ class RoomyMemory(FollowerMemory):
     def __init__(self) -> None:
         """Look at nothing."""
 
-    def room(self) -> tuple[int, int]:
+    def limit_and_use(self) -> tuple[int, int]:
         return LIMIT_BYTES, 0
 
     def measure(self, *, is_due: bool = False) -> None:
@@ -74,7 +74,7 @@ class ReplicaRanks(LeadingRank):
         super().__init__(self.link, None, "tensor")  # type: ignore[arg-type]
         self._total = self._tell_tokens
         self.followers = [ReplicaFollower(end, model) for end in ends.values()]
-        self.telling.tell("load")
+        self.commands.send("load")
 
     def _tell_tokens(self, tokens: mx.array) -> mx.array:
         ids: list[int] = tokens.tolist()  # type: ignore[assignment]
@@ -84,7 +84,7 @@ class ReplicaRanks(LeadingRank):
 
     def settle(self) -> None:
         """Wait until the followers have done all that was told; raise what ended one."""
-        self.telling.ask("loaded")
+        self.commands.request("loaded")
         for follower in self.followers:
             if follower.error is not None:
                 raise follower.error

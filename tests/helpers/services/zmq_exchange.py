@@ -8,7 +8,7 @@ from hearth.shared.zmq_transport import CurveKeys, DealerLink, RouterPort
 
 def until_received(port: RouterPort) -> list[tuple[bytes, Message]]:
     for _ in range(1200):
-        if received := port.turn(0.05):
+        if received := port.poll(0.05):
             return received
     raise AssertionError("nothing came")
 
@@ -20,6 +20,6 @@ async def exchange(port: RouterPort, endpoint: str, keys: CurveKeys | None = Non
     ((peer, message),) = await asyncio.to_thread(until_received, port)
     assert message == Hello(PROTOCOL_VERSION)
     port.post(peer, Counted("a", 3))
-    await asyncio.to_thread(port.turn, 0.1)
+    await asyncio.to_thread(port.poll, 0.1)
     assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
     link.close()

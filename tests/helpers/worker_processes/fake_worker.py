@@ -191,7 +191,7 @@ class FakeWorker:
 
     def run(self) -> None:
         while True:
-            for peer, message in self._port.turn(self._wait_s()):
+            for peer, message in self._port.poll(self._wait_s()):
                 self._take(peer, message)
             self._beat()
             self._steps += not self._hangs

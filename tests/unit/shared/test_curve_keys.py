@@ -86,7 +86,7 @@ async def test_a_client_without_the_proxys_key_is_not_heard_and_hears_nothing(
         dealer.send(encode(message))
     heard = []
     for _ in range(int(WAIT_S / 0.05)):
-        heard += await asyncio.to_thread(port.turn, 0.05)
+        heard += await asyncio.to_thread(port.poll, 0.05)
     assert heard == [] and port.bad_frame_count == 0
     assert await dealer.poll(0) == 0
     dealer.close()
@@ -110,7 +110,7 @@ def test_garbage_on_a_workers_port_reaches_nobody_and_ends_nothing(
         with contextlib.suppress(ConnectionError):  # it may be cut off amid it
             stranger.sendall(garbage)
     for _ in range(4):
-        assert port.turn(0.05) == []
+        assert port.poll(0.05) == []
     talk(port, endpoint, keys_dir)
     for stranger in strangers:
         stranger.close()

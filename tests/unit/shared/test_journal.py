@@ -275,7 +275,7 @@ def test_what_was_alive_is_known_in_the_next_life(home: Path) -> None:
     scribe.close()
     assert next(home.glob("*.journal")).stat().st_size > 2 * journals.REWRITE_BYTES_MIN
     again = Journal(home, SCHEMA)
-    assert again.is_due, "before it is read"
+    assert again.is_rewrite_due, "before it is read"
     assert len(list(again.read())) == 20
-    assert not again.is_due
+    assert not again.is_rewrite_due
     again.close()

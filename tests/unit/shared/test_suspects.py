@@ -43,7 +43,7 @@ def test_who_dies_in_company_is_never_refused(tmp_path: Path) -> None:
     """However often: whose forward it was nobody knows."""
     store = store_in(tmp_path)
     for _ in range(5):
-        found = store.note_death({"p": POISON, "w": WRITING}, "SIGKILL")
+        found = store.record_death({"p": POISON, "w": WRITING}, "SIGKILL")
         assert set(found) == {"p", "w"} and not any(row.is_refused for row in found.values())
     assert set(store.all()) == {POISON.name, WRITING.name}
     error = found["w"].error("It died.")
@@ -57,25 +57,25 @@ def test_the_second_death_is_a_400_that_says_it_all(
     tmp_path: Path, row: Suspect, where: str
 ) -> None:
     store = store_in(tmp_path)
-    store.note_death({"p": row}, "SIGSEGV")
-    error = store.note_death({"p": alone(row)}, "SIGSEGV")["p"].error("It died.")
+    store.record_death({"p": row}, "SIGSEGV")
+    error = store.record_death({"p": alone(row)}, "SIGSEGV")["p"].error("It died.")
     assert (error.status, error.code) == (400, "prompt_refused")
     for part in ("twice", "SIGSEGV", where, "2023-11-15 22:13 UTC", "DELETE /v1/cache"):
         assert part in str(error)
-    beside = store.note_death({"p": row}, "SIGSEGV")["p"]
+    beside = store.record_death({"p": row}, "SIGSEGV")["p"]
     assert beside.is_refused, "by another worker, which had it already"
 
 
 def test_an_end_that_proves_nothing_refuses_nobody(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     for _ in range(3):
-        found = store.note_death({"p": alone(POISON)}, "SIGKILL: it was silent", is_proof=False)
+        found = store.record_death({"p": alone(POISON)}, "SIGKILL: it was silent", is_proof=False)
         assert not found["p"].is_refused
-    assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
+    assert store.record_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
 
 
 def test_a_refusal_outlives_the_process_and_ends_with_the_day(tmp_path: Path) -> None:
-    store_in(tmp_path).note_death({"p": alone(POISON)}, "SIGSEGV")
+    store_in(tmp_path).record_death({"p": alone(POISON)}, "SIGSEGV")
     clock = Clock()
     store = store_in(tmp_path, clock)
     assert store.all()[POISON.name].is_refused
@@ -88,7 +88,7 @@ def test_a_refusal_outlives_the_process_and_ends_with_the_day(tmp_path: Path) ->
 def test_a_clock_that_is_set_back_makes_no_refusal_eternal(tmp_path: Path) -> None:
     clock = Clock()
     store = store_in(tmp_path, clock)
-    store.note_death({"p": POISON}, "SIGSEGV")
+    store.record_death({"p": POISON}, "SIGSEGV")
     clock.now -= 700 * SUSPECTED_S
     assert not store.all()
 
@@ -96,7 +96,7 @@ def test_a_clock_that_is_set_back_makes_no_refusal_eternal(tmp_path: Path) -> No
 def test_an_upgrade_lifts_what_was_suspected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store_in(tmp_path).note_death({"p": POISON}, "SIGSEGV")
+    store_in(tmp_path).record_death({"p": POISON}, "SIGSEGV")
     monkeypatch.setattr(module, "VERSION", "9.9.9")
     assert not store_in(tmp_path).all()
 
@@ -109,7 +109,7 @@ def test_names_are_made_with_a_secret_of_this_directory(tmp_path: Path) -> None:
 def test_files_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        store_in(tmp_path).note_death({"p": POISON}, "SIGSEGV")
+        store_in(tmp_path).record_death({"p": POISON}, "SIGSEGV")
     finally:
         os.umask(before)
     assert (tmp_path / "suspects").stat().st_mode & 0o777 == 0o700
@@ -140,10 +140,10 @@ def test_of_too_many_the_oldest_go(tmp_path: Path) -> None:
     store = store_in(tmp_path, clock)
     for number in range(3):
         clock.now = NOW + number
-        store.note_death({"": dataclasses.replace(POISON, name=f"{number}")}, "SIGKILL")
+        store.record_death({"": dataclasses.replace(POISON, name=f"{number}")}, "SIGKILL")
     clock.now += 1
     rows = {str(n): dataclasses.replace(POISON, name=f"new-{n}") for n in range(SUSPECTS_MAX - 1)}
-    store.note_death(rows, "SIGKILL")
+    store.record_death(rows, "SIGKILL")
     kept = store.all()
     assert len(kept) == SUSPECTS_MAX and "0" not in kept and "1" not in kept and "2" in kept
 
@@ -165,6 +165,6 @@ def test_a_directory_of_no_use_is_told_and_suspects_nobody(
     (tmp_path / "suspects").write_text("a file")
     with caplog.at_level(logging.WARNING):
         store = store_in(tmp_path)
-        assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
+        assert store.record_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
     assert not store.all() and "cannot be remembered" in caplog.text
     assert "cannot be kept" in caplog.text

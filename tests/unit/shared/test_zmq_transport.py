@@ -44,7 +44,7 @@ def test_a_message_goes_there_and_back(port: RouterPort, endpoint: str) -> None:
 
 def test_a_peer_that_never_came_is_reported_and_takes_everything(port: RouterPort) -> None:
     port.post(b"nobody", Counted("a", 1))
-    port.turn(0)
+    port.poll(0)
     assert port.gone == {b"nobody"}
 
 
@@ -60,7 +60,7 @@ async def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
     text = "x" * 100_000
     for seq in range(20_000):
         port.post(peer, Delta("a", seq, "content", text))
-        port.turn(0)
+        port.poll(0)
         if peer in port.gone:
             break
     assert peer in port.gone
@@ -83,7 +83,7 @@ async def test_a_line_that_broke_twice_holds_up_no_other(
         listener.bind(str(tmp_path / "breaks.sock"))
         listener.listen()
         link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"), ignore)
-        broken = asyncio.create_task(link.broken())
+        broken = asyncio.create_task(link.disconnected())
         await asyncio.to_thread(break_off, listener)
         await asyncio.wait_for(broken, 60)
         for _ in range(3):  # zmq connects anew by itself
@@ -97,7 +97,7 @@ async def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: st
         stranger.connect(endpoint)
         stranger.send(b"\xc1 not msgpack")
         while not port.bad_frame_count:
-            assert not await asyncio.to_thread(port.turn, 0.05)
+            assert not await asyncio.to_thread(port.poll, 0.05)
     link = DealerLink(endpoint, ignore)
     link.send(Cancel("a"))
     received = await asyncio.to_thread(until_received, port)
@@ -167,7 +167,7 @@ def test_posting_wakes_the_owner_at_once_each_time(port: RouterPort) -> None:
 
     def wait() -> None:
         for _ in range(2):
-            port.turn(30)
+            port.poll(30)
             woken.put(None)
 
     owner = threading.Thread(target=wait)

@@ -48,7 +48,7 @@ def cached(home: Path, name: str, commit: str = "c1", *, is_main: bool = True) -
 
 
 def names(home: Path) -> list[tuple[str, str]]:
-    return [(model.name, model.place) for model in local_models(home)]
+    return [(model.name, model.program) for model in local_models(home)]
 
 
 def test_models_are_found_in_the_cache_and_in_other_programs_folders(home: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_model_that_is_not_whole_is_not_what_a_name_means(home: Path) -> None:
     assert "which the first start fetches" in model_path.check_model("owner/model")
     whole = checkpoint(home / ".lmstudio/models/owner/model")
     assert model_path.named_model("owner/model") == whole, "a pull that was killed hides no other"
-    assert [model.place for model in matching("owner/model", local_models())] == [HUB]
+    assert [model.program for model in matching("owner/model", local_models())] == [HUB]
 
 
 def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:

@@ -102,7 +102,7 @@ def test_reading_that_ended_a_worker_is_not_done_again(tmp_path: Path) -> None:
     warm.engine.prefill = dies  # type: ignore[method-assign]
     with pytest.raises(RuntimeError):
         warm.work_ahead()
-    store.note_death(take_running(socket_path), "SIGABRT")
+    store.record_death(take_running(socket_path), "SIGABRT")
     warm = started()
     warm.work_ahead()
     assert warm.scheduler.idle_tokens == 0

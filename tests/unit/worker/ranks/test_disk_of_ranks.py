@@ -11,7 +11,7 @@ import pytest
 from hearth.shared.errors import StartError
 from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks import leading_kv
-from hearth.worker.ranks.leading_kv import FOUND_EVENT, LeadingDiskThread, have_taken
+from hearth.worker.ranks.leading_kv import FOUND_EVENT, LeadingDiskThread, keep_on_followers
 from tests.helpers.ranks.followed_disks import WAIT_S, DisksOfRanks, rows_of, states_of
 
 Make = Callable[..., DisksOfRanks]
@@ -54,8 +54,8 @@ def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_to
     assert disks.holders(first.name) == sorted(disks.stores)
     (found,) = disks.read(first.name)
     assert found is not None
-    rows = disks.telling.rows(rows_of(0, 1))
-    have_taken(disks.telling, found, rows.handle)
+    rows = disks.commands.rows(rows_of(0, 1))
+    keep_on_followers(disks.commands, found, rows.handle)
     assert found.arrays[0].values.tolist() == numbers(rows)[0]
     for follower in disks.followers:
         own = follower.kv.rows[rows.handle]
@@ -71,8 +71,8 @@ def test_a_snapshot_is_stored_on_every_rank(disks: DisksOfRanks) -> None:
     assert kinds == ["F32"] * 2
     (found,) = disks.read(snapshot.name)
     assert found is not None
-    states = disks.telling.states(states_of(0, 3))
-    have_taken(disks.telling, found, states.handle)
+    states = disks.commands.states(states_of(0, 3))
+    keep_on_followers(disks.commands, found, states.handle)
     own, expected = numbers(disks.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
     assert own == expected
 
@@ -141,7 +141,7 @@ def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
     first = disks.record(1)
     disks.write(first)
     disks.stores[1].gate.clear()
-    handle = Handle(disks.telling.new_handle() + 1)
+    handle = Handle(disks.commands.new_handle() + 1)
     answered, _ = disks.ask(first.name)
     disks.link.on_event(1, FOUND_EVENT, [handle, [True]])
     assert answered.wait(WAIT_S) and handle.looks == 1
@@ -214,9 +214,9 @@ def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(
     (found,) = disks.read(first.name)
     assert found is not None
     disks.followers[0].kv.are_rows = lambda kept, tokens: False
-    rows = disks.telling.rows(rows_of(0, 1))
+    rows = disks.commands.rows(rows_of(0, 1))
     with pytest.raises(UnreadableRecord, match=r"of other shapes than the model's \(rank 1\)"):
-        have_taken(disks.telling, found, rows.handle)
+        keep_on_followers(disks.commands, found, rows.handle)
     disks.leading.discard(found.name)
     disks.settle()
     wait_until(lambda: not disks.holders(first.name))

@@ -20,7 +20,7 @@ from hearth.worker.kv.layer_adapters import leaves
 from hearth.worker.kv.quantise_kv import QuantFormat, TurboFormat
 from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.follower_main import Follower, FollowerMemory
-from hearth.worker.ranks.leading_kv import format_from, handle_of, told_format
+from hearth.worker.ranks.leading_kv import format_fields, format_from, handle_of
 from hearth.worker.ranks.rank_link import RankMismatch
 from hearth.worker.setup import memory_setup
 from hearth.worker.setup.memory_setup import WorkerMemory
@@ -236,7 +236,7 @@ def test_a_follower_knows_what_a_step_costs(lead: tuple[ReplicaRanks, Machine]) 
     )
 )
 def test_a_format_that_is_told_is_the_same_format(form: Any) -> None:
-    assert format_from(told_format(form)) == form
+    assert format_from(format_fields(form)) == form
 
 
 MB = mlx_memory.MB
@@ -259,7 +259,10 @@ def test_a_follower_leaves_room_for_what_embeds_as_rank_0_does(
     memory = FollowerMemory(settings, link)
     memory.share(2)
     assert held == [(1500 * MB - ENCODERS) // 2]
-    assert memory.room()[0] == WorkerMemory(settings, "ipc:///nowhere/w", TwoHere()).share.total
+    assert (
+        memory.limit_and_use()[0]
+        == WorkerMemory(settings, "ipc:///nowhere/w", TwoHere()).share.total
+    )
 
 
 class Rooms:
@@ -268,7 +271,7 @@ class Rooms:
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
 
-    def set_room(self, limit_bytes: int, used_bytes: int) -> None:
+    def set_memory(self, limit_bytes: int, used_bytes: int) -> None:
         self.told.append((limit_bytes, used_bytes))
 
 

@@ -106,10 +106,13 @@ def answering(link: FollowerLink, count: int) -> threading.Thread:
 def test_all_followers_do_what_is_told_in_order_and_answer_what_is_asked(ranks: Ranks) -> None:
     leader = ranks.leader
     threads = [answering(link, 4) for link in ranks.followers.values()]
-    leader.tell("new", 1)
-    leader.tell("prefill", 1, [5, 6])
-    assert leader.ask("size", "a", drops=[7]) == [[1, "size", ["a"], [7]], [2, "size", ["a"], [7]]]
-    assert [answer[0] for answer in leader.ask("again")] == [1, 2]
+    leader.send("new", 1)
+    leader.send("prefill", 1, [5, 6])
+    assert leader.request("size", "a", drops=[7]) == [
+        [1, "size", ["a"], [7]],
+        [2, "size", ["a"], [7]],
+    ]
+    assert [answer[0] for answer in leader.request("again")] == [1, 2]
     for thread in threads:
         thread.join()
     assert ranks.ends == {}
@@ -118,9 +121,9 @@ def test_all_followers_do_what_is_told_in_order_and_answer_what_is_asked(ranks: 
 def test_an_event_and_the_memory_of_a_follower_reach_rank_0(ranks: Ranks) -> None:
     heard: list[Any] = []
     ranks.leader.on_event = lambda *event: heard.append(event)
-    ranks.followers[2].set_room(100, 7)
+    ranks.followers[2].set_memory(100, 7)
     ranks.followers[2].send_event("read", 5, ["a file"])
-    rooms = ranks.leader.rooms
+    rooms = ranks.leader.rank_memory
     wait_until(lambda: heard and 2 in rooms and rooms[2].used_bytes)
     assert heard == [(2, "read", [5, ["a file"]])]
     assert (rooms[2].limit_bytes, rooms[2].used_bytes) == (100, 7)
@@ -136,7 +139,7 @@ def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks
     assert code == EXIT_RANK_LOST
     assert why.endswith("step 2: rank 0 computes ['step', [3]], rank 2 ['step', [4]]")
     with pytest.raises(RankLost):
-        ranks.leader.tell("next")
+        ranks.leader.send("next")
 
 
 def test_a_follower_that_is_gone_is_noticed(ranks: Ranks) -> None:
@@ -165,7 +168,7 @@ def test_operations_go_to_no_stranger_who_says_that_it_is_a_rank(directory: Path
         stranger.send(frame)
     ranks.start()
     threads = [answering(link, 1) for link in ranks.followers.values()]
-    ranks.leader.tell("go on")
+    ranks.leader.send("go on")
     for thread in threads:
         thread.join(10)
     told = [not thread.is_alive() for thread in threads]
@@ -207,7 +210,7 @@ def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ran
     ):
         ranks.join(None)
     threads = [answering(ranks.followers[2], 1)]
-    ranks.leader.tell("go on")
+    ranks.leader.send("go on")
     threads[0].join()
     assert 0 not in ranks.ends
 
@@ -220,7 +223,7 @@ def test_what_a_rank_said_before_it_ended_tells_why(
     ranks.leader.on_event = lambda *_: is_told.wait(WAIT_S_MAX) and None  # rank 0 is slow
     ranks.followers[1].send_event("busy")
     ranks.followers[1].fail(StartError("The model needs 9 GB and has 8."))
-    ranks.leader.lose(1, "it ended with code 78")
+    ranks.leader.report_lost(1, "it ended with code 78")
     is_told.set()
     assert ranks.end_of(0) == (
         EXIT_CANNOT_START,

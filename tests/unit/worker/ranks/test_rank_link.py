@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.shared.errors import WireError
-from hearth.worker.ranks.agreed_tokens import check_sums, said_facts
+from hearth.worker.ranks.agreed_tokens import check_sums, token_facts
 from hearth.worker.ranks.leader_link import WitnessComparison
 from hearth.worker.ranks.rank_link import RankMismatch, pack
 from scripts.harness.ranks.ranks_in_memory import ranks_in_memory
@@ -23,7 +23,7 @@ TOLD = st.tuples(WORDS, st.lists(VALUES, max_size=4), st.lists(st.integers(0, 2*
 def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], list[int]]]) -> None:
     leader, followers = ranks_in_memory(3)
     for name, arguments, drops in told:
-        leader.tell(name, *arguments, drops=drops)
+        leader.send(name, *arguments, drops=drops)
     for follower in followers.values():
         came = [follower.next() for _ in told]
         assert [(each.name, each.arguments, each.drops) for each in came] == told
@@ -32,7 +32,7 @@ def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], li
 def test_arrays_and_objects_are_refused() -> None:
     leader, _ = ranks_in_memory(2)
     with pytest.raises(WireError):
-        leader.tell("put", object())
+        leader.send("put", object())
 
 
 TOKEN = st.integers(1000, 200_000)
@@ -55,9 +55,9 @@ def test_tokens_that_differ_by_one_are_a_mismatch_that_tells_none(ids: list[int]
     other = list(ids)
     other[row % len(ids)] += 1
     comparison = WitnessComparison([1])
-    comparison.note_own(pack(said_facts(ids)))
-    comparison.note(1, pack(said_facts(ids)))
-    comparison.note_own(pack(said_facts(ids)))
+    comparison.record_own(pack(token_facts(ids)))
+    comparison.record(1, pack(token_facts(ids)))
+    comparison.record_own(pack(token_facts(ids)))
     with pytest.raises(RankMismatch, match="step 2: rank 0 computes \\['said', ") as caught:
-        comparison.note(1, pack(said_facts(other)))
+        comparison.record(1, pack(token_facts(other)))
     assert f"[{', '.join(map(str, ids))}]" not in str(caught.value)

@@ -16,16 +16,16 @@ from hearth.worker.disk.open_file_store import GB
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.ranks.follower_main import open_followed_store
-from hearth.worker.ranks.leading_kv import LeadingLayerMap, NamedCache, Telling, kinds_of
+from hearth.worker.ranks.leading_kv import FollowerCommands, LeadingLayerMap, NamedCache, kinds_of
 from hearth.worker.ranks.leading_rank import LeadingRank, rank_report, refuse_device
-from hearth.worker.ranks.rank_link import Handle, RankRoom, pack, unpack
+from hearth.worker.ranks.rank_link import Handle, RankMemory, pack, unpack
 from hearth.worker.ranks.sharded_model import Sharded, check_same_model
 from hearth.worker.ranks.start_ranks import (
     OFF,
     endpoints_of,
     refuse_settings,
-    told_settings,
-    with_told,
+    shared_settings,
+    with_shared,
 )
 from hearth.worker.setup.doctor_setup import draft_policy
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -75,12 +75,12 @@ class Answers:
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
-        self.rooms: dict[int, RankRoom] = {}
+        self.rank_memory: dict[int, RankMemory] = {}
 
-    def ask(self, *_operation: Any, drops: Any = ()) -> list[Any]:
+    def request(self, *_operation: Any, drops: Any = ()) -> list[Any]:
         return self._answers
 
-    def tell(self, *_operation: Any, drops: Any = ()) -> None:
+    def send(self, *_operation: Any, drops: Any = ()) -> None:
         pass
 
 
@@ -90,7 +90,7 @@ def probe(name: str) -> NamedCache:
 
 def mapped(name: str, answer: Any) -> LeadingLayerMap:
     link: Any = Answers(answer)
-    return LeadingLayerMap(probe(name), Telling(link))
+    return LeadingLayerMap(probe(name), FollowerCommands(link))
 
 
 def test_ranks_that_keep_other_kinds_of_things_are_refused() -> None:
@@ -105,12 +105,12 @@ def test_the_greediest_rank_decides_how_much_a_byte_of_rank_0_weighs() -> None:
     own = layers.slot_bytes(1 << 15, None)
     assert mapped("qwen3", ["", kinds_of(layers), 3 * own]).byte_share == 3
     rank = LeadingRank(Answers(), SimpleNamespace(size=lambda: 2), "tensor")  # type: ignore[arg-type]
-    rank.rooms = {1: RankRoom(1000, 400)}
+    rank.start_memory = {1: RankMemory(1000, 400)}
     assert rank.limit(250) == 250 + 600
-    rank.telling.link.rooms[1] = RankRoom(0, 0)  # type: ignore[index]
+    rank.commands.link.rank_memory[1] = RankMemory(0, 0)  # type: ignore[index]
     assert rank.limit(250) == 250 + 600, "it has not looked yet"
     assert rank.limit(450) == 250 + 600, "the 200 bytes that rank 0 took since, it has taken too"
-    rank.telling.link.rooms[1] = RankRoom(1000, 900)  # type: ignore[index]
+    rank.commands.link.rank_memory[1] = RankMemory(1000, 900)  # type: ignore[index]
     rank.byte_share = 2.0
     assert rank.limit(250) == 250 + 50
 
@@ -119,7 +119,7 @@ HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
 
 
 def test_each_rank_is_told_with_its_host_and_what_it_takes_of_what_it_may() -> None:
-    report = rank_report(HOSTS, "tensor", 70, {1: RankRoom(100, 40), 2: RankRoom(100, 50)})
+    report = rank_report(HOSTS, "tensor", 70, {1: RankMemory(100, 40), 2: RankMemory(100, 50)})
     assert (report["count"], report["split"]) == (3, "tensor")
     assert report["ranks"] == [
         {"rank": 0, "host": "10.0.0.1", "used_bytes": 70},
@@ -154,25 +154,25 @@ def test_what_decides_what_is_computed_is_rank_0s_and_the_rest_a_machines_own() 
         None,
     )
     own = load_settings({"MEMORY_LIMIT_MB": "2", "KV_CACHE_DIR": "/kv1"}, None)
-    told = unpack(pack(told_settings(leader)))
-    settings = with_told(own, told)
+    told = unpack(pack(shared_settings(leader)))
+    settings = with_shared(own, told)
     assert (settings.dtype, settings.model_path) == ("float16", "/a")
     assert (settings.memory_limit_mb, settings.kv_cache_dir) == (2, Path("/kv1"))
-    assert told_settings(settings) == told_settings(leader)
+    assert shared_settings(settings) == shared_settings(leader)
 
 
 @pytest.mark.parametrize("secret", ["proxy_api_key", "proxy_api_keys", "allow_model_code"])
 def test_neither_keys_nor_leave_to_run_code_are_told(secret: str) -> None:
     settings = load_settings({}, None)
     assert secret in {field.name for field in dataclasses.fields(settings)}
-    assert secret not in told_settings(settings)
+    assert secret not in shared_settings(settings)
 
 
 def test_settings_that_a_rank_does_not_know_are_refused() -> None:
     settings = load_settings({}, None)
-    for told in ({**told_settings(settings), "allow_model_code": ("x",)}, {"dtype": "auto"}):
+    for told in ({**shared_settings(settings), "allow_model_code": ("x",)}, {"dtype": "auto"}):
         with pytest.raises(StartError, match="update both"):
-            with_told(settings, told)
+            with_shared(settings, told)
 
 
 def test_ranks_of_one_machine_meet_at_a_socket_and_others_at_a_port(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Workers:
         made.position = min(at, made.query.limit)
         made.sampled = [1] * (at - made.position)
         self.suspects.note([made, *beside])
-        self.store.note_death(take_running(self.socket_path), "SIGSEGV")
+        self.store.record_death(take_running(self.socket_path), "SIGSEGV")
         self.start()
 
 
@@ -146,7 +146,7 @@ def test_a_suspect_runs_alone_until_it_is_past_the_place(workers: Workers) -> No
     for rows in named[begins:]:
         assert "one" not in rows or rows["one"]["is_alone"] == (len(rows) == 1)
     assert not workers.store.all(), "served"
-    workers.store.note_death(take_running(workers.socket_path), "SIGSEGV")
+    workers.store.record_death(take_running(workers.socket_path), "SIGSEGV")
     assert not workers.store.all(), "an idle worker names nobody"
 
 
@@ -173,7 +173,7 @@ def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(
     assert not workers.suspects.spoils(made.query)
     for _ in range(3):
         workers.suspects.note_idle(made.query, 1)
-        workers.store.note_death(take_running(workers.socket_path), "SIGSEGV")
+        workers.store.record_death(take_running(workers.socket_path), "SIGSEGV")
     assert workers.suspects.spoils(made.query)
     assert not workers.suspects.spoils(request("other", prompt=25).query)
     assert workers.come(made)

@@ -40,7 +40,7 @@ class ScriptedPort:
     def post(self, peer: bytes, message: Message) -> None:
         self.posted.append((peer, message))
 
-    def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
+    def poll(self, wait_s: float) -> list[tuple[bytes, Message]]:
         arrived, self.arriving = self.arriving, []
         return arrived
 
