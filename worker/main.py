@@ -180,7 +180,9 @@ class Worker:
 
 def main() -> int:
     return run_worker(
-        *("hearth.worker.main", __doc__, "worker"),
+        "hearth.worker.main",
+        __doc__,
+        "worker",
         lambda settings, told: Worker(settings, told.worker_id, told.endpoint, told.listen),
     )
 

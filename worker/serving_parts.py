@@ -8,12 +8,14 @@ from pathlib import Path
 from hearth.shared.settings import Settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
+from hearth.worker.cache.prefill_grid import WHOLE
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.decode.sampler import SamplingParams, make_token_choice, sampling_defaults
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.schedule.answer_drafts import AnswerDrafts
@@ -26,8 +28,6 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.doctor_setup import ModelDoctor, are_trees_cheap, draft_policy
 from hearth.worker.setup.kv_setup import (
     cut_rule_of,
-    evictions_of,
-    expire_of,
     is_exact,
     look_of,
     make_kv_manager,
@@ -35,7 +35,7 @@ from hearth.worker.setup.kv_setup import (
     sweep_of,
     with_goal_beside,
 )
-from hearth.worker.setup.load_setup import VisionParts, image_grid, load_all
+from hearth.worker.setup.load_setup import VisionParts, load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_prompts, sessions_of
 from hearth.worker.setup.rank_setup import SingleRank
@@ -183,13 +183,14 @@ class ModelStart:
         )
         recorder = TurnRecorder(
             sessions,
-            evictions_of(kv_manager),
+            (lambda: kv_manager.evictions) if isinstance(kv_manager, KVManager) else None,
             lambda job: self._jobs.put((job.request.lease, job)),
         )
         config = SchedulerConfig(
             running_max=most,
             natural_cuts=cut_rule.natural,
-            grid=image_grid(cut_rule.grid, vision),
+            # A model whose images cannot be split reads each in one forward.
+            grid=cut_rule.grid if vision is None or vision.encoder.splits_images else WHOLE,
             ended=recorder.ended,
             post=self._inbox.put,
             watchdog=GenerationWatchdog(
@@ -233,7 +234,7 @@ class ModelStart:
             scheduler,
             self._wire.send,
             sweep_of(kv_manager, guard),
-            expire_of(kv_manager),
+            IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False,
             watch_memory,
         )
         loop.checks = doctor.checks(cut_rule, guard)

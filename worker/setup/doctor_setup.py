@@ -125,7 +125,9 @@ class ModelDoctor:
 
         def make_run() -> CheckRun:
             return check_run(
-                *(self._loaded, self.settings, rule),
+                self._loaded,
+                self.settings,
+                rule,
                 lambda: int(free_bytes(memory) * ROOM_SHARE),
             )
 
@@ -190,16 +192,20 @@ class ModelDoctor:
 def settings_row(settings: Settings) -> dict[str, Any]:
     """Return the settings that matter to the checks: none names a person, a place or a key."""
     names = (
-        *("cache_exact", "prefill_chunk", "dtype", "doctor", "kv_bits", "cache_store_bits"),
+        "cache_exact",
+        "prefill_chunk",
+        "dtype",
+        "doctor",
+        "kv_bits",
+        "cache_store_bits",
         "workers",
-        *(
-            "live_slots_max",
-            "max_concurrent_requests",
-            "max_kv_size",
-            "memory_limit_mb",
-            "cache_ram_budget_mb",
-        ),
-        *("max_kv_size_gb", "kv_disk_write_gb_per_day"),
+        "live_slots_max",
+        "max_concurrent_requests",
+        "max_kv_size",
+        "memory_limit_mb",
+        "cache_ram_budget_mb",
+        "max_kv_size_gb",
+        "kv_disk_write_gb_per_day",
     )
     return {name.upper(): getattr(settings, name) for name in names}
 

@@ -27,7 +27,6 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.prefill_lengths import network_of, prefill_lengths
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
-from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
@@ -160,11 +159,18 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     blas = loaded_blas() if facts.backend == "cpu" else ""
     group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
-        *(str(ROOT_SCHEMA), facts.path, *loaded.identity.parts()),
-        *(facts.cache_layout, facts.backend, chip()),
-        *(str(settings.kv_bits), str(group_size)),
-        *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
-        *(version("mlx"), version("mlx-lm")),
+        str(ROOT_SCHEMA),
+        facts.path,
+        *loaded.identity.parts(),
+        facts.cache_layout,
+        facts.backend,
+        chip(),
+        str(settings.kv_bits),
+        str(group_size),
+        str(settings.quantized_kv_start),
+        ROOT_STORE_BITS,
+        version("mlx"),
+        version("mlx-lm"),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.form}",
         *([f"BLAS {blas}"] if blas else []),
@@ -285,18 +291,6 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
         return kv_manager.sweep()
 
     return sweep
-
-
-def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | None:
-    """Return a function that says how often kept KV made way; None where none is kept."""
-    if isinstance(kv_manager, NullKVManager):
-        return None
-    return lambda: kv_manager.evictions
-
-
-def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
-    """Return a function that does a step of giving back what is unused, and says if more is due."""
-    return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
 
 
 def look_of(

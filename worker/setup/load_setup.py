@@ -13,7 +13,6 @@ from PIL import Image
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings import Settings
 from hearth.worker.cache.extent_store import MB
-from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.decode.draft_model_loader import (
     DraftCheckpoint,
     find_draft_model,
@@ -82,12 +81,6 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
     return VisionParts(reader, encoder, ImageForm(reader.before, reader.after))
 
 
-def image_grid(grid: PrefillGrid, vision: VisionParts | None) -> PrefillGrid:
-    """Return where forwards amid an image end, whose prompts are read in the steps of `grid`."""
-    splits = vision is None or vision.encoder.splits_images
-    return grid if splits else WHOLE
-
-
 def load_all(
     settings: Settings,
     steps: StartSteps,
@@ -111,7 +104,9 @@ def load_all(
         settings,
         steps.begin,
         lambda nbytes: adapters.admit(nbytes + draft_bytes),
-        *(is_good, name, rank.part()),
+        is_good,
+        name,
+        rank.part(),
         dense_max=memory.dense_bytes_max() - draft_bytes,
     )
     loaded = with_draft_model(rank.joined(loaded), found, settings)

@@ -162,7 +162,8 @@ class WorkerMemory:
             log.info(
                 "%.1f GB are left free for EMBEDDING_MODEL and RERANK_MODEL, %.1f GB are the "
                 "workers'",
-                *(self.encoders_bytes / GB, total / GB),
+                self.encoders_bytes / GB,
+                total / GB,
             )
         self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
         self.use = MemoryUse()
@@ -180,7 +181,10 @@ class WorkerMemory:
         share.claim(nbytes)
         try:
             mlx_memory.refuse_heavy(
-                *(nbytes, settings.model_path, share.total, share.others_bytes),
+                nbytes,
+                settings.model_path,
+                share.total,
+                share.others_bytes,
                 encoders=self.encoders_bytes,
             )
         except Exception:

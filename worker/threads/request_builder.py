@@ -140,8 +140,14 @@ class SessionPromptBuilder:
         if prompt.continues and turns:  # it is not over: the client's text says how far it goes
             turns = [*turns[:-1], None]
         return PromptContent(
-            *(messages, prompt.tools, prompt.template_kwargs, turns, images, prompt.speaker.key),
-            *(prompt.continues, prompt.thinking),
+            messages,
+            prompt.tools,
+            prompt.template_kwargs,
+            turns,
+            images,
+            prompt.speaker.key,
+            prompt.continues,
+            prompt.thinking,
         )
 
     def explain(self, visit: SessionContext, built: BuiltPrompt) -> None:

@@ -84,7 +84,12 @@ class StartSteps:
         """Return what a worker tells of itself while it loads its model. Any thread."""
         name, since, nbytes = self._step
         return Heartbeat(
-            *("loading", 0, 0, 0, 0, None),
+            "loading",
+            0,
+            0,
+            0,
+            0,
+            None,
             step=name,
             step_s=time.monotonic() - since if name else 0.0,
             step_bytes=nbytes,
