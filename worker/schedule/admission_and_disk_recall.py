@@ -12,7 +12,7 @@ from typing import Final
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
-from hearth.worker.schedule.memory_guard import AnyKVManager, PromptCost
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
@@ -154,13 +154,16 @@ class Admission:
             if other.position <= other.cached_tokens
         )
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
-        cost = PromptCost(
-            lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
-            round((1 + own_share) * self._uncached.slot_cost(query, rows)) + promised,
-            growth,
-            lambda: 0 if running else kv_manager.copied_bytes(query),
+        return self._config.memory.admits(
+            self._kv_manager,
+            query,
+            now=lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
+            cold=round((1 + own_share) * self._uncached.slot_cost(query, rows)) + promised,
+            growth=growth,
+            copied=lambda: 0 if running else kv_manager.copied_bytes(query),
+            is_last=not running,
+            depth=depth,
         )
-        return self._config.memory.admits(self._kv_manager, query, cost, not running, depth)
 
     def _own_share(self, request: Request, running: Collection[Request]) -> float:
         """Return the part of a request's KV, 0 to 1, that a batch copies when the request joins.

@@ -25,16 +25,6 @@ def _none(_depth: int = 0) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCost:
-    """Says how many bytes a prompt takes once it has a slot."""
-
-    now: Callable[[], int]  # bytes with the KV of the prompt that is kept now
-    cold: int  # bytes with no kept KV
-    growth: int = 0  # bytes that answers will still take; they may come from releasable KV
-    copied: Callable[[], int] = _none  # bytes of kept KV that may go once the slot has a copy
-
-
 @dataclass(slots=True)
 class Watermark:
     """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
@@ -86,28 +76,36 @@ class MemoryGuard:
         self,
         kv_manager: AnyKVManager,
         query: PrefixQuery,
-        cost: PromptCost,
+        *,
+        now: Callable[[], int],
+        cold: int,
+        growth: int,
+        copied: Callable[[], int],
         is_last: bool,
-        depth: int = 0,
+        depth: int,
     ) -> tuple[bool, int]:
         """Free memory for a prompt; return whether it fits, and how many bytes it takes.
+
+        The prompt takes `now()` bytes with its present kept KV, and `cold` bytes without any; once
+        its slot has copied that KV, `copied()` bytes may be released. `growth` are the bytes that
+        answers will still take; they may come from releasable KV.
 
         The prompt's own kept KV is released last, and only if no other request runs (`is_last`):
         the end of a running request would free memory too. The kept KV must fit beside its copy in
         the slot, but not beside a forward as well. If releasing all that may go is not enough,
         nothing is released.
         """
-        needed, copied = cost.now(), cost.copied()
-        assert min(needed, cost.cold, copied) >= 0, (needed, cost.cold, copied)
+        needed, twice = now(), copied()
+        assert min(needed, cold, twice) >= 0, (needed, cold, twice)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(cost.cold, depth)
+            missing = self.over(cold, depth)
             if spared is not None:
-                missing = max(self.over(needed), self.over(needed - copied, depth))
+                missing = max(self.over(needed), self.over(needed - twice, depth))
             if 0 < missing <= kv_manager.releasable(spared):
                 kv_manager.release(missing, spared)
-                needed, copied = cost.now(), cost.copied()
-            if not self.over(needed) and not self.over(needed - copied, depth):
-                later = self.over(needed - copied + cost.growth, depth)
+                needed, twice = now(), copied()
+            if not self.over(needed) and not self.over(needed - twice, depth):
+                later = self.over(needed - twice + growth, depth)
                 return not later or later <= kv_manager.releasable(spared), needed
         return False, needed
 
