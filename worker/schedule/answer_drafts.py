@@ -1,4 +1,4 @@
-"""Makes the drafter of each answer, and keeps answers as drafts for later ones of the API key.
+"""Makes the drafter of each answer, and keeps answers to draft later answers of an API key.
 
 Owner: the inference thread.
 """

@@ -106,9 +106,9 @@ class PrefillForwards:
     """Does one forward of a prompt at a time. Owner: the inference thread.
 
     A forward usually ends at the prompt's next cut, which depends on tokens, model and chip alone.
-    It ends earlier at fixed places in a long image, and, while other requests decode, wherever it
-    has taken long enough. KV from such shortened forwards may differ from that of a cold prefill,
-    so it is kept as fast KV, and so is the rest of that prompt.
+    It ends earlier at fixed places in a long image. While other requests decode, it also ends
+    earlier, so that it takes about `beside_goal_s`. KV from forwards shortened for that may differ
+    from the KV of a cold prefill, so it is kept as fast KV, and so is the rest of that prompt.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ from hearth.worker.threads.request_builder import (
 )
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
-LOOK_WAIT_S_MAX: Final = 0.5  # seconds to wait for a disk thread that writes a large file
+LOOK_WAIT_S_MAX: Final = 0.5  # seconds to wait for a disk thread that is busy with a large file
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 EXIT_BROKEN: Final = 70  # EX_SOFTWARE: a bug or a device fault; a clean start may help
 JOIN_S_MAX: Final = 0.5
-FETCHING: Final = "files"  # step of a start that only downloads, perhaps for hours
+FETCHING: Final = "files"  # step of a start that computes nothing, perhaps for hours
 
 
 class Shutdown:
