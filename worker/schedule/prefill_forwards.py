@@ -134,7 +134,7 @@ class PrefillForwards:
         None.
 
         Raises:
-            RequestError: an image is no longer available.
+            RequestError: an image is gone.
         """
         clock = self._config.clock
         if decoding:  # the decode step computed ahead counts as time of the answers

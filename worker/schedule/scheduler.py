@@ -356,7 +356,7 @@ class Scheduler:
                 hidden = self._prefill_forwards.step(
                     request, self._prefilling, self._decoding.values()
                 )
-            except RequestError as error:  # an image is no longer available
+            except RequestError as error:  # an image is gone
                 self._prefilling.remove(request)
                 yield self._end_with_error(request, error)
                 return
