@@ -106,7 +106,7 @@ class Admission:
         return is_less and kept.recalls < RECALLS_MAX and self.start_recall(request)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in the KV that the disk thread read; its request no longer waits for the disk."""
+        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
         kept, query = done.request.kept, done.request.query
         assert done.epoch <= self._epoch, (done.epoch, self._epoch)
         if done.epoch != self._epoch:  # the cache was emptied meanwhile

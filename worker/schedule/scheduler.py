@@ -168,7 +168,7 @@ class Scheduler:
         return Progress(request.request_id, request.kept.tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in the KV that the disk thread read; its request no longer waits for the disk."""
+        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
         self._admission.take_recalled(done)
 
     @property
