@@ -1,1 +1,1 @@
-"""Runs the model: everything of a worker process."""
+"""Runs the model: all code of a worker process."""

@@ -1,4 +1,4 @@
-"""Reports what one worker's cache holds, for `/v1/cache`, and does what is asked of it there."""
+"""Reports the content of a worker's cache for `/v1/cache`, and empties or unpins it on request."""
 
 import bisect
 import time
@@ -18,49 +18,49 @@ from hearth.worker.serving_parts import ServingParts
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.load_setup import VisionParts
 
-LINES_MAX = 200  # the most recently used
-DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of depths begins
+LINES_MAX = 200  # most conversations in a report, the most recently used first
+DEPTHS = (1_024, 4_096, 16_384, 65_536)  # bounds in tokens between the ranges of depths
 CORRECTNESS: Final = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
 
 
-def answer_status(served: ServingParts, message: Status, waiting_frames: int) -> Told | Failed:
-    """Report on the cache, after it was emptied or a pin given up. Inference thread.
+def answer_status(parts: ServingParts, message: Status, waiting_frames: int) -> Told | Failed:
+    """Do what a Status asks of the cache, then return the report. Inference thread.
 
-    `waiting_frames` are those that the wire thread is to send.
+    `waiting_frames` counts the frames that wait in the wire thread's outbox.
     """
-    kv_manager, scheduler, key = served.kv_manager, served.scheduler, message.key
+    kv_manager, scheduler, api_key = parts.kv_manager, parts.scheduler, message.key
     if message.what in ("doctor", "check_again"):
-        return Told(message.request_id, served.doctor.answer(message.what))
-    if message.what == "unpin" and not kv_manager.unpin(message.about, key):
+        return Told(message.request_id, parts.doctor.answer(message.what))
+    if message.what == "unpin" and not kv_manager.unpin(message.about, api_key):
         text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
         return Failed(message.request_id, 404, "not_found", text)
     if message.what == "clear_cache":
         scheduler.forget()
-        served.sessions.forget_lines()
-        served.suspects.clear(key)
-        served.grammars.end_idle(0.0)
-        if served.vision is not None:
-            served.vision.forget()
+        parts.sessions.forget_lines()
+        parts.suspects.clear(api_key)
+        parts.grammars.end_idle(0.0)
+        if parts.vision is not None:
+            parts.vision.forget()
     report = cache_report(
         kv_manager,
         scheduler.idle_tokens,
-        key,
-        served.loaded.facts,
+        api_key,
+        parts.loaded.facts,
         scheduler.decoder.batch_bytes,
-        served.loaded.adapters.identities,
+        parts.loaded.adapters.identities,
     )
     report |= {
-        "adapters": served.loaded.adapters.report(),
+        "adapters": parts.loaded.adapters.report(),
         "quantisation": quantisation_report(kv_manager),
-        "dtype": served.loaded.dtype.row(),
-        "ranks": served.rank.report(served.loop.active_bytes),
+        "dtype": parts.loaded.dtype.row(),
+        "ranks": parts.rank.report(parts.loop.active_bytes),
         "trunks": scheduler.decoder.trunks_report(),
-        "sessions": served.sessions.counters(),
-        "vision": vision_report(served.vision),
-        "grammars": served.grammars.report(),
-        "suspects": served.suspects.report(key),
-        **scheduler.report(key),
-        **served.memory.report(),
+        "sessions": parts.sessions.counters(),
+        "vision": vision_report(parts.vision),
+        "grammars": parts.grammars.report(),
+        "suspects": parts.suspects.report(api_key),
+        **scheduler.report(api_key),
+        **parts.memory.report(),
         "wire_waiting_frames": waiting_frames,
     }
     return Told(message.request_id, report)
@@ -69,27 +69,26 @@ def answer_status(served: ServingParts, message: Status, waiting_frames: int) ->
 def cache_report(
     kv_manager: KVManager | NullKVManager,
     idle_tokens: int,
-    key: str = "",
+    api_key: str = "",
     facts: ModelFacts | None = None,
     batch_bytes: int = 0,
     adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return budget, use, lines, live slots and pins. Inference thread.
+    """Return budget, use, conversations, live slots and pins. Inference thread.
 
-    Sums are over all; the rest is of the API key with this digest, "" = everyone's. `batch_bytes`
-    are those of live caches that are in a batch, not in their slots; `adapters` tells the bytes of
-    each adapter, by its name.
+    Sums are over all keys; the rest is of the API key with this digest, "" = of all keys.
+    `batch_bytes` are the bytes of live caches in a batch; `adapters` maps names to identities.
     """
     report: dict[str, Any] = {"counts": dict(kv_manager.counts), "idle_tokens": idle_tokens}
     if isinstance(kv_manager, NullKVManager):
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
-    root = key_root(store.root.name, key)
-    named = map(store.joint, [root, *(adapter_root(root, each) for each in adapters.values())])
-    roots = [joint for joint in named if joint is not None] if key else None
+    root = key_root(store.root.name, api_key)
+    nodes = map(store.joint, [root, *(adapter_root(root, name) for name in adapters.values())])
+    roots = [node for node in nodes if node is not None] if api_key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     depths = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
-    lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
+    depth_ends = [*(f"{depth - 1}" for depth in DEPTHS), ""]
     evictor = kv_manager.transfer.evictor
     return {
         "reuses": True,
@@ -98,24 +97,24 @@ def cache_report(
         "bytes": budget.bytes_used,
         "budget_buffers": budget.buffers_max,
         "buffers": budget.buffers_used,
-        "slots": [_slot(kv_manager, s) for s in kv_manager.slots if _is_of(s.root, roots)],
+        "slots": [_slot(kv_manager, s) for s in kv_manager.slots if _is_among(s.root, roots)],
         "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)) + batch_bytes,
         "idle_slots_bytes_max": kv_manager.idle_bytes_max,
         "batch_bytes": batch_bytes,
         "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),
-        "snapshots": sum(joint.snapshot is not None for joint in store.joints),
+        "snapshots": sum(node.snapshot is not None for node in store.joints),
         "evictions": kv_manager.evictions,
         "evicted": {
             "count": dict(evictor.evicted),
             "bytes": dict(evictor.evicted_bytes),
-            # The newest first, of those under `roots`; None = all.
-            "last": [entry.as_row() for entry in evictor.last if _is_of(entry.root, roots)],
+            # The newest first, under `roots` only.
+            "last": [entry.as_row() for entry in evictor.last if _is_among(entry.root, roots)],
         },
         "disk": kv_manager.disk_report(),
-        "depths": {f"{low}-{lasts[at]}": depths[at] for at, low in enumerate((0, *DEPTHS))},
+        "depths": {f"{low}-{depth_ends[n]}": depths[n] for n, low in enumerate((0, *DEPTHS))},
         "entries": lines[:LINES_MAX],
-        **kv_manager.pins.report(key),
+        **kv_manager.pins.report(api_key),
         **report,
     }
 
@@ -127,21 +126,21 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "bytes": kv_manager.slot_bytes(slot),
         "bits": slot.format.bits if slot.format is not None else None,
         "busy": slot.is_busy,
-        "batched": not slot.cache,  # its rows are in a batch, with its bytes
+        "batched": not slot.cache,  # its KV rows and bytes are in a batch
         "line": slot.line.number,
         "adapter": slot.adapter or None,
     }
 
 
-def _is_of(root: PrefixNode, roots: Sequence[PrefixNode] | None) -> bool:
+def _is_among(root: PrefixNode, roots: Sequence[PrefixNode] | None) -> bool:
     return roots is None or root in roots
 
 
 def quantisation_report(kv_manager: KVManager | NullKVManager) -> dict[str, Any] | None:
-    """Return in how many bits KV is held in live slots and kept; None where none is kept.
+    """Return the bits of KV in live slots and of kept KV; None for a worker that keeps no KV.
 
-    `live` and `stored` are None where KV is as it was computed. `ignored` says of a setting that
-    is set and has no effect why so: exact mode, or the model's rows.
+    `live` and `stored` are None for KV as computed. `ignored` maps settings without effect to the
+    reason: exact mode, or the model's KV rows.
     """
     if isinstance(kv_manager, NullKVManager):
         return None
@@ -162,7 +161,7 @@ def _format(form: PackedFormat | None, from_tokens: int) -> dict[str, Any] | Non
 
 
 def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
-    """Return what was spent on images; None for a model that takes none. Inference thread."""
+    """Return the counts and times of images; None for a text-only model. Inference thread."""
     if vision is None:
         return None
     encoder = vision.encoder
@@ -179,13 +178,13 @@ def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
 def correctness_counts(
     kv_manager: KVManager | NullKVManager, sessions: SessionManager
 ) -> dict[str, int]:
-    """Return the counters that stay 0, or low on a hybrid, where the cache does what it should."""
-    counted = {**kv_manager.counts, **sessions.counters()}
-    return {name: counted.get(name, 0) for name in CORRECTNESS}
+    """Return the counters that stay 0, or low on a hybrid model, if the cache works correctly."""
+    counts = {**kv_manager.counts, **sessions.counters()}
+    return {name: counts.get(name, 0) for name in CORRECTNESS}
 
 
 def _under(roots: Sequence[PrefixNode]) -> Iterator[Extent]:
-    """Yield the extents whose prompts begin at one of the roots."""
+    """Yield the extents below the roots."""
     waiting = list(roots)
     while waiting:
         for extent in waiting.pop().leaving:
@@ -196,20 +195,22 @@ def _under(roots: Sequence[PrefixNode]) -> Iterator[Extent]:
 def _lines(
     kv_manager: KVManager, extents: Iterable[Extent], facts: ModelFacts | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each line, the most recently used first: what would be lost with it."""
-    own: dict[LinePriority, list[Extent]] = {}
+    """Return a dict for each conversation, the most recently used first."""
+    extents_of: dict[LinePriority, list[Extent]] = {}
     for extent in extents:
-        own.setdefault(extent.line, []).append(extent)
+        extents_of.setdefault(extent.line, []).append(extent)
     slots = kv_manager.slots
     costs = {form: kv_manager.row_bytes(form) for form in {slot.format for slot in slots}}
     row_bytes = {slot.number: costs[slot.format] for slot in slots}
     images: dict[PrefixNode, int] = {}
     rows = []
     now = time.monotonic()
-    for line, held in sorted(own.items(), key=lambda row: (not row[0].is_running, -row[0].used_at)):
-        last = max(held, key=lambda extent: extent.end.position).end
-        kept = sum(map(_kept_bytes, held))
-        live = sum(row_bytes[min(e.holders)] * len(e.tokens) for e in held if e.holders)
+    for line, own in sorted(
+        extents_of.items(), key=lambda item: (not item[0].is_running, -item[0].used_at)
+    ):
+        last = max(own, key=lambda extent: extent.end.position).end
+        kept = sum(map(_kept_bytes, own))
+        live = sum(row_bytes[min(e.holders)] * len(e.tokens) for e in own if e.holders)
         rows.append(
             {
                 "line": line.number,
@@ -219,30 +220,30 @@ def _lines(
                 "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
                 "model": facts.name if facts is not None else None,
                 "tokens": last.position,
-                "own_tokens": sum(len(extent.tokens) for extent in held),
+                "own_tokens": sum(len(extent.tokens) for extent in own),
                 "context_share": last.position / facts.context_tokens if facts else None,
                 "bytes": kept + live,
-                "slot_bytes": live,  # of `bytes`: rows that are in a live slot
+                "slot_bytes": live,  # part of `bytes` that is in a live slot
                 "images": _images_to(last, images),
-                "hits": sum(extent.end.resumed for extent in held),
+                "hits": sum(extent.end.resumed for extent in own),
             }
         )
     return rows
 
 
 def _kept_bytes(extent: Extent) -> int:
-    """Return what the budget has of an extent and of the snapshot at its end."""
+    """Return the bytes that an extent and the snapshot at its end take of the budget."""
     snapshot = extent.end.snapshot
     return extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 
 
-def _images_to(joint: PrefixNode, known: dict[PrefixNode, int]) -> int:
-    """Return how many images a prompt shows up to `joint`; `known` remembers it of those passed."""
+def _images_to(node: PrefixNode, known: dict[PrefixNode, int]) -> int:
+    """Return the number of images in a prompt up to `node`; `known` caches counts by node."""
     path = []
-    while joint not in known and joint.arrival is not None:
-        path.append(joint.arrival)
-        joint = joint.arrival.start
-    count = known.get(joint, 0)
+    while node not in known and node.arrival is not None:
+        path.append(node.arrival)
+        node = node.arrival.start
+    count = known.get(node, 0)
     for extent in reversed(path):
         count = known[extent.end] = count + extent.images
     return count

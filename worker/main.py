@@ -1,11 +1,11 @@
 """Runs one worker process: `python -m hearth.worker.main`, started by a supervisor.
 
-That is the server's, or that of `hearth worker`, whose worker also listens on tcp://, for proxies
-on other machines.
+The supervisor is the server's, or belongs to `hearth worker`; that worker also listens on tcp://
+for proxies on other machines.
 
-Threads: this one is the wire thread (socket, heartbeats); `inference` loads the model and is the
-only one that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image`, where the model
-takes images, reads their files.
+Threads: the main thread is the wire thread (socket, heartbeats); `inference` loads the model and is
+the only thread that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image` reads image
+files if the model takes images.
 """
 
 import functools
@@ -22,7 +22,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Heartbeat, Status
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
-from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
+from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before any import of mlx_lm
 
 # isort: split
 from hearth.worker.cache_report import answer_status, correctness_counts
@@ -36,22 +36,22 @@ from hearth.worker.threads.wire_thread import WireThread
 
 log = logging.getLogger("hearth.worker")
 
-QUEUE_NAMED_MAX: Final = 256  # waiting requests that a heartbeat names
+QUEUE_NAMED_MAX: Final = 256  # most waiting requests named in a heartbeat
 
 
 class Worker:
-    """Starts the threads of a worker and ends them; each part says in its docstring who owns it.
+    """Starts and ends the threads of a worker; the docstring of each part names its owner.
 
-    Invariant: `_served` is None until the model can be served; heartbeats say "loading" meanwhile.
+    Invariant: `_served` is None until the model can be served; heartbeats say "loading" until then.
     """
 
     def __init__(
         self, settings: Settings, worker_id: int, endpoint: str, listens_on: str = ""
     ) -> None:
-        """Bind `endpoint`, its supervisor's, and the one on tcp:// that it `listens_on`, if any.
+        """Bind the supervisor's `endpoint`, and `listens_on`, a tcp:// endpoint, if it is given.
 
         Raises:
-            StartError: one of them cannot be bound, or there are no keys.
+            StartError: an endpoint cannot be bound, or the CURVE keys are missing.
         """
         self._settings = settings
         self._worker_id = worker_id
@@ -70,12 +70,12 @@ class Worker:
             worker_id,
             self._jobs,
             self._heartbeat,
-            # Until the model is known:
+            # A preliminary limit, until the model is known:
             open_max=running_max(settings, is_batched=True) + settings.queue_max,
         )
 
     def run(self) -> int:
-        """Work until SIGTERM or the supervisor's end; return the exit code."""
+        """Work until SIGTERM or until the supervisor is gone; return the exit code."""
         shutdown = self._shutdown
         shutdown.listen()
         inference = shutdown.start_thread("inference", self._inference)
@@ -86,28 +86,28 @@ class Worker:
         is_over = threading.Event()
         end = functools.partial(self._end, inference, is_over)
         ending = shutdown.start_thread("end", end)
-        with shutdown.guard("wire"):  # heartbeats go on: a silent worker is killed
-            self._wire.end_requests(tells=not shutdown.exit_code)
+        with shutdown.guard("wire"):  # heartbeats go on, since a silent worker is killed
+            self._wire.end_requests(sends_failures=not shutdown.exit_code)
             self._wire.run(is_over.is_set)
         ending.join()
         self._port.close()
         return shutdown.exit_code
 
     def _end(self, inference: threading.Thread, is_over: threading.Event) -> None:
-        """Wait for the chunk in flight, then write what is kept."""
+        """Wait for the chunk in flight, then write sessions and KV to disk."""
         try:
             self._shutdown.wait_for(inference)
             if self._start is not None and not self._shutdown.exit_code:
                 self._start.write()
                 if not inference.is_alive():
                     self._start.rank.end()
-            self._shutdown.note_end(inference)
+            self._shutdown.record_end(inference)
         finally:
             is_over.set()
             self._port.wake()
 
     def _inference(self) -> None:
-        """Load the model and serve it until the worker ends; leave the device, also if it broke."""
+        """Load the model and serve it until the worker ends; always leave the device at the end."""
         with self._shutdown.guard("inference"):
             start = self._start = ModelStart(
                 self._settings,
@@ -127,16 +127,16 @@ class Worker:
                 raise
         leave_device()
         if self._start is not None:
-            self._start.give_up_memory()
+            self._start.release_memory_share()
 
     def _serve(self, start: ModelStart) -> None:
-        """Make what serves the model, and compute until the worker ends."""
-        served = start.make()
-        with served.engine.stream():
-            self._wire.run_in_inference = functools.partial(self._answer_in_inference, served)
-            self._served = served
-            facts = served.loaded.facts
-            counts = correctness_counts(served.kv_manager, served.sessions)
+        """Make the parts that serve the model, and compute until the worker ends."""
+        parts = start.make()
+        with parts.engine.stream():
+            self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
+            self._served = parts
+            facts = parts.loaded.facts
+            counts = correctness_counts(parts.kv_manager, parts.sessions)
             log.info(
                 "ready model=%s layout=%s %s %s",
                 facts.name,
@@ -145,30 +145,30 @@ class Worker:
                 " ".join(f"{name}={count}" for name, count in counts.items()),
             )
             while not self._shutdown.is_begun():
-                served.loop.run_once()
-            served.scheduler.leave_forwards()
+                parts.loop.run_once()
+            parts.scheduler.leave_forwards()
             if not self._shutdown.exit_code:
-                served.kv_manager.hand_over()
+                parts.kv_manager.hand_over()
 
-    def _answer_in_inference(self, served: ServingParts, message: Status) -> None:
-        """Have the inference thread answer a Status, after what it asks for is done."""
-        answer = functools.partial(answer_status, served, message, len(self._port.outbox))
+    def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
+        """Have the inference thread execute a Status and send its answer."""
+        answer = functools.partial(answer_status, parts, message, len(self._port.outbox))
         self._inbox.put(InferenceTask(answer))
 
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
-        served, start = self._served, self._start
-        if served is None:
+        parts, start = self._served, self._start
+        if parts is None:
             idle = Heartbeat("loading", 0, 0, 0, 0, None)
             return idle if start is None else start.steps.heartbeat()
-        load = served.scheduler.load(len(arriving))
-        queue, facts, pace = [*load.queue, *arriving], served.loaded.facts, served.scheduler.pace
-        is_cpu = facts.backend == "cpu" and facts.ranks == 1  # several wait for each other busily
+        load = parts.scheduler.load(len(arriving))
+        queue, facts, pace = [*load.queue, *arriving], parts.loaded.facts, parts.scheduler.pace
+        is_cpu = facts.backend == "cpu" and facts.ranks == 1  # ranks wait in busy loops
         return Heartbeat(
             "ready",
             load.running,
             len(queue),
-            served.scheduler.steps,
-            served.loop.active_bytes,
+            parts.scheduler.steps,
+            parts.loop.active_bytes,
             facts,
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
@@ -180,8 +180,12 @@ class Worker:
 
 def main() -> int:
     return run_worker(
-        *("hearth.worker.main", __doc__, "worker"),
-        lambda settings, told: Worker(settings, told.worker_id, told.endpoint, told.listen),
+        "hearth.worker.main",
+        __doc__,
+        "worker",
+        lambda settings, options: Worker(
+            settings, options.worker_id, options.endpoint, options.listen
+        ),
     )
 
 

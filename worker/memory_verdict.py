@@ -1,11 +1,11 @@
-"""Tells before a model is loaded, or even fetched, what it would take of this machine's memory.
+"""Estimates how much of this machine's memory a model would take, before it is loaded or fetched.
 
-The sums are the worker's own, so that what is foretold is what a worker then tells. Only what the
-process takes beside its arrays is assumed, since no process is there to be measured.
+The verdict uses the same sums as a worker, so it matches what the worker reports later. Only the
+bytes of the process beside its arrays are assumed, since no process exists that could be measured.
 
-What a model's caches take is learned by shapes, from a model that is built from its config alone.
-MLX's arrays take no memory before they are evaluated, and nothing here is: neither the weights nor
-the forward that fills the caches. So a model far larger than this machine can be asked.
+The size of a model's caches is found from shapes, with a model that is built from its config alone.
+MLX arrays take no memory before they are evaluated, and nothing is evaluated here, neither the
+weights nor the forward that fills the caches. So a model may be far larger than this machine.
 Owner: the calling thread, as of all arrays.
 """
 
@@ -52,30 +52,29 @@ from hearth.worker.setup.memory_setup import (
     workers_limit,
 )
 
-# How mlx-lm finds an architecture; it has no public name of its own.
+# mlx-lm's function that finds the classes of an architecture; it has no public name.
 _known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
 PROBE_TOKENS: Final = 3
-LAYERS_MAX: Final = (
-    4096  # a layer is Python objects: a config that told 10**9 would fill all memory
-)
+# Each layer is built as Python objects: a config with 10**9 layers would fill all memory.
+LAYERS_MAX: Final = 4096
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _DTYPES: Final = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> LoadedModel:
-    """Return the model of `directory` without its weights; only its config has to be there.
+    """Return the model of `directory` without its weights; only its config must exist.
 
-    Where its weights are there, they tell the types of its numbers; else the config does.
+    The dtypes come from the weights if they exist, otherwise from the config.
 
     Raises:
-        Exception: mlx-lm knows no such architecture, or its config is not whole.
+        Exception: mlx-lm does not know the architecture, or the config is incomplete.
     """
     _check_layer_count(read_json(directory / "config.json"))
     has_weights = next(directory.glob("model*.safetensors"), None) is not None
     classes = _known_classes if has_weights else _classes_without_weights
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     if not has_weights:
-        # Numbers have the type that a conversion gives them, which leaves some as they are.
+        # A conversion casts the parameters, except those that the model's own predicate excludes.
         dtype = _DTYPES.get(told_dtype(config), mx.bfloat16)
         is_cast = getattr(model, "cast_predicate", lambda _name: True)
         cast = [
@@ -85,8 +84,8 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
         ]
         model.update(tree_unflatten(cast))
         _pack(model, config)
-    told = read_json(directory / "tokenizer_config.json").get("model_max_length")
-    positions = context_tokens(config, told)
+    tokenizer_max = read_json(directory / "tokenizer_config.json").get("model_max_length")
+    positions = context_tokens(config, tokenizer_max)
     facts = ModelFacts(
         name="",
         path=str(directory),
@@ -105,10 +104,10 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
 
 
 def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> LoadedModel:
-    """Return the unloaded model in what a worker would compute it in; it is changed.
+    """Return the unloaded model in the dtype that a worker would compute in; it is changed.
 
-    `dense_max` is what a dense form may take on a CPU. Towers, of which only the files' bytes are
-    known, count as what these have beyond the language model, in 16 bits.
+    `dense_max` limits the bytes of a dense form on a CPU. Vision towers count as the bytes of the
+    weight files beyond the language model, in 16 bits.
     """
     sizes, nbytes = weight_sizes_of(loaded.model), loaded.facts.weight_bytes
     tower = max(0, nbytes - sizes.own_bytes) if sees_images(loaded.directory) else 0
@@ -124,19 +123,19 @@ def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> Load
 
 
 def unloaded_probe(model: nn.Module) -> list[Any]:
-    """Return caches as they are once they have seen some tokens; not evaluated."""
+    """Return caches after a forward of PROBE_TOKENS tokens; not evaluated."""
     cache: list[Any] = make_prompt_cache(model)
     model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
     return cache
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return what the parameters of a model take, or would take."""
+    """Return the bytes of a model's parameters, evaluated or not."""
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
 def _check_layer_count(config: dict[str, Any]) -> None:
-    """Raises: ValueError: it tells more layers than any model has."""
+    """Raises: ValueError: the config has more layers than any model."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for name in _LAYER_COUNTS:
@@ -146,43 +145,48 @@ def _check_layer_count(config: dict[str, Any]) -> None:
 
 
 def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
-    """Return the classes of an architecture, whose model does not look for weights to rename."""
+    """Return the classes of an architecture, with a model that does not rename weights."""
     model_class, arguments_class = _known_classes(config)
     whole = {"sanitize": lambda _self, weights: weights}
     return type(model_class.__name__, (model_class,), whole), arguments_class
 
 
 def _pack(model: nn.Module, config: dict[str, Any]) -> None:
-    """Quantise the layers that the config says a conversion has quantised; nothing is evaluated."""
-    told = config.get("quantization")
-    if not isinstance(told, dict):
+    """Quantise the layers that are quantised according to the config; nothing is evaluated."""
+    quantization = config.get("quantization")
+    if not isinstance(quantization, dict):
         return
-    group_size = told["group_size"]
+    group_size = quantization["group_size"]
 
-    def how(path: str, module: nn.Module) -> Any:
+    def predicate(path: str, module: nn.Module) -> Any:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
-        return told.get(path, fits) if fits else False
+        return quantization.get(path, fits) if fits else False
 
     nn.quantize(
-        model, group_size, told["bits"], mode=told.get("mode", "affine"), class_predicate=how
+        model,
+        group_size,
+        quantization["bits"],
+        mode=quantization.get("mode", "affine"),
+        class_predicate=predicate,
     )
 
 
-LATENT_KV: Final = "kv_lora_rank"  # names what a model keeps for all of its heads, so that all do
+# Config field of models with latent KV, which all heads share, so that every rank keeps all of it.
+LATENT_KV: Final = "kv_lora_rank"
 
 
 @dataclass(frozen=True, slots=True)
-class RankPart:
-    """What rank 0 has of a whole: of its weights, of its KV, and of a forward's scores."""
+class RankShare:
+    """Holds rank 0's share of a model: of its weights, its KV, and a forward's scores."""
 
     weights: float = 1.0
     kv: float = 1.0
-    score_parts: int = 1
+    score_parts: int = 1  # ranks that divide the scores
 
 
 @dataclass(frozen=True, slots=True)
 class ImaginedGroup:
-    """Passes for MLX's group where a model is split: nothing is computed over it."""
+    """Stands in for MLX's group when a model is split; it computes nothing."""
 
     ranks: int
 
@@ -201,22 +205,22 @@ def ranks_here(settings: Settings) -> int:
     return names.count(names[0])
 
 
-def split_off(model: Any, config: dict[str, Any], settings: Settings) -> RankPart:
-    """Split an unloaded model, and return what rank 0 has of it then.
+def split_off(model: Any, config: dict[str, Any], settings: Settings) -> RankShare:
+    """Split an unloaded model, and return rank 0's share of it.
 
     Raises:
-        StartError: it cannot be split so.
-        Exception: whatever an architecture can raise.
+        StartError: the model cannot be split in this way.
+        Exception: any error of an architecture.
     """
     if settings.ranks == 1:
-        return RankPart()
+        return RankShare()
     nbytes, layers = parameter_bytes(model), len(model.layers)
     split_model(model, config, ImaginedGroup(settings.ranks), settings.rank_split)
     weights = parameter_bytes(model) / max(1, nbytes)
     if settings.rank_split == "pipeline":
-        return RankPart(weights, len(model.layers) / layers)
+        return RankShare(weights, len(model.layers) / layers)
     is_latent = LATENT_KV in (config.get("text_config") or config)
-    return RankPart(weights, 1.0 if is_latent else 1 / settings.ranks, settings.ranks)
+    return RankShare(weights, 1.0 if is_latent else 1 / settings.ranks, settings.ranks)
 
 
 SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
@@ -224,34 +228,34 @@ SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """What one worker with this model takes and has, in bytes. Immutable.
+    """Says what a worker with this model takes, and what it may take, in bytes. Immutable.
 
-    Of a model over several ranks it is what this machine's rank has: the same as any other.
+    For a model over several ranks, the figures are those of a rank on this machine.
     """
 
     machine_bytes: int
-    limit: int  # of this worker
+    limit: int  # limit of this worker
     weight_bytes: int
     beside_bytes: int
     reserve_bytes: int
-    encoders_bytes: int = 0  # left free for EMBEDDING_MODEL and RERANK_MODEL, of no worker
-    model_tokens: int = 0  # the context that the model was made for; 0 = not known
-    context_tokens: int = 0  # that fits; 0 = not known, or hardly anything fits
+    encoders_bytes: int = 0  # left free for EMBEDDING_MODEL and RERANK_MODEL
+    model_tokens: int = 0  # context that the model was trained for; 0 = not known
+    context_tokens: int = 0  # context that fits; 0 = not known, or less than CONTEXT_TOKENS_MIN
     context_by: str = ""  # "model" | "setting" | "memory"
-    kv_bytes: Callable[[int], int] | None = None  # of one sequence of so many tokens
-    forward_bytes: Callable[[int], int] | None = None  # of a prefill so deep
-    ranks: int = 1  # that compute it together
-    computed_in: str = ""  # as ModelFacts has it
-    unknown: str = ""  # why nobody knows what its KV takes
+    kv_bytes: Callable[[int], int] | None = None  # tokens of one sequence -> bytes of its KV
+    forward_bytes: Callable[[int], int] | None = None  # depth of a prefill -> bytes of its forward
+    ranks: int = 1  # ranks that compute the model together
+    computed_in: str = ""  # as in ModelFacts
+    unknown: str = ""  # reason why the size of the KV is not known
 
     @property
     def room_bytes(self) -> int:
-        """What is left for KV and forwards; below 0 the weights do not fit."""
+        """Bytes left for KV and forwards; below 0 the weights do not fit."""
         return self.limit - self.weight_bytes - self.beside_bytes - self.reserve_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether a worker would start: as far as is known, where its KV is not."""
+        """Whether a worker would start, as far as known if the size of the KV is not known."""
         is_room = self.weight_bytes <= self.limit - self.reserve_bytes
         return is_room and bool(self.unknown or self.context_tokens)
 
@@ -259,10 +263,10 @@ class MemoryVerdict:
 def memory_verdict(
     directory: Path, settings: Settings, weight_bytes: int, beside: int | None = None
 ) -> MemoryVerdict:
-    """Return the verdict on the checkpoint in `directory`, of which only the config must be there.
+    """Return the verdict on the checkpoint in `directory`; only its config must exist.
 
-    `weight_bytes` is what its files of weights take or will take, `beside` what the process takes
-    beside them; by default what is assumed on this machine.
+    `weight_bytes` are the bytes of its weight files, downloaded or not. `beside` are the bytes of
+    the process beside its arrays, by default the value assumed for this machine.
     """
     beside = beside_bytes() if beside is None else beside
     try:
@@ -276,8 +280,8 @@ def memory_verdict(
         lengths = prefill_lengths(loaded)
         chunk = settings.prefill_chunk or lengths.chunk
         forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
-        part = split_off(loaded.model, loaded.config, settings)  # last: it is no whole model then
-    except Exception as error:  # whatever an architecture or a config can raise
+        part = split_off(loaded.model, loaded.config, settings)  # last, as it changes the model
+    except Exception as error:  # any error of an architecture or a config
         unknown = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, UnknownCache):
             unknown = f"its layers keep {error}"
@@ -305,7 +309,7 @@ def memory_verdict(
 def _sums(
     settings: Settings, weight_bytes: int, beside: int, here: int = 1
 ) -> tuple[int, int, int, int, int, int]:
-    """Return the first six of a verdict, where a process loads `weight_bytes`.
+    """Return the first six fields of a verdict for a process that loads `weight_bytes`.
 
     `here` ranks of each worker are on this machine.
     """
@@ -319,9 +323,9 @@ def _sums(
 
 
 def _kv_bytes(layers: LayerMap, settings: Settings, factor: float) -> Callable[[int], int]:
-    """Return what gives the bytes of one sequence's KV, times `factor`.
+    """Return a function from tokens to the bytes of one sequence's KV, times `factor`.
 
-    That is what the system counts beside it, and how much of it this process has.
+    `factor` is the system's overhead times this process's share of the KV.
     """
     packed = QuantFormat(settings.kv_bits, settings.kv_group_size) if settings.kv_bits else None
 

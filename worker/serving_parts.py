@@ -1,4 +1,4 @@
-"""Makes all that serves one model, bottom up: its cache, its sessions, its scheduler, threads."""
+"""Makes all parts that serve one model, bottom up: cache, sessions, scheduler, threads."""
 
 import functools
 import queue
@@ -8,12 +8,14 @@ from pathlib import Path
 from hearth.shared.settings import Settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
+from hearth.worker.cache.prefill_grid import WHOLE
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.decode.sampler import SamplingParams, make_token_choice, sampling_defaults
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.schedule.answer_drafts import AnswerDrafts
@@ -26,16 +28,14 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.doctor_setup import ModelDoctor, are_trees_cheap, draft_policy
 from hearth.worker.setup.kv_setup import (
     cut_rule_of,
-    evictions_of,
-    expire_of,
+    disk_scan_of,
     is_exact,
-    look_of,
     make_kv_manager,
     running_max,
     sweep_of,
     with_goal_beside,
 )
-from hearth.worker.setup.load_setup import VisionParts, image_grid, load_all
+from hearth.worker.setup.load_setup import VisionParts, load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_prompts, sessions_of
 from hearth.worker.setup.rank_setup import SingleRank
@@ -50,7 +50,10 @@ from hearth.worker.threads.wire_thread import WireThread
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """Serves a loaded model. Owner: the inference thread; the wire thread reads load and facts."""
+    """Holds the parts that serve a loaded model.
+
+    Owner: the inference thread; the wire thread reads load and facts.
+    """
 
     loaded: LoadedModel
     engine: Engine
@@ -67,9 +70,9 @@ class ServingParts:
 
 
 class ModelStart:
-    """Makes a ServingParts, and ends what was made of it, also where a start was cut short.
+    """Makes the ServingParts of a worker, and ends them, also after a start that was cut short.
 
-    Owner: the inference thread; the thread that ends the worker calls `write` and `end_ranks`.
+    Owner: the inference thread; the thread that ends the worker calls `write`.
     """
 
     def __init__(
@@ -90,34 +93,34 @@ class ModelStart:
         self._jobs = jobs
         self._inbox = inbox
         self._defaults = sampling_defaults(settings)
-        self.steps = StartSteps(held_bytes, on_step=shutdown.note_step)
+        self.steps = StartSteps(held_bytes, on_step=shutdown.record_step)
         self.rank = SingleRank()
         self._memory: WorkerMemory | None = None
         self._sessions: SessionManager | None = None
         self._kv_manager: KVManager | NullKVManager | None = None
 
     def write(self) -> None:
-        """Write what is kept."""
+        """Write sessions and kept KV to disk."""
         if self._sessions is not None:
-            self._sessions.close()  # turns are small, and worth more than KV
+            self._sessions.close()  # first, as turns are small and worth more than KV
         if self._kv_manager is not None:
             self._kv_manager.shut(FLUSH_WAIT_S)
 
-    def give_up_memory(self) -> None:
-        """Leave this worker's part of the memory to the others. The device was left before."""
+    def release_memory_share(self) -> None:
+        """Leave this worker's share of memory to other workers, after it has left the device."""
         if self._memory is not None:
             self._memory.share.give_up()
 
     def make(self) -> ServingParts:
-        """Load the model, and make all that serves it. Its threads start.
+        """Load the model, make the parts that serve it, and start their threads.
 
         Raises:
-            StartError: something cannot be loaded, or does not fit.
+            StartError: a part cannot be loaded, or does not fit.
             SystemExit: the worker ends.
         """
         settings, begun = self._settings, self._shutdown.is_begun
         if settings.ranks > 1:
-            from hearth.worker.ranks.leading_rank import lead  # which one rank alone does not need
+            from hearth.worker.ranks.leading_rank import lead  # a single rank does not load it
 
             self.rank = lead(settings, self._worker_id, self._endpoint, begun)
         memory = self._memory = WorkerMemory(settings, self._endpoint, self.rank)
@@ -126,7 +129,7 @@ class ModelStart:
         doctor = ModelDoctor(settings, loaded, self._worker_id == 0)
         self._settings = settings = doctor.settings
         self._defaults = sampling_defaults(settings, loaded.generation_config)
-        # Batching changes the last bits of what is decoded.
+        # Batching changes the last bits of decoded KV.
         batches = not is_exact(loaded, settings)
         engine = self.rank.engine(
             loaded,
@@ -136,10 +139,10 @@ class ModelStart:
             trees=batches and are_trees_cheap(doctor.found, is_cpu=loaded.facts.backend == "cpu"),
         )
         with engine.stream(), while_awaited(self._shutdown):
-            return self._served(loaded, vision, engine, memory, doctor)
+            return self._make_parts(loaded, vision, engine, memory, doctor)
 
-    def token_choice(self, loaded: LoadedModel, request: Request) -> SamplingParams:
-        """Return how the tokens of `request` are chosen. Inference thread."""
+    def sampling_params(self, loaded: LoadedModel, request: Request) -> SamplingParams:
+        """Return the sampling params of `request`. Inference thread."""
         return make_token_choice(
             request.sampling,
             self._defaults,
@@ -148,7 +151,7 @@ class ModelStart:
             request.guide,
         )
 
-    def _served(
+    def _make_parts(
         self,
         loaded: LoadedModel,
         vision: VisionParts | None,
@@ -156,7 +159,7 @@ class ModelStart:
         memory: WorkerMemory,
         doctor: ModelDoctor,
     ) -> ServingParts:
-        """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
+        """Make the parts bottom up: cache, sessions, scheduler, the other threads."""
         settings, rank, steps = self._settings, self.rank, self.steps
         most = running_max(settings, engine.decoder.is_mergeable)
         self._wire.open_max = most + settings.queue_max
@@ -183,13 +186,14 @@ class ModelStart:
         )
         recorder = TurnRecorder(
             sessions,
-            evictions_of(kv_manager),
+            (lambda: kv_manager.evictions) if isinstance(kv_manager, KVManager) else None,
             lambda job: self._jobs.put((job.request.lease, job)),
         )
         config = SchedulerConfig(
             running_max=most,
             natural_cuts=cut_rule.natural,
-            grid=image_grid(cut_rule.grid, vision),
+            # If the model cannot split images, a forward reads each image whole.
+            grid=cut_rule.grid if vision is None or vision.encoder.splits_images else WHOLE,
             ended=recorder.ended,
             post=self._inbox.put,
             watchdog=GenerationWatchdog(
@@ -205,7 +209,7 @@ class ModelStart:
             kv_manager,
             vocabulary,
             end_ids_of(loaded.tokenizer, loaded.generation_config),
-            functools.partial(self.token_choice, loaded),
+            functools.partial(self.sampling_params, loaded),
             with_goal_beside(config, loaded, settings),
         )
         prompts = make_prompts(
@@ -217,8 +221,8 @@ class ModelStart:
             drafts,
             vision.form if vision is not None else None,
         )
-        look = look_of(kv_manager, settings.workers)
-        self._start_threads(PromptThread(prompts, settings, suspects, look), vision)
+        scan = disk_scan_of(kv_manager, settings.workers)
+        self._start_threads(PromptThread(prompts, settings, suspects, scan), vision)
         grammars = prompts.facts.grammar_compiler
 
         def watch_memory() -> int:
@@ -233,7 +237,7 @@ class ModelStart:
             scheduler,
             self._wire.send,
             sweep_of(kv_manager, guard),
-            expire_of(kv_manager),
+            IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False,
             watch_memory,
         )
         loop.checks = doctor.checks(cut_rule, guard)
@@ -253,7 +257,7 @@ class ModelStart:
         )
 
     def _start_threads(self, prompts: PromptThread, vision: VisionParts | None) -> None:
-        """Have prompts rendered, and the images of messages read, where the model takes any."""
+        """Start the prompt threads, and the image thread if the model takes images."""
         send = self._wire.send
         for number, lane in enumerate(self._jobs.lanes):
             run = functools.partial(prompts.run, lane, self._inbox.put, send)

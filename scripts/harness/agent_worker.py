@@ -61,8 +61,8 @@ class Reply:
 
 def given(request: Request) -> AnswerParts:
     """Return what the client was given: what the server makes of what the model wrote."""
-    assert request.visit is not None and request.visit.said is not None
-    said = request.visit.said
+    assert request.session_context is not None and request.session_context.said is not None
+    said = request.session_context.said
     calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
     return AnswerParts(said.reasoning, said.content, calls)
 
@@ -181,8 +181,8 @@ class Desk:
     def script(self, request: Request, parts: AnswerParts) -> list[int]:
         """Return the tokens that say `parts`, without the one that ends the turn."""
         text = self.family.written(parts)
-        if request.visit is not None and not parts.reasoning:
-            opening = self.family.tokenizer.decode(request.ids[request.visit.header :])
+        if request.session_context is not None and not parts.reasoning:
+            opening = self.family.tokenizer.decode(request.ids[request.session_context.header :])
             if not self.family.reader.is_thinking_open(opening):
                 text = text.removeprefix("\n</think>\n\n")  # there is none that could be closed
         return list(self.family.tokenizer.encode(text, add_special_tokens=False))
@@ -206,7 +206,7 @@ class Desk:
 
     def _reply(self, answer: Answer) -> Reply:
         request = answer.request
-        visit = request.visit
+        visit = request.session_context
         assert visit is not None and answer.usage is not None
         place = place_behind(visit.prompt.speaker.key, visit.place.links[-1])
         own = request.ids[visit.header :] + request.sampled

@@ -75,7 +75,7 @@ class Asked:
     @property
     def said(self) -> str:
         """What was answered, without thinking and calls."""
-        visit = self.answer.request.visit
+        visit = self.answer.request.session_context
         return visit.said.content if visit is not None and visit.said is not None else ""
 
     @property

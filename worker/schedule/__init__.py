@@ -1,1 +1,1 @@
-"""Decides which request computes next, and within which memory and time."""
+"""Decides which request computes next, and how much memory and time it gets."""

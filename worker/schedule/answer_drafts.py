@@ -1,4 +1,4 @@
-"""Makes the drafter of each answer, and keeps of it what serves the next ones of its API key.
+"""Makes the drafter of each answer, and keeps answers to draft later answers of an API key.
 
 Owner: the inference thread.
 """
@@ -27,13 +27,13 @@ TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """What is drafted for a request that does not say, and what may be for one that asks for it.
+    """Says which drafts a request gets by default, and which it may ask for.
 
-    `reason` is why nothing is, if that is not what was asked for. `curve` is what a forward of so
-    many rows costs, in forwards of one.
+    `reason` says why nothing is drafted. `curve` maps the rows of a forward to its cost, in
+    forwards of one row.
     """
 
-    mode: str = "off"  # SPECULATE, as it was set
+    mode: str = "off"  # the setting SPECULATE
     reach: Reach = "none"
     reach_max: Reach = "none"
     reason: str = ""
@@ -41,14 +41,17 @@ class DraftPolicy:
     takes_trees: bool = False
 
     def of(self, asked: bool | None) -> Reach:
-        """Return what is drafted for a request that asks for it, for nothing, or does not say."""
+        """Return the drafts of a request; `asked` is its own wish, None where it has none."""
         if asked is None:
             return self.reach
         return self.reach_max if asked else "none"
 
 
 class AnswerDrafts:
-    """The drafters of one worker's answers, and what they learn. Owner: the inference thread."""
+    """Makes the drafters of a worker's answers and keeps what they learn.
+
+    Owner: the inference thread.
+    """
 
     def __init__(
         self, policy: DraftPolicy | None = None, draft_model: DraftModel | None = None
@@ -58,7 +61,7 @@ class AnswerDrafts:
         self._memory = DraftMemory(self.policy.curve)
 
     def begin(self, request: Request) -> AnswerDrafter | None:
-        """Return what drafts for a request's answer; None where nothing is to be drafted."""
+        """Return the drafter of a request's answer; None where nothing is drafted."""
         reach = self.policy.of(request.sampling.speculate)
         sources = request.draft_sources or AnswerSources(request.ids)
         forced = sources.forced
@@ -66,40 +69,37 @@ class AnswerDrafts:
             forced = _ForcedByBoth(request.guide, forced)
         if reach == "none" or (reach == "forced" and forced is None):
             return None
-        drafts = self._draft_model if reach == "all" else None
+        draft_model = self._draft_model if reach == "all" else None
         return self._memory.begin(
             request.api_key if request.uses_cache else None,
             replace(
                 sources,
                 forced=forced,
                 looks_up=reach == "all",
-                model=drafts.follow() if drafts is not None else None,
+                model=draft_model.follow() if draft_model is not None else None,
             ),
             lambda: TEXT_KINDS[request.output.channel],
             allows_trees=self.policy.takes_trees and request.guide is None,
         )
 
     def stop(self) -> None:
-        """Draft for nobody any more: the model was tried, and cannot verify drafts.
-
-        What answers said that were not drafted for was kept for nothing.
-        """
+        """Draft nothing from now on, because a trial showed that the model cannot verify drafts."""
         self._memory.clear()
         self.policy = replace(self.policy, reach="none", reach_max="none", reason=CANNOT_VERIFY)
 
     def prompt_pairs_max(self, request: Request) -> int:
-        """Return how many of the prompt's last hidden states its draft model is to be given."""
+        """Return how many of the prompt's last hidden states the draft model takes."""
         is_drafted = self.policy.of(request.sampling.speculate) == "all"
         if self._draft_model is None or not is_drafted or request.prefill_only is not None:
             return 0
         return self._draft_model.prompt_pairs_max
 
     def end(self, request: Request) -> None:
-        """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
+        """Keep a finished answer as a source of drafts, and count what its drafter did."""
         drafter = request.drafter
         if drafter is not None:
             drafter.end_at(request.completion_tokens)
-        if not request.uses_cache:  # it leaves nothing, not even a count
+        if not request.uses_cache:  # such a request leaves nothing, not even a count
             return
         if self.policy.reach == "all":
             self._memory.keep(request.api_key, request.sampled)
@@ -107,11 +107,11 @@ class AnswerDrafts:
             self._memory.counts.add(drafter.counts)
 
     def clear(self) -> None:
-        """Forget what answers said."""
+        """Drop the kept answers."""
         self._memory.clear()
 
     def report(self) -> dict[str, Any]:
-        """Return what `/v1/cache` tells of drafts, of all answers that have ended."""
+        """Return the draft counts of all finished answers, for `/v1/cache`."""
         counts, policy = self._memory.counts, self.policy
         cost = counts.tokens - counts.saved
         return {
@@ -131,7 +131,10 @@ class AnswerDrafts:
 
 
 class _ForcedByBoth:
-    """The tokens that a guide forces, which the engine advances, or else a call's own grammar."""
+    """Returns the tokens that the guide forces, or else those that a call's grammar forces.
+
+    The engine advances the guide; `take` advances the call's grammar.
+    """
 
     def __init__(self, guide: TokenMask, calls: ForcedTokens | None) -> None:
         self._guide, self._calls = guide, calls
@@ -145,7 +148,7 @@ class _ForcedByBoth:
         return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The engine cuts a draft where the guide does not let it come."""
+        """See `ForcedTokens`. The engine cuts a draft where the guide rejects a token."""
         return (len(tokens), []) if self._calls is None else self._calls.fitting(ahead, tokens)
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:

@@ -13,10 +13,10 @@ from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.memory_release import Reason, release_memory
 
 GB: Final = 1024**3
-WARN_SHARE: Final = 0.8  # of a budget
+WARN_SHARE: Final = 0.8  # used share of a budget above which a warning is logged
 _UNLIMITED: Final = 1 << 62
 
-AnyKVManager = KVManager | NullKVManager  # gives requests slots, and memory back
+AnyKVManager = KVManager | NullKVManager
 
 log = logging.getLogger(__name__)
 
@@ -25,23 +25,13 @@ def _none(_depth: int = 0) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCost:
-    """Tells the bytes that a prompt takes once it has a slot."""
-
-    now: Callable[[], int]  # as things are
-    cold: int  # once nothing is kept of it
-    growth: int = 0  # what answers are still to take: it is enough that for this something can go
-    copied: Callable[[], int] = _none  # of what is kept of it: may go once the slot has it too
-
-
 @dataclass(slots=True)
 class Watermark:
     """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
 
-    what: str  # is held
-    setting: str  # that raises the budget
-    used: Callable[[], int]
+    what: str  # name of the budget
+    setting: str  # name of the setting that raises it
+    used: Callable[[], int]  # bytes
     limit: Callable[[], int]  # bytes
     has_warned: bool = False
 
@@ -63,64 +53,73 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGuard:
-    """Compares the bytes held now with the limit, weights included. Owner: the inference thread.
+    """Compares the bytes in use with the limit, weights included. Owner: the inference thread.
 
-    It holds no state: what is held is measured anew for each question. `forward` tells what the
-    last forward of a prompt of so many tokens takes, and gives back at its end.
+    It holds no state: each call measures the bytes in use anew. `forward` maps the length of a
+    prompt in tokens to the bytes that its last forward takes for a moment.
     """
 
     limit: Callable[[], int] = lambda: _UNLIMITED
     used: Callable[[], int] = _none
     forward: Callable[[int], int] = _none
-    overhead: Callable[[], float] = lambda: 0.0  # bytes beside each one that is asked for
+    overhead: Callable[[], float] = lambda: 0.0  # further bytes that each requested byte takes
 
     def over(self, nbytes: int = 0, depth: int = 0) -> int:
-        """Return how many bytes are missing for `nbytes` more, beside a forward; 0 = they fit.
+        """Return how many bytes are missing for `nbytes` more and a forward; 0 = they fit.
 
-        `depth` is the length in tokens of the longest prompt that is being read.
+        `depth` is the length in tokens of the longest prompt in prefill.
         """
         asked = round(nbytes * (1 + self.overhead())) + self.forward(depth)
         return max(0, self.used() + asked - self.limit())
 
     def admits(
         self,
-        holder: AnyKVManager,
+        kv_manager: AnyKVManager,
         query: PrefixQuery,
-        cost: PromptCost,
+        *,
+        now: Callable[[], int],
+        cold: int,
+        growth: int,
+        copied: Callable[[], int],
         is_last: bool,
-        depth: int = 0,
+        depth: int,
     ) -> tuple[bool, int]:
-        """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
+        """Free memory for a prompt; return whether it fits, and how many bytes it takes.
 
-        What the prompt goes on from goes last, and only where nobody runs whose end would make
-        room (`is_last`). It has to fit beside its copy in the slot, not beside a forward too.
-        Where what may go would not do, nothing goes.
+        The prompt takes `now()` bytes with its present kept KV, and `cold` bytes without any; once
+        its slot has copied that KV, `copied()` bytes may be released. `growth` are the bytes that
+        answers will still take; they may come from releasable KV.
+
+        The prompt's own kept KV is released last, and only if no other request runs (`is_last`):
+        the end of a running request would free memory too. The kept KV must fit beside its copy in
+        the slot, but not beside a forward as well. If releasing all that may go is not enough,
+        nothing is released.
         """
-        needed, copied = cost.now(), cost.copied()
-        assert min(needed, cost.cold, copied) >= 0, (needed, cost.cold, copied)
+        needed, twice = now(), copied()
+        assert min(needed, cold, twice) >= 0, (needed, cold, twice)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(cost.cold, depth)
+            missing = self.over(cold, depth)
             if spared is not None:
-                missing = max(self.over(needed), self.over(needed - copied, depth))
-            if 0 < missing <= holder.releasable(spared):
-                holder.release(missing, spared)
-                needed, copied = cost.now(), cost.copied()
-            if not self.over(needed) and not self.over(needed - copied, depth):
-                later = self.over(needed - copied + cost.growth, depth)
-                return not later or later <= holder.releasable(spared), needed
+                missing = max(self.over(needed), self.over(needed - twice, depth))
+            if 0 < missing <= kv_manager.releasable(spared):
+                kv_manager.release(missing, spared)
+                needed, twice = now(), copied()
+            if not self.over(needed) and not self.over(needed - twice, depth):
+                later = self.over(needed - twice + growth, depth)
+                return not later or later <= kv_manager.releasable(spared), needed
         return False, needed
 
-    def makes_room(self, holder: AnyKVManager, nbytes: int, depth: int = 0) -> bool:
-        """Give up kept KV until `nbytes` more fit beside a forward; say whether they do."""
+    def makes_room(self, kv_manager: AnyKVManager, nbytes: int, depth: int = 0) -> bool:
+        """Release kept KV until `nbytes` more fit beside a forward; return whether they fit."""
         assert nbytes >= 0, nbytes
         missing = self.over(nbytes, depth)
         if missing:
-            holder.release(missing)
+            kv_manager.release(missing)
             missing = self.over(nbytes, depth)
         return not missing
 
     def refusal(self, prompt_tokens: int, nbytes: int) -> str:
-        """Return the error text for a prompt that has no room though no other request runs."""
+        """Return the error text for a prompt that does not fit although no other request runs."""
         limit, forward = self.limit(), self.forward(prompt_tokens)
         free = max(0, limit - self.used())
         return (
@@ -131,40 +130,40 @@ class MemoryGuard:
         )
 
 
-LOOK_S: Final = 1.0  # between two looks at the system's level
-SHED_SHARE: Final = 8  # of kept KV, 1 / 8 goes at each look
-SHED_BYTES_MIN: Final = 1 << 26  # as much, where there is: little by little takes for ever
-WAIT_S_MAX: Final = 60.0  # that a prompt waits for the system, then it is refused
+LOOK_S: Final = 1.0  # seconds between two readings of the system's memory pressure
+SHED_SHARE: Final = 8  # one eighth of kept KV is released at each reading
+SHED_BYTES_MIN: Final = 1 << 26  # at least so much, as small steps would take too long
+WAIT_S_MAX: Final = 60.0  # seconds that a prompt waits for the system before it is refused
 RETRY_AFTER_S: Final = 30
 
 
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
-    At WARNING kept KV goes, bit by bit; the disk has it. At CRITICAL idle live caches go too, and
-    no prompt begins that has not begun; those that run go on.
+    At WARNING kept KV is released step by step; the disk keeps its copies. At CRITICAL idle live
+    caches are released too, and no new prompt begins; running requests go on.
     """
 
     def __init__(
         self,
-        holder: AnyKVManager | None = None,
+        kv_manager: AnyKVManager | None = None,
         kept_bytes: Callable[[], int] = lambda: 0,
         level: Callable[[], Pressure] = lambda: Pressure.NORMAL,
         clock: Callable[[], float] = awake_s,
     ) -> None:
-        """`kept_bytes` tells what the holder would give up before any live cache."""
-        self._holder = holder
+        """`kept_bytes` returns what the KV manager can release before any live cache."""
+        self._kv_manager = kv_manager
         self._kept_bytes = kept_bytes
         self._read_level = level
         self._clock = clock
-        self._look_at = 0.0
+        self._look_at = 0.0  # time of the next reading
         self.level = Pressure.NORMAL
-        self._since = 0.0  # when it came to be so
+        self._since = 0.0  # time of the last change of `level`
         self.sheds = 0
         self.shed_bytes = 0
 
     def step(self) -> None:
-        """Look at the system's level, where the last look is a while ago, and shed by it."""
+        """Read the system's memory pressure every LOOK_S, and release memory by it."""
         now = self._clock()
         if now < self._look_at:
             return
@@ -174,33 +173,33 @@ class PressureRelief:
             self._since = now
             log.warning("memory pressure of the system: %s", self.level.name.lower())
         if self.level > Pressure.NORMAL:
-            if self._holder is not None:
-                self._shed(self._holder)
+            if self._kv_manager is not None:
+                self._shed(self._kv_manager)
             release_memory()
 
-    def _shed(self, holder: AnyKVManager) -> None:
+    def _shed(self, kv_manager: AnyKVManager) -> None:
         is_critical = self.level == Pressure.CRITICAL
-        there = holder.releasable() if is_critical else self._kept_bytes()
-        nbytes = min(there, max(there // SHED_SHARE, SHED_BYTES_MIN))
+        releasable = kv_manager.releasable() if is_critical else self._kept_bytes()
+        nbytes = min(releasable, max(releasable // SHED_SHARE, SHED_BYTES_MIN))
         if nbytes <= 0:
             return
-        before = holder.releasable()
-        holder.release(nbytes, None, Reason.MEMORY if is_critical else Reason.WARNING)
-        freed = max(0, before - holder.releasable())
+        before = kv_manager.releasable()
+        kv_manager.release(nbytes, None, Reason.MEMORY if is_critical else Reason.WARNING)
+        freed = max(0, before - kv_manager.releasable())
         self.sheds += bool(freed)
         self.shed_bytes += freed
-        log.info("kept KV is given back: %.2f GB of %.2f GB", freed / GB, there / GB)
+        log.info("kept KV is given back: %.2f GB of %.2f GB", freed / GB, releasable / GB)
 
     def holds_back(self) -> bool:
-        """Whether a prompt that has not begun has to wait."""
+        """Return whether prompts that have not begun have to wait."""
         return self.level == Pressure.CRITICAL
 
     def has_waited(self, since: float) -> bool:
-        """Whether a prompt that came at `since`, by `awake_s`, has waited long enough for this."""
+        """Return whether a prompt has waited too long for memory; it came at `since`."""
         return self._clock() - max(since, self._since) > WAIT_S_MAX
 
     def refusal(self, request_id: str) -> Failed:
-        """Return the answer to a prompt that has waited for the system's memory in vain."""
+        """Return the refusal of a prompt that waited too long for the system's memory."""
         text = (
             f"The system has been critically short of memory for {WAIT_S_MAX:.0f} s, and this "
             f"server has given back what it can ({self.shed_bytes / GB:.2f} GB of kept KV). "
@@ -210,7 +209,7 @@ class PressureRelief:
         return Failed(request_id, 503, "memory_pressure", text, RETRY_AFTER_S)
 
     def report(self) -> dict[str, Any]:
-        """Return for /v1/cache the level, and what was given back for it."""
+        """Return the pressure level and the released bytes, for /v1/cache."""
         return {
             "level": self.level.name.lower(),
             "severity": [*Pressure].index(self.level),

@@ -1,7 +1,7 @@
-"""Reads prompts forward by forward, and shares the time between them and answers.
+"""Prefills prompts forward by forward, and shares the time between prompts and answers.
 
-A forward encodes an image, or prefills; what each cut ends is kept. While no request is there, what
-a next one would have to read is read.
+A step encodes one image or prefills one chunk. The KV up to each cut is kept. An idle worker
+prefills what the next requests are likely to need.
 """
 
 import bisect
@@ -22,13 +22,13 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.wait_estimate import Pace
 
-# A forward takes up to a tenth longer beside answers, and what is done between the steps, for the
-# clients, is in nobody's time.
+# Seconds that answers get for each second of a prompt's forward. Less than 1, as a forward takes up
+# to a tenth longer beside answers, and the work for clients between the steps is not measured.
 ANSWERS_SHARE: Final = 0.9
-# While short prompts are read, the answers get this part of what the forwards take, for so long.
+# While short prompts are read, answers get this share, until the prompts owe them OWED_S_MAX.
 SHORT_SHARE: Final = 0.15
 OWED_S_MAX: Final = 10.0
-LOG_EVERY_S: Final = 5.0  # each prefill is logged so often, once it took as long
+LOG_EVERY_S: Final = 5.0  # seconds between two log lines of a long prefill
 
 log = logging.getLogger(__name__)
 
@@ -36,62 +36,63 @@ log = logging.getLogger(__name__)
 class TimeShares:
     """Says when a prompt may be read beside answers. Owner: the inference thread.
 
-    A forward of a prompt takes as long as many tokens of an answer. After each, the answers get
-    nearly as much time as it took: so a prompt takes at most twice as long as it would alone, and
-    an answer waits for one forward and one step at most. The answers let short prompts go first:
-    sub-agents that begin together are read one after the other, with few steps between, and then
-    written together. What the short ones owe them is an account of its own, which the time that a
-    long prompt owes pays too: else a row of short ones would keep the long one waiting for ever.
-    Invariant: what answers had too much is made up for, up to the time of one forward.
+    A forward of a prompt takes as long as many decode steps. After each forward, the answers get
+    nearly as much time as the forward took. So a prompt takes at most twice as long as it would
+    alone, and an answer waits for one forward and one step at most. Short prompts go first: the
+    prompts of sub-agents that begin together are read one after the other, with few decode steps
+    between, and then their answers are decoded together. Short and long prompts have a debt each,
+    and the time of answers pays both: with a single debt, a series of short prompts would keep a
+    long prompt waiting for ever.
+    Invariant: answers that got too much time owe it to the prompts, up to the time of one forward.
     """
 
     def __init__(self) -> None:
         self._long, self._short = _Debt(), _Debt()
-        self._step_owed_s = 0.0  # likewise, by the share that they have of short prompts
+        self._step_owed_s = 0.0  # seconds owed to answers by SHORT_SHARE
 
     def is_answers_turn(self, is_short: bool) -> bool:
-        """Whether answers, if there are any, come before the next forward of a prompt."""
+        """Return whether a decode step comes before the next forward of a prompt."""
         return self._short.owed_s > OWED_S_MAX if is_short else self._long.owed_s > 0
 
     @property
     def is_step_due(self) -> bool:
-        """Whether answers get a step before the next forward of a short prompt."""
+        """Whether a decode step comes before the next forward of a short prompt."""
         return self._step_owed_s >= 0
 
     @property
     def owed_s(self) -> float:
-        """What the answers have to get before all is even."""
+        """Seconds that prompts owe the answers."""
         return max(self._long.owed_s, self._short.owed_s)
 
-    def note_prefill(self, seconds: float, is_short: bool) -> None:
-        """Note one forward of a prompt, or one image, that answers waited for."""
+    def record_prefill(self, seconds: float, is_short: bool) -> None:
+        """Record one forward of a prompt, or one encoded image, that answers waited for."""
         assert seconds >= 0, seconds
         (self._short if is_short else self._long).add(seconds * ANSWERS_SHARE)
         self._step_owed_s += seconds * SHORT_SHARE
 
-    def note_decode(self, seconds: float) -> None:
-        """Note a step of the answers."""
-        self.note_ahead(seconds)
-        self._step_owed_s = max(min(self._step_owed_s, 0.0), -seconds)  # no step saves for others
+    def record_decode(self, seconds: float) -> None:
+        """Record a decode step."""
+        self.record_ahead(seconds)
+        self._step_owed_s = max(min(self._step_owed_s, 0.0), -seconds)  # a step pays no later debt
 
-    def note_ahead(self, seconds: float) -> None:
-        """Note what went to the step that is computed ahead."""
+    def record_ahead(self, seconds: float) -> None:
+        """Record the time of the decode step that is computed ahead."""
         assert seconds >= 0, seconds
         self._long.pay(seconds)
         self._short.pay(seconds)
         self._step_owed_s -= seconds
 
     def clear(self) -> None:
-        """Nothing decodes: nobody is owed anything."""
+        """Cancel all debts, as no request decodes."""
         self._long.owed_s = self._short.owed_s = self._step_owed_s = 0.0
 
 
 class _Debt:
-    """What prompts of one kind owe the answers, in seconds; negative: what these owe them."""
+    """Counts the seconds that prompts of one kind owe the answers; negative: the reverse."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
-        self._forward_s = 0.0  # of their last forward
+        self._forward_s = 0.0  # seconds of the last forward
 
     def add(self, seconds: float) -> None:
         self._forward_s = seconds
@@ -104,10 +105,10 @@ class _Debt:
 class PrefillForwards:
     """Does one forward of a prompt at a time. Owner: the inference thread.
 
-    A forward ends at the prompt's next cut, which tokens, model and chip alone decide. It ends
-    before that amid a long image, always alike; and where answers are written meanwhile, for whom
-    it should not take long. What was read in forwards of the last kind is not what a prefill alone
-    would have written: it is kept as fast, and so is all of the prompt that is read behind it.
+    A forward usually ends at the prompt's next cut, which depends on tokens, model and chip alone.
+    It ends earlier at fixed places in a long image. While other requests decode, it also ends
+    earlier, so that it takes about `beside_goal_s`. KV from forwards shortened for that may differ
+    from the KV of a cold prefill, so it is kept as fast KV, and so is the rest of that prompt.
     """
 
     def __init__(
@@ -127,34 +128,35 @@ class PrefillForwards:
     def step(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
     ) -> Any:
-        """Encode one image of a prompt, or read its next tokens.
+        """Encode one image of a prompt, or prefill its next tokens.
 
-        Return the hidden states (1, n, hidden) of its last tokens, for a draft model; or None.
+        Return the hidden states (1, n, hidden) of the prompt's last tokens for a draft model, else
+        None.
 
         Raises:
-            RequestError: an image cannot be had any more.
+            RequestError: an image is gone.
         """
         clock = self._config.clock
-        if decoding:  # what is computed ahead for them is theirs
+        if decoding:  # the decode step computed ahead counts as time of the answers
             began = clock()
             self._engine.synchronize()
-            self._shares.note_ahead(clock() - began)
+            self._shares.record_ahead(clock() - began)
         state, hidden = request.prefill, None
         assert state is not None, request.request_id
         began, encoder_s = clock(), self._engine.encoder_s
         if not self._encode_image(request, prefilling, decoding):
             hidden = self._prefill_chunk(request, decoding)
         if decoding:
-            self._shares.note_prefill(clock() - began, self._config.is_short(request))
+            self._shares.record_prefill(clock() - began, self._config.is_short(request))
         state.encoder_s += self._engine.encoder_s - encoder_s
         return hidden
 
     def _encode_image(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
     ) -> bool:
-        """Encode the next image that the next forward reads, if one has to be; say whether so.
+        """Encode one image for the next forward; return False if there is none to encode.
 
-        A step of its own: it can take long, and who left meanwhile is not prefilled for.
+        Encoding is a step of its own because it can take long, and the client may leave meanwhile.
         """
         end = self._forward_end(request, decoding)
         start, images, state, times = (
@@ -167,19 +169,19 @@ class PrefillForwards:
         for run in [run for run in images if run.start < end and start < run.end]:
             state.encoded_to = max(state.encoded_to, run.end)
             if self._engine.encode(run.picture, begun_images(prefilling)):
-                times.note_chunk()
+                times.record_chunk()
                 return True
         return False
 
     def _prefill_chunk(self, request: Request, decoding: Collection[Request]) -> Any:
-        """Prefill one chunk; keep what was read at each cut. Return as `step`."""
+        """Prefill one chunk, and commit the KV at a cut. Return what `step` returns."""
         slot, query = request.slot, request.query
         state, times, hidden = request.prefill, request.times, None
         assert slot is not None and state is not None and times is not None, request.request_id
         number, start = request.next_cut(), request.position
         end = self._forward_end(request, decoding)
         assert start < end <= query.limit, (start, end, query.limit)
-        state.is_cut_beside |= end < self._quiet_end(request)
+        state.is_cut_beside |= end < self._usual_end(request)
         began = self._config.clock()
         self._pace.reading_tokens = end - start
         pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
@@ -188,30 +190,30 @@ class PrefillForwards:
             hidden = self._engine.prefill_with_hidden(*chunk, tokens_max=pairs)
         else:
             self._engine.prefill(*chunk)
-        self._pace.note_chunk(end - start, self._config.clock() - began)
+        self._pace.record_chunk(end - start, self._config.clock() - began)
         request.position = end
-        times.note_chunk()
+        times.record_chunk()
         log_prefill(request)
         if end == query.cuts[number]:
             tokens, name = query.tokens[:end], query.names[number]
-            manager = self._kv_manager_of(request)
-            manager.commit(slot, tokens, name, is_fast=state.is_cut_beside)
+            kv_manager = self._kv_manager_of(request)
+            kv_manager.commit(slot, tokens, name, is_fast=state.is_cut_beside)
         return hidden
 
     def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
-        """Return where the next forward of a prompt ends beside these answers."""
-        end = self._quiet_end(request)
+        """Return the position where the next forward of a prompt ends, beside `decoding`."""
+        end = self._usual_end(request)
         return self._end_beside(request, end) if decoding else end
 
-    def _quiet_end(self, request: Request) -> int:
-        """Return where it ends if nobody waits for it."""
+    def _usual_end(self, request: Request) -> int:
+        """Return the position where the next forward ends while no other request decodes."""
         cut = request.query.cuts[request.next_cut()]
         return self._config.forward_end(request.position, cut)
 
     def _end_beside(self, request: Request, end: int) -> int:
-        """Return where a forward ends that answers wait for and that would end at `end`.
+        """Return the position where a forward to `end` stops because answers wait for it.
 
-        What is left is split evenly: a short rest would cost a forward of its own.
+        The tokens up to `end` are split evenly: a short rest would cost a forward of its own.
         """
         goal_s, tokens_min = self._config.beside_goal_s, self._config.beside_tokens_min
         left = end - request.position
@@ -224,27 +226,27 @@ class PrefillForwards:
 
 
 def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
-    """Return the images that prefills need yet and had encoded: no other takes their place.
+    """Return the encoded images that running prefills still need; they may not be evicted.
 
-    Else two long ones would be encoded anew for every chunk, in turns.
+    Otherwise two long images would evict each other and be encoded again for every chunk.
     """
     return {
         run.picture.name
         for request in prefilling
         if request.prefill is not None
         for run in request.query.images
-        # Looked at, and not read to its end.
+        # The image is encoded, and the prefill has not passed its last token.
         if request.position < run.end <= request.prefill.encoded_to
     }
 
 
 def log_prefill(request: Request) -> None:
-    """Log how far a long prefill has come, unless it was logged just now. Inference thread."""
+    """Log the progress of a long prefill every LOG_EVERY_S. Inference thread."""
     state, now = request.prefill, awake_s()
     assert state is not None and state.logged_tokens <= request.position, request.request_id
     if now - state.logged_at < LOG_EVERY_S:
         return
-    # The newest speed: the further a prompt is, the slower it is read.
+    # The speed since the last log line: a prefill slows down with its position.
     tokens_per_s = (request.position - state.logged_tokens) / (now - state.logged_at)
     state.logged_at, state.logged_tokens = now, request.position
     log.info(
@@ -258,55 +260,60 @@ def log_prefill(request: Request) -> None:
 
 
 NEXT_PROMPTS_MAX: Final = 4  # rendered next prompts that wait for idle time
-SESSIONS_MAX: Final = 1024  # whose idle tokens are counted
+SESSIONS_MAX: Final = 1024  # sessions with a count of idle tokens
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
-    """An idle prefill in progress: `slot` holds the beginning of `query`."""
+class _RunningPrefill:
+    """Holds an idle prefill in progress: `slot` has the KV of the beginning of `query`."""
 
     query: PrefixQuery
     slot: LiveSlot
-    known: int  # up to where a request would have gone on from what was there
+    known: int  # tokens that a request would have found in the cache without this prefill
 
 
 class IdlePrefill:
-    """Does the scheduler's work while no request is there. Owner: the inference thread.
+    """Prefills in idle time what next requests will need. Owner: the inference thread.
 
-    Invariant: at most one slot is open here, that of `_running`.
+    Invariant: at most one slot is open here, the slot of `_running`.
 
-    By IdleMode.AUTO it reads what the session's next request would have to, and only while the
-    machine is on mains power; by IdleMode.NEVER nothing. A new request interrupts it after the
-    chunk, or the image.
+    With IdleMode.AUTO it works only while the machine is on mains power, with IdleMode.NEVER not at
+    all. A new request interrupts it after the current chunk.
     """
 
     def __init__(self, engine: Engine, kv_manager: AnyKVManager, config: SchedulerConfig) -> None:
-        self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: known before
+        self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: the cache had them
         self._sessions: Counter[str] = Counter()  # tokens by session
         self._engine = engine
-        self._keeper = kv_manager if isinstance(kv_manager, KVManager) else None
+        self._kv_manager = kv_manager if isinstance(kv_manager, KVManager) else None
         self._config = config
-        self._running: _Prefill | None = None
+        self._running: _RunningPrefill | None = None
         # Kept for one key: prompts that idle time is to read
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
     def session_tokens(self, query: PrefixQuery, slot: LiveSlot) -> int:
-        """Return how many tokens were read here for the session of a request."""
+        """Return how many tokens idle time has prefilled for the session of a request."""
         return self._sessions[_session(query, slot)]
 
     def report(self) -> dict[str, Any]:
-        """Return for `/v1/cache` what was read: ahead of a request, or once more."""
-        mode = self._keeper.rules.idle_prefill if self._keeper is not None else IdleMode.NEVER
+        """Return the counts of tokens prefilled in idle time, for `/v1/cache`."""
+        mode = (
+            self._kv_manager.rules.idle_prefill if self._kv_manager is not None else IdleMode.NEVER
+        )
         return {"mode": mode.value, "on_mains": self._config.power.is_on_mains(), **self.counts}
 
     def step(self) -> bool:
-        """Prefill one chunk of an answer, or of a next prompt; say whether there was any."""
-        keeper, power = self._keeper, self._config.power
-        if keeper is None or keeper.rules.idle_prefill is IdleMode.NEVER or not power.is_on_mains():
+        """Prefill one chunk of an answer or of a next prompt; return False if there was none."""
+        kv_manager, power = self._kv_manager, self._config.power
+        if (
+            kv_manager is None
+            or kv_manager.rules.idle_prefill is IdleMode.NEVER
+            or not power.is_on_mains()
+        ):
             self.forget()
             return False
         if self._running is None:
-            begun = self._begin(keeper)
+            begun = self._begin(kv_manager)
             if begun is not None:
                 return begun
         assert self._running is not None
@@ -317,32 +324,32 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                keeper.idle_work.settle(query)  # its file is gone with the request it came in
+                kv_manager.idle_work.settle(query)  # an image is gone with its request
                 self._close()
                 return True
-            self._config.suspects.note_idle(query, number)
+            self._config.suspects.record_idle(query, number)
             self._prefill_to(self._running, end)
-            keeper.commit(slot, query.tokens[:end], query.names[number])
-            self._config.suspects.note(())
+            kv_manager.commit(slot, query.tokens[:end], query.names[number])
+            self._config.suspects.record(())
             self._count(self._running, position, end)
         if slot.position == query.limit:
-            keeper.idle_work.settle(query)
+            kv_manager.idle_work.settle(query)
             self._close()
         return True
 
     def add(self, query: PrefixQuery) -> None:
-        """Prefill `query` when there is time: a prompt that is likely to come."""
+        """Queue a prompt that is likely to come, to be prefilled in idle time."""
         self._next_prompts.append(query)
 
     def stop(self) -> None:
-        """Interrupt the prefill in progress; what was prefilled of it is kept.
+        """Interrupt the prefill in progress and keep its KV.
 
-        The rest comes later, where its session has not read it by then.
+        The rest of a next prompt is queued again.
         """
         running = self._running
         self._close()
         if running is None or running.known >= running.query.limit:
-            return  # a slot that lacks a canonical copy is found again
+            return  # `idle_work.unfinished` finds answers without canonical KV again
         if len(self._next_prompts) < NEXT_PROMPTS_MAX:
             self._next_prompts.appendleft(running.query)
 
@@ -350,38 +357,40 @@ class IdlePrefill:
         self._next_prompts.clear()
         self._close()
 
-    def _begin(self, keeper: KVManager) -> bool | None:
-        """Open a slot for what is prefilled next; None where one is open now.
+    def _begin(self, kv_manager: KVManager) -> bool | None:
+        """Open a slot for the next prefill and return None.
 
-        Else say whether there is more to look at.
+        Where no slot was opened, return whether more queries wait.
         """
         is_foreseen = bool(self._next_prompts)  # rendered prompts first
         if is_foreseen:
-            query: PrefixQuery | None = self._next_prompts.pop()  # the newest is asked soonest
+            query: PrefixQuery | None = (
+                self._next_prompts.pop()
+            )  # the newest is likely to come first
         else:
-            query = keeper.idle_work.unfinished(self._config.natural_cuts)
+            query = kv_manager.idle_work.unfinished(self._config.natural_cuts)
         if query is None:
             return False
-        known = keeper.idle_work.known_to(query)
+        known = kv_manager.idle_work.known_to(query)
         slot = None
-        if not self._config.suspects.spoils(query):
+        if not self._config.suspects.forbids_idle_prefill(query):
             tokens, over = len(query.tokens), self._config.memory.over
-            slot = keeper.idle_work.open(
+            slot = kv_manager.idle_work.open(
                 query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
             )
         if slot is None:
-            keeper.idle_work.settle(query)
+            kv_manager.idle_work.settle(query)
             return bool(self._next_prompts)
-        self._running = _Prefill(query, slot, known)
+        self._running = _RunningPrefill(query, slot, known)
         return None
 
     def _close(self) -> None:
-        if self._running is not None and self._keeper is not None:
-            self._keeper.close_spare(self._running.slot)
+        if self._running is not None and self._kv_manager is not None:
+            self._kv_manager.close_spare(self._running.slot)
             self._running = None
 
-    def _count(self, running: _Prefill, start: int, end: int) -> None:
-        """Count what was read: behind what was known it would have to be read by a request."""
+    def _count(self, running: _RunningPrefill, start: int, end: int) -> None:
+        """Count the prefilled tokens: "again" up to `running.known`, "ahead" behind it."""
         again = max(0, min(end, running.known) - start)
         self.counts["again"] += again
         self.counts["ahead"] += end - start - again
@@ -390,8 +399,8 @@ class IdlePrefill:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[name] += end - start
 
-    def _prefill_to(self, running: _Prefill, cut: int) -> None:
-        """Prefill to the next cut in the forwards that a request takes: others round otherwise."""
+    def _prefill_to(self, running: _RunningPrefill, cut: int) -> None:
+        """Prefill to the next cut in the same forwards as a request, for the same bits."""
         query, slot = running.query, running.slot
         ids, start = ids_of(query.tokens[:cut], query.images), slot.position
         assert start < cut <= query.limit, (start, cut, query.limit)
@@ -403,6 +412,6 @@ class IdlePrefill:
 
 
 def _session(query: PrefixQuery, slot: LiveSlot) -> str:
-    """Return the name of a session: what its client calls it, or else its line's number."""
+    """Return the client's name of a session, or else the number of its conversation."""
     line = slot.line
     return query.conversation.family or (str(line.number) if line is not None else "")

@@ -1,4 +1,4 @@
-"""Says what a request cost, in its Usage and in the log, and records it in its session."""
+"""Reports what a request cost, in its Usage and in the log, and records it in its session."""
 
 import dataclasses
 import logging
@@ -14,22 +14,22 @@ from hearth.worker.sessions.session_visit import RequestEnding
 
 log = logging.getLogger(__name__)
 
-SPEED_TOKENS_MIN: Final = 16  # the speed of fewer says nothing
+SPEED_TOKENS_MIN: Final = 16  # with fewer tokens no speed is reported
 
 
 def make_usage(request: Request, now: float) -> Usage:
-    """Return what the request cost until `now`, by `awake_s`. Changes nothing."""
+    """Return what the request cost until `now`, in seconds of `awake_s`. Changes nothing."""
     first, times, state = request.first_token_at, request.times, request.prefill
     cached, prompt = request.cached_tokens, request.prompt_tokens
-    fed = request.position if first is None else prompt  # read or restored by now
-    assert cached <= fed <= prompt, (cached, fed, prompt)
+    read = request.position if first is None else prompt  # tokens prefilled or restored by now
+    assert cached <= read <= prompt, (cached, read, prompt)
     received = request.lease.received_at
     drafts = request.drafter.counts if request.drafter is not None else DraftCounts()
     accepted = drafts.accepted.total()
     usage = Usage(
         prompt_tokens=prompt,
         cached_tokens=cached,
-        prefilled_tokens=fed - cached,
+        prefilled_tokens=read - cached,
         completion_tokens=request.completion_tokens,
         reasoning_tokens=request.output.reasoning_tokens,
         source=request.source,
@@ -55,34 +55,34 @@ def make_usage(request: Request, now: float) -> Usage:
 
 
 def answer_row(request: Request, now: float) -> dict[str, Any]:
-    """Return how far an answer is that is written at `now`, and how fast, from its first token on.
+    """Return the progress of a running answer at `now`, for `/v1/cache`.
 
-    The speed is None of too few tokens to tell.
+    Its speed counts from its first token on; None while it has too few tokens.
     """
     first, tokens = request.first_token_at, request.completion_tokens
     taken_s = now - first if first is not None else 0.0
-    is_told = tokens > SPEED_TOKENS_MIN and taken_s > 0
+    is_measured = tokens > SPEED_TOKENS_MIN and taken_s > 0
     return {
         "request_id": request.request_id,
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "completion_tokens": tokens,
-        "tokens_per_s": round((tokens - 1) / taken_s, 1) if is_told else None,
+        "tokens_per_s": round((tokens - 1) / taken_s, 1) if is_measured else None,
         "age_s": round(now - request.lease.received_at, 1),
     }
 
 
 def raised_counters(request: Request) -> frozenset[str]:
-    """Return the names of the cache's counters of correctness that the request raised."""
+    """Return the names of the correctness counters that the request raised."""
     if request.prefill is None:
         return frozenset()
     plan = request.prefill.plan
-    told = {"vlm_retreat": plan.is_retreat, "hybrid_trim_miss": plan.hybrid_trimmed}
-    return frozenset(name for name, is_raised in told.items() if is_raised)
+    counters = {"vlm_retreat": plan.is_retreat, "hybrid_trim_miss": plan.hybrid_trimmed}
+    return frozenset(name for name, is_raised in counters.items() if is_raised)
 
 
 def log_finished(request: Request, reason: str, usage: Usage) -> None:
-    """Write the one line that the log has of every finished request."""
+    """Log the one line of a finished request."""
     raised, divergence = raised_counters(request), usage.divergence or {}
     log.info(
         "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
@@ -107,7 +107,7 @@ def log_finished(request: Request, reason: str, usage: Usage) -> None:
 class TurnRecorder:
     """Records requests in their sessions as they end. Owner: the inference thread.
 
-    Invariant: the scheduler calls `ended` once for each request that has a visit.
+    Invariant: the scheduler calls `ended` once for each request that has a session context.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TurnRecorder:
         evictions: Callable[[], int] | None,
         render_next: Callable[[RenderNextPrompt], None],
     ) -> None:
-        """`evictions` says how often kept KV made way; None where none is kept at all.
+        """`evictions` returns the count of evictions; None for a worker that keeps no KV.
 
         `render_next` never blocks.
         """
@@ -125,12 +125,12 @@ class TurnRecorder:
         self._render_next = render_next
 
     def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
-        """Record the request; return its usage with whose it is and what it lost."""
-        visit = request.visit
-        if visit is None:
+        """Record the request; return its usage with its session's kind and its divergence."""
+        context = request.session_context
+        if context is None:
             return usage
         assert request.slot is None, request.request_id
-        # Nobody goes on from what the watchdog has ended, as from what a client has left.
+        # No next request continues an answer that the watchdog ended or that its client left.
         is_expired = request.times is not None and request.times.is_expired
         is_broken_off = reason == "cancelled" or is_expired
         parts = request.output.parts
@@ -149,7 +149,7 @@ class TurnRecorder:
             raised=raised_counters(request),
             evictions=self._evictions() if self._evictions is not None else 0,
         )
-        divergence = self._sessions.ended(visit, ending)
+        divergence = self._sessions.ended(context, ending)
         if self._evictions is not None and not ending.is_cancelled:
             self._render_next(RenderNextPrompt(request))
-        return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
+        return dataclasses.replace(usage, divergence=divergence, session_kind=context.kind)

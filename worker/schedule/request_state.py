@@ -1,4 +1,4 @@
-"""Holds the state of a request inside the worker: its client's lease, and its progress."""
+"""Holds the state of a request inside the worker: its prompt, its slot, its progress."""
 
 import bisect
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -31,17 +31,17 @@ class AnswerDeltas:
     """Numbers one answer's deltas and names its calls. Owner: the inference thread."""
 
     request_id: str
-    new_id: Callable[[], str] = str  # of each tool call, where the model writes none that is taken
-    known_ids: frozenset[str] = frozenset()  # of the calls in its prompt
-    signature: str = ""  # of the thinking
-    call_ids: list[str] = field(default_factory=list)  # of the calls that were delivered
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # that wait for the next delta
+    new_id: Callable[[], str] = str  # makes the id of a tool call that has no usable id
+    known_ids: frozenset[str] = frozenset()  # call ids in the prompt
+    signature: str = ""  # signature of the thinking
+    call_ids: list[str] = field(default_factory=list)  # ids of the delivered calls
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # buffered for the next delta
     seq: int = 0  # deltas sent
 
     def of(self, piece: OutputPiece) -> Iterator[Delta]:
-        """Yield the deltas of a piece; its first content carries the log probabilities that waited.
+        """Yield the deltas of a piece; the first content delta carries the buffered logprobs.
 
-        None of them waits beyond the beginning of a call.
+        No logprobs stay buffered past the beginning of a call.
         """
         self.logprobs += piece.logprobs
         for part in piece.parts:
@@ -50,7 +50,7 @@ class AnswerDeltas:
             yield self._delta(part)
 
     def last(self) -> Iterator[Delta]:
-        """Yield an empty delta for log probabilities that no text followed, if there are any."""
+        """Yield an empty delta with the buffered logprobs, if there are any."""
         if self.logprobs:
             yield self._delta(AnswerPart("content", ""))
         assert not self.logprobs, len(self.logprobs)
@@ -68,12 +68,12 @@ class AnswerDeltas:
         return Delta(self.request_id, self.seq - 1, part.channel, part.text, logprobs, call)
 
 
-BEHIND_TOKENS: Final = 128  # a suspect is left alone until it is so far behind where it broke off
+BEHIND_TOKENS: Final = 128  # a suspect runs alone until so many tokens past a worker's death
 
 
 @dataclass(frozen=True, slots=True)
 class MessageWithImages:
-    """A message whose images the image thread has read; the files themselves are left behind."""
+    """Carries a message and its images as the image thread has processed them, without files."""
 
     message: Submit | Count
     images: PromptImages  # by digest
@@ -81,117 +81,117 @@ class MessageWithImages:
 
 @dataclass(frozen=True, slots=True)
 class RenderNextPrompt:
-    """Asks the prompt thread for the prompt that is likely to follow this request, which ended."""
+    """Asks the prompt thread to render the prompt that is likely to follow a finished request."""
 
     request: "Request"
 
 
 @dataclass(frozen=True, slots=True)
 class RecallDone:
-    """Says that the disk thread has read what a request waits for."""
+    """Brings the KV that the disk thread has read for a request."""
 
     request: "Request"
     records: Sequence[Record | None]
-    epoch: int  # of the cache that they were read for
+    epoch: int  # times that the cache had been emptied when the read began
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillOnly:
-    """Marks a request that ends where its first token would come."""
+    """Marks a request that ends before its first token."""
 
-    pin_key: str | None = None  # the API key whose pin its prompt becomes; None = nobody's
+    pin_api_key: str | None = None  # digest of the API key that pins the prompt; None = no pin
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Says of what a request is suspected, and by which name it will be if its worker dies."""
+    """Holds the suspects that match a request, and the name that it would be recorded under."""
 
-    prompt_name: PrefixHash = PrefixHash(b"")  # the hash of all its tokens
-    suspects: tuple[Suspect, ...] = ()  # a worker died with its beginning, or its answer
+    prompt_name: PrefixHash = PrefixHash(b"")  # hash of all tokens of the prompt
+    suspects: tuple[Suspect, ...] = ()  # entries of workers that died with this prompt or answer
 
 
 @dataclass(slots=True)
 class KeptPrefix:
-    """Says how much of a waiting request's prompt is kept, and what of it the disk still has.
+    """Says how much of a waiting request's prompt has kept KV, in memory and on disk.
 
     Owner: `Admission`, in the inference thread.
     """
 
-    tokens: int = 0  # that were kept when it arrived, or came back from disk since
-    reported_tokens: int = 0  # what its client was told of that
-    shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens prefilled alike
-    recall: DiskRecall | None = None  # what it waits for from disk
-    recalls: int = 0  # how often it has waited for that
-    recalled_tokens: int = 0  # that came back from there
+    tokens: int = 0  # prompt tokens with kept KV, or with KV that is being read from disk
+    reported_tokens: int = 0  # `tokens` as first reported to the client
+    shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens of a same beginning
+    recall: DiskRecall | None = None  # disk read that the request waits for
+    recalls: int = 0  # disk reads that it has waited for
+    recalled_tokens: int = 0  # tokens that these reads gave
 
 
 @dataclass(slots=True)
 class PrefillState:
-    """Says what the prefill of a prompt began with, and how it goes on.
+    """Says what the prefill of a prompt began with, and how far it is.
 
     Owner: `PrefillForwards`, in the inference thread.
     """
 
-    plan: ResumePlan  # what it started with
-    canonical_tokens: int  # of what was kept then, those that a prefill would have written
-    idle_tokens: int  # of its session, read in idle time until then
-    logged_at: float  # when the log last said how far it is; at first its start
-    logged_tokens: int  # how far it was then
-    is_cut_beside: bool = False  # it was read in shorter forwards because answers were written
-    encoder_s: float = 0.0  # that the image encoder has worked for it
-    encoded_to: int = 0  # images that end here or before were encoded if need be, once
+    plan: ResumePlan  # kept KV that the prefill started from
+    canonical_tokens: int  # tokens of canonical KV in `plan`
+    idle_tokens: int  # tokens prefilled for the session in idle time before the start
+    logged_at: float  # time of the last log line of this prefill; at first its start
+    logged_tokens: int  # position at `logged_at`
+    is_cut_beside: bool = False  # some forward was shortened because other requests decoded
+    encoder_s: float = 0.0  # seconds of the image encoder
+    encoded_to: int = 0  # position up to which images have been encoded
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Says when a request's work began and last got further, in seconds of `awake_s`.
+    """Holds the times of a request's start and of its last progress, in seconds of `awake_s`.
 
     Owner: the inference thread.
     """
 
-    began_at: float  # it was given its slot
-    prefilled_at: float  # its last chunk, or the start of its first
-    progressed_at: float  # its last chunk or token
+    began_at: float  # time of getting the slot
+    prefilled_at: float  # end of the last chunk; at first the start
+    progressed_at: float  # end of the last chunk or time of the last token
     first_token_at: float | None = None
-    is_expired: bool = False  # the watchdog ended it
+    is_expired: bool = False  # True for a request that the watchdog ended
 
-    def note_chunk(self) -> None:
+    def record_chunk(self) -> None:
         self.prefilled_at = self.progressed_at = awake_s()
 
 
 @dataclass(slots=True)
 class Request:
-    """A rendered request. Owner: the inference thread, once the prompt thread handed it over.
+    """Holds a rendered request. Owner: the inference thread, after the prompt thread built it.
 
-    Invariants: `slot`, `prefill` and `times` are set together when its work begins; `position` lies
-    between `cached_tokens` and `query.limit`, where its decoding begins.
+    Invariants: `slot`, `prefill` and `times` are set together when the request gets its slot;
+    `position` lies between `cached_tokens` and `query.limit`, where decoding begins.
     """
 
     lease: ClientLease
-    ids: list[int]  # the prompt
-    query: PrefixQuery  # the same for the cache, with the cuts of its prefill
+    ids: list[int]  # token ids of the prompt
+    query: PrefixQuery  # the prompt as the cache searches it, with the cuts of its prefill
     sampling: Sampling
-    tokens_max: int  # of the completion
+    tokens_max: int  # limit of the completion
     output: OutputProcessor
-    deltas: AnswerDeltas  # what its client is sent
-    api_key: str = ""  # digest of the API key whose it is, and what is kept of it; "" = everybody's
-    asker: str = ""  # whose turn for a slot it uses
-    turn: int = 0  # slots given when it came, or when its asker was given the last one
-    guide: TokenMask | None = None  # holds the answer to its constraints
-    draft_sources: AnswerSources | None = None  # what it brings along to be drafted from
-    warnings: list[str] = field(default_factory=list)  # sentences: what is not done as asked
-    uses_cache: bool = True  # else it neither finds nor leaves anything
+    deltas: AnswerDeltas  # makes the deltas that the client is sent
+    api_key: str = ""  # digest of the API key; "" for requests without one
+    queue_name: str = ""  # fair queue for slots, one a session
+    queue_order: int = 0  # slots given at its arrival, or when its queue got the last slot
+    guide: TokenMask | None = None  # enforces the constraints of the answer
+    draft_sources: AnswerSources | None = None  # texts of the request to draft from
+    warnings: list[str] = field(default_factory=list)  # sentences on options without effect
+    uses_cache: bool = True  # False: it neither reads nor writes the cache
     prefill_only: PrefillOnly | None = None
     suspicion: Suspicion = Suspicion()
-    visit: SessionContext | None = None  # who asks, and what is known of it
+    session_context: SessionContext | None = None
     kept: KeptPrefix = field(default_factory=KeptPrefix)
-    slot: LiveSlot | None = None  # held from its first forward to its end
+    slot: LiveSlot | None = None  # held from the first forward to the end
     prefill: PrefillState | None = None
     position: int = 0  # prompt tokens in the slot
-    times: RequestTimes | None = None  # runs from its first forward on
-    drafter: AnswerDrafter | None = None  # None = nothing is drafted for it
-    sampled: list[int] = field(default_factory=list)  # without an end-of-turn token
-    end_id: int | None = None  # the end-of-turn token that was sampled
+    times: RequestTimes | None = None  # set with the slot
+    drafter: AnswerDrafter | None = None  # None = nothing is drafted
+    sampled: list[int] = field(default_factory=list)  # sampled ids without an end-of-turn token
+    end_id: int | None = None  # sampled end-of-turn token
 
     @property
     def request_id(self) -> str:
@@ -203,9 +203,10 @@ class Request:
 
     @property
     def lineage(self) -> Hashable:
-        """What requests have in common that may share the KV of tokens that they begin with alike.
+        """Identity of the prompt's KV beside its token ids: root and images.
 
-        The tokens of all images are the same, so that who shows others shares nothing.
+        Requests with the same lineage and the same first tokens may share KV. All images have the
+        same token ids, so the lineage names the images.
         """
         return self.query.root, tuple((run.start, run.picture.name) for run in self.query.images)
 
@@ -215,7 +216,7 @@ class Request:
 
     @property
     def source(self) -> str:
-        """Where what was kept of the prompt came from."""
+        """Source of the prompt's kept KV, as Usage names it."""
         source = self.prefill.plan.source if self.prefill is not None else "none"
         return "ssd" if source == "ram" and self.kept.recalled_tokens else source
 
@@ -228,7 +229,7 @@ class Request:
         return len(self.sampled) + (self.end_id is not None)
 
     def begin(self, slot: LiveSlot, plan: ResumePlan, idle_tokens: int) -> None:
-        """Take the slot, which holds the beginning of the prompt as `plan` says."""
+        """Take the slot, which holds the KV of the prompt's beginning as `plan` says."""
         assert self.slot is None and self.times is None, self.request_id
         assert slot.position == plan.position <= self.query.limit, (slot.position, plan)
         now = awake_s()
@@ -243,11 +244,11 @@ class Request:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it has not passed the place where a worker died with its tokens."""
+        """Whether the request has not yet passed the position where a worker died with it."""
         done = self.position + self.completion_tokens
         return any(
-            self.first_token_at is None or done <= each.tokens + BEHIND_TOKENS
-            for each in self.suspicion.suspects
+            self.first_token_at is None or done <= suspect.tokens + BEHIND_TOKENS
+            for suspect in self.suspicion.suspects
         )
 
     @property
@@ -256,9 +257,10 @@ class Request:
         return self.query.limit - self.position
 
     def work(self, now: float) -> Work:
-        """Return what is left to do, as far as it is known. Any thread.
+        """Return the work that is left, as far as it is known. Any thread.
 
-        Of one that waits, what was kept when it came, or is being prefilled for another, is not.
+        For a waiting request, tokens with kept KV and tokens that another request prefills do not
+        count.
         """
         first = self.first_token_at
         if first is not None:
@@ -269,12 +271,12 @@ class Request:
         return Work(max(self.query.limit - shared, 0))
 
     def next_cut(self) -> int:
-        """Return which of the query's cuts the next forward goes to."""
+        """Return the index in `query.cuts` of the cut that the next forward goes to."""
         assert self.position < self.query.limit, (self.position, self.query.limit)
         return bisect.bisect_right(self.query.cuts, self.position)
 
-    def keys(self, held: list[int]) -> Tokens:
-        """Return the keys of what its slot holds: the prompt's, and what was decoded."""
+    def keys(self, tokens: list[int]) -> Tokens:
+        """Return the cache's keys of the slot's `tokens`: the prompt and decoded tokens."""
         prompt = self.query.tokens
-        assert len(held) >= len(prompt), (len(held), len(prompt))
-        return np.concatenate([prompt, pack(held[len(prompt) :])])
+        assert len(tokens) >= len(prompt), (len(tokens), len(prompt))
+        return np.concatenate([prompt, pack(tokens[len(prompt) :])])

@@ -1,4 +1,4 @@
-"""Advances all requests together, one forward of a prompt and one decode step at a time."""
+"""Advances all requests together: one forward of a prompt, then one decode step, and so on."""
 
 import functools
 import logging
@@ -19,9 +19,9 @@ from hearth.worker.kv.layer_adapters import RewindPoint, can_rewind
 from hearth.worker.kv.memory_release import EncodedImages
 from hearth.worker.schedule.admission_and_disk_recall import (
     Admission,
-    give_turn,
-    in_turn,
+    in_queue_order,
     prefills_for,
+    record_slot_given,
     rows_of,
 )
 from hearth.worker.schedule.memory_guard import AnyKVManager
@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Decides what the model computes next. Owner: the inference thread; `load` is any thread's.
+    """Decides what the model computes next. Owner: the inference thread; any thread calls `load`.
 
-    Invariants: a request is in exactly one of `_waiting`, `_prefilling`, `_decoding`, or it has
-    ended; it holds a slot in the latter two, of which there are `running_max` at most.
+    Invariants: a request that has not ended is in exactly one of `_waiting`, `_prefilling` and
+    `_decoding`; in the latter two, `running_max` requests at most, it holds a slot.
 
-    A request waits, is prefilled from where the kept KV ends, decodes, and ends in exactly one
-    Finished. Between two forwards of a prefill every decoding sequence gets its next token, and
-    all of them together nearly as much time as the forward took (`TimeShares`). Of several
-    prefills the oldest and the shortest take turns, so that a short prompt need not wait for a long
-    one, nor the long one for ever. A request whose beginning another is prefilling waits for that
-    one, without a slot, and takes over where it ends.
+    A request waits, is prefilled from the end of its kept KV on, decodes, and ends in exactly one
+    Finished or Failed. Between two forwards of a prefill every decoding sequence gets its next
+    token, and the answers together get nearly as much time as the forward took (`TimeShares`).
+    Among several prefills the oldest and the shortest alternate, so that a short prompt does not
+    wait for a long prompt, and a long prompt does not wait for ever. If another request is
+    prefilling the beginning of a prompt, that prompt waits without a slot and then reuses the KV.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Scheduler:
         kv_manager: AnyKVManager,
         vocabulary: Vocabulary,
         end_ids: frozenset[int],
-        choose: Callable[[Request], SamplingParams],
+        sampling_params: Callable[[Request], SamplingParams],
         config: SchedulerConfig,
     ) -> None:
         self._engine = engine
         self._kv_manager = kv_manager
         self._vocabulary = vocabulary
         self._end_ids = end_ids
-        self._choose = choose
+        self._sampling_params = sampling_params
         self._config = config
         self._drafts = config.drafts
         self.decoder = engine.decoder
@@ -80,20 +80,20 @@ class Scheduler:
                 lambda: engine.release_images(begun_images(self._prefilling)),
             )
         )
-        # Kept for a moment: requests that wait
+        # Kept for a moment: waiting requests
         self._waiting: list[Request] = []  # oldest first
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
-        self._turn = 0  # slots that were given
-        self._places = config.running_max  # for requests that compute, as far as memory goes
-        self.pace = Pace()  # others may read
+        self._slots_given = 0
+        self._slots_usable = config.running_max  # lower while memory is short
+        self.pace = Pace()  # any thread may read it
         self._idle = IdlePrefill(engine, kv_manager, config)
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, self.decoder, config, self.counts)
         self._shares = TimeShares()
         self._has_read_short = False  # in this step
-        self._reader = PrefillForwards(
+        self._prefill_forwards = PrefillForwards(
             engine, config, self._admission.kv_manager_of, self.pace, self._shares
         )
         self.steps = 0
@@ -110,15 +110,17 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def report(self, key: str = "") -> dict[str, Any]:
-        """Return for `/v1/cache` the answers that are written now, and what ended others early.
+    def report(self, api_key: str = "") -> dict[str, Any]:
+        """Return for `/v1/cache` the running answers, and counts of requests that ended early.
 
-        The answers are of the API key with this digest, "" = everyone's; the rest is of all.
+        The answers are of the API key with this digest, "" = of all keys; the rest is of all keys.
         """
         memory, now = self._config.memory, awake_s()
-        answers = [(each.api_key, answer_row(each, now)) for each in self._decoding.values()]
+        answers = [
+            (request.api_key, answer_row(request, now)) for request in self._decoding.values()
+        ]
         return {
-            "answers": [row for owner, row in answers if key in ("", owner)],
+            "answers": [row for owner, row in answers if api_key in ("", owner)],
             "answers_running": len(answers),
             "answers_tokens_per_s": round(sum(row["tokens_per_s"] or 0 for _, row in answers), 1),
             "ends": dict(self.counts),
@@ -131,86 +133,86 @@ class Scheduler:
         }
 
     def load(self, arriving: int) -> Load:
-        """Return what there is to do, with `arriving` requests that are being rendered. Any thread.
+        """Return the worker's load; `arriving` further requests are being rendered. Any thread.
 
-        Each copy is made in one step of the interpreter: the owner changes nothing meanwhile.
+        Each list is copied in one step of the interpreter, so its owner cannot change it meanwhile.
         """
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
-        now, places = awake_s(), self._places
+        now, slots = awake_s(), self._slots_usable
         wait_s = self.pace.wait_s(
-            [request.work(now) for request in running[:places]],
+            [request.work(now) for request in running[:slots]],
             [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
-            places,
+            slots,
         )
-        queue = [request.request_id for request in in_turn(waiting, self._turn)]
+        queue = [request.request_id for request in in_queue_order(waiting, self._slots_given)]
         return Load(len(running), queue, wait_s)
 
     def submit(self, request: Request) -> Progress:
-        """Take a request; it waits for a slot. Return how much of it is kept now.
+        """Queue a request for a slot; return how many of its tokens have kept KV now.
 
-        Others may add to that before the request has a slot.
+        Other requests may add KV of its prompt before it gets a slot.
         """
         assert request.slot is None and request.prefill is None, request.request_id
         assert len(request.query.tokens) == request.prompt_tokens, request.request_id
         assert request.query.limit < request.prompt_tokens, request.request_id
-        self._config.suspects.note([request])
+        self._config.suspects.record([request])
         self._idle.stop()
-        request.turn = self._turn
+        request.queue_order = self._slots_given
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)
         request.kept.tokens = kv_manager.plan(request.query).position
-        self._admission.ask_disk(request)
-        self._note_running()
+        self._admission.start_recall(request)
+        self._record_running()
         request.kept.reported_tokens = request.kept.tokens
         return Progress(request.request_id, request.kept.tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in what was read from disk; the request it was read for may have a slot now."""
+        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
         self._admission.take_recalled(done)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing can be computed before the disk has answered, or memory is to be had."""
+        """Whether nothing can be computed before a disk read ends or memory becomes free."""
         waits = all(request.kept.recall is not None for request in self._waiting)
         return not self.running and (waits or self._config.relief.holds_back())
 
     def step(self) -> Iterator[Up]:
-        """Do one decode step, and a forward of a prompt before it where that has its turn.
+        """Do one forward of a prompt, if its turn has come, and one decode step.
 
-        Yields what clients are sent, as soon as it holds.
+        Yield the messages to clients as soon as each is true.
         """
         self.steps += 1
         yield from self._drop_gone()
         yield from self._end_expired()
         yield from self.give_slots()
-        self._note_running()
+        self._record_running()
         yield from self._prefill()
         yield from self._free_memory()
         yield from self._decode()
-        self._note_running()
+        self._record_running()
         assert self.running <= self._config.running_max, (self.running, self._config.running_max)
 
     def prefill_idle(self) -> bool:
-        """With nothing else to do, do one chunk of idle work; say whether there was any."""
+        """Do one chunk of idle work while no request is here; return False if there was none."""
         assert self.is_idle, (self.waiting, self.running)
         return self._config.relief.level == Pressure.NORMAL and self._idle.step()
 
     def prefill_later(self, query: PrefixQuery) -> None:
-        """Prefill `query` when there is nothing else to do: a prompt that will be asked."""
+        """Queue a prompt that is likely to come, to be prefilled in idle time."""
         self._idle.add(query)
 
     @property
     def idle_tokens(self) -> int:
-        """Tokens prefilled in idle time, for no request."""
+        """Tokens prefilled in idle time."""
         return self._idle.counts.total()
 
     def leave_forwards(self) -> None:
-        """Nothing is computed any more: what ends the process now is nobody's forward."""
-        self._config.suspects.note(())
+        """Clear the record of running requests, as nothing is computed from now on."""
+        self._config.suspects.record(())
 
     def forget(self) -> None:
-        """Empty the cache; running requests go on with what they have."""
+        """Empty the cache; running requests keep their slots."""
         self._admission.forget()
         self._idle.forget()
         self._drafts.clear()
@@ -221,7 +223,7 @@ class Scheduler:
     # ------------------------------------------------------------ before the forwards
 
     def _drop_gone(self) -> Iterator[Up]:
-        """End the requests whose client left or whose lease ran out."""
+        """End the requests whose client has left."""
         for queue in (self._waiting, self._prefilling):
             for request in [r for r in queue if r.lease.is_gone]:
                 queue.remove(request)
@@ -230,9 +232,9 @@ class Scheduler:
             yield self._finished(request, "cancelled")
 
     def _end_expired(self) -> Iterator[Up]:
-        """End what has had its time; the prefill that was done is kept, its slot is free.
+        """End the requests that exceed a time limit; their prefilled KV is kept.
 
-        Of the prompts only the oldest has a turn of its own: the others may be overtaken.
+        Only the oldest prefill is checked: the other prefills may have to wait for shorter prompts.
         """
         for request in [*self._prefilling[:1], *self._decoding.values()]:
             why = self._config.watchdog.verdict(request, self.pace.chunk_s)
@@ -246,52 +248,52 @@ class Scheduler:
             yield from self._finish(request, "length")
 
     def give_slots(self) -> Iterator[Up]:
-        """Give each free slot to whoever's turn it is.
+        """Give the free slots to waiting requests in queue order.
 
-        For memory too the first in turn waits, until those that run give it back: were it
-        overtaken, it might wait for ever.
+        The first request also waits for memory, until running requests free it. No other request
+        overtakes it, since it might wait for ever.
         """
-        self._places = self._config.running_max
+        self._slots_usable = self._config.running_max
         while self.running < self._config.running_max:
             running = [*self._prefilling, *self._decoding.values()]
-            in_order = filter(self._can_begin, in_turn(self._waiting, self._turn))
+            in_order = filter(self._can_begin, in_queue_order(self._waiting, self._slots_given))
             request = next(in_order, None)
-            if request is None or any(each.runs_alone for each in running):
+            if request is None or any(other.runs_alone for other in running):
                 return
             if running and request.runs_alone:
-                return  # a suspect: whoever else waits may not begin before it
+                return  # a suspect waits for an empty worker, and no request overtakes it
             if self._config.relief.holds_back():
                 yield from self._refuse_late()
                 return
             depth = max(request.prompt_tokens, self._prompt_depth)
             has_room, cost = self._admission.makes_room(request, running, depth)
             if self.running and not has_room:
-                self._places = self.running
+                self._slots_usable = self.running
                 return
-            if has_room and self._admission.asks_again(request):
+            if has_room and self._admission.restart_recall(request):
                 continue
             self._waiting.remove(request)
-            self._turn = give_turn(request, self._waiting, self._turn)
+            self._slots_given = record_slot_given(request, self._waiting, self._slots_given)
             if not has_room:
-                yield self._admission.no_room(request, cost)
+                yield self._admission.refuse(request, cost)
                 continue
             self._open_slot(request)
-            self._config.memory.makes_room(self._kv_manager, 0, depth)  # its copies go
+            self._config.memory.makes_room(self._kv_manager, 0, depth)  # releases copied KV
             self._prefilling.append(request)
-            if request.position < request.kept.reported_tokens:  # the disk had not what it promised
+            if request.position < request.kept.reported_tokens:  # a disk read gave less
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be held, beside the forward of a prompt."""
+        """Return whether `nbytes` more fit beside the forward of a prompt."""
         return not self._config.memory.over(nbytes, self._prompt_depth)
 
     @property
     def _prompt_depth(self) -> int:
-        """The length in tokens of the longest prompt that is being read."""
+        """Length in tokens of the longest prompt in prefill."""
         return max((request.prompt_tokens for request in self._prefilling), default=0)
 
     def _refuse_late(self) -> Iterator[Up]:
-        """Refuse what has waited too long for a system that is short of memory."""
+        """Refuse the requests that waited too long while the system is short of memory."""
         for request in [
             r for r in self._waiting if self._config.relief.has_waited(r.lease.received_at)
         ]:
@@ -300,18 +302,18 @@ class Scheduler:
             yield self._config.relief.refusal(request.request_id)
 
     def _open_slot(self, request: Request) -> None:
-        """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
+        """Open a slot for a request; it starts with the kept KV of its prompt."""
         assert request.kept.recall is None, request.request_id
-        self._note_running(request)
+        self._record_running(request)
         kv_manager = self._admission.kv_manager_of(request)
         slot, plan = kv_manager.open(request.query, rows_of(request))
         request.begin(slot, plan, self._idle.session_tokens(request.query, slot))
 
-    def _note_running(self, *more: Request) -> None:
-        self._config.suspects.note([*self._prefilling, *self._decoding.values(), *more])
+    def _record_running(self, *more: Request) -> None:
+        self._config.suspects.record([*self._prefilling, *self._decoding.values(), *more])
 
     def _free_memory(self) -> Iterator[Up]:
-        """Give memory back where answers have outgrown it; the youngest ends where all is given."""
+        """Release kept KV when answers outgrow memory; then end the youngest answers early."""
         memory, depth = self._config.memory, self._prompt_depth
         while not memory.makes_room(self._kv_manager, 0, depth) and self._decoding:
             request = next(reversed(self._decoding.values()))
@@ -320,7 +322,7 @@ class Scheduler:
             yield from self._finish(request, "length")
 
     def _can_begin(self, request: Request) -> bool:
-        """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
+        """Return whether a request waits only for a slot, not for a disk read or a prefill."""
         if self._admission.waits_for_disk(request):
             return False
         return not any(prefills_for(leader, request) for leader in self._prefilling)
@@ -328,22 +330,22 @@ class Scheduler:
     # ------------------------------------------------------------ forwards
 
     def _next_to_read(self) -> Request | None:
-        """Return whose prompt has its turn now; None where it is the answers', or there is none.
+        """Return the request that is prefilled next; None if there is none or a decode step is due.
 
-        Who is read already needs no forward, and waits for nobody's.
+        A request that is prefilled already needs no forward and goes first.
         """
-        is_read = next((r for r in self._prefilling if r.is_prefilled), None)
+        prefilled = next((r for r in self._prefilling if r.is_prefilled), None)
         prompts = self._prefilling
         if self._decoding:
             is_short, waits = self._config.is_short, self._shares.is_answers_turn
-            prompts = [each for each in prompts if not waits(is_short(each))]
-        if is_read is not None or not prompts:
-            return is_read
+            prompts = [request for request in prompts if not waits(is_short(request))]
+        if prefilled is not None or not prompts:
+            return prefilled
         self._is_oldest_next = not self._is_oldest_next
         return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
 
     def _prefill(self) -> Iterator[Up]:
-        """Do one forward of one prompt; start decoding it when it was the last."""
+        """Do one forward of one prompt; after its last forward, start decoding."""
         self._has_read_short = False
         request = self._next_to_read()
         if request is None:
@@ -351,8 +353,10 @@ class Scheduler:
         hidden = None
         if not request.is_prefilled:
             try:
-                hidden = self._reader.step(request, self._prefilling, self._decoding.values())
-            except RequestError as error:  # an image cannot be had any more
+                hidden = self._prefill_forwards.step(
+                    request, self._prefilling, self._decoding.values()
+                )
+            except RequestError as error:  # an image is gone
                 self._prefilling.remove(request)
                 yield self._end_with_error(request, error)
                 return
@@ -361,21 +365,21 @@ class Scheduler:
         if request.is_prefilled:
             self._prefilling.remove(request)
             if request.prefill_only is not None:
-                yield self._end_prefill_only(request, request.prefill_only.pin_key)
+                yield self._end_prefill_only(request, request.prefill_only.pin_api_key)
                 return
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
             self.decoder.add(self._sequence(request, hidden))
 
     def _sequence(self, request: Request, hidden: Any) -> DecodingSequence:
-        """Return what the decoder goes on from: the slot's cache, and what is not in it yet.
+        """Return the sequence that the decoder continues: the slot's cache and the tokens left.
 
-        The request is drafted for from here on, if it is at all; `hidden` is for a draft model.
+        The request gets its drafter here; `hidden` is for a draft model.
         """
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
         drafter = self._drafts.begin(request) if can_rewind(slot.cache) else None
-        # The model is tried once there is something to verify.
+        # `verifies_drafts` tries the model when the first draft comes.
         if drafter is not None and not self._engine.verifies_drafts:
             self._drafts.stop()
             drafter = None
@@ -385,7 +389,7 @@ class Scheduler:
             cache=slot.cache,
             tokens=request.ids[: request.position],
             tail=request.ids[request.position :],
-            choice=self._choose(request),
+            choice=self._sampling_params(request),
             tokens_max=request.tokens_max,
             before_forward=functools.partial(kv_manager.grow, slot),
             before_join=functools.partial(kv_manager.lend, slot),
@@ -402,7 +406,7 @@ class Scheduler:
         )
 
     def _decode(self) -> Iterator[Up]:
-        """Do one decode step for all that decode."""
+        """Do one decode step for all decoding requests."""
         if not self._decoding:
             self._shares.clear()
             return
@@ -412,15 +416,15 @@ class Scheduler:
         began = self._config.clock()
         for sampled in self.decoder.step():
             request = self._decoding.get(sampled.request_id)
-            if request is not None:  # else it has ended within its draft
+            if request is not None:  # None: an earlier token of its draft ended it
                 yield from self._take_token(request, sampled)
         took_s = self._config.clock() - began
-        self._shares.note_decode(took_s)
+        self._shares.record_decode(took_s)
         if self._prefilling:
-            self.pace.note_beside(took_s)
+            self.pace.record_beside(took_s)
 
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
-        """Give one sampled token to its request; end it where that token, or its text, says so."""
+        """Add one sampled token to its request; end the request if the token or text says so."""
         assert request.times is not None, request.request_id
         request.times.progressed_at = awake_s()
         if request.times.first_token_at is None:
@@ -431,7 +435,8 @@ class Scheduler:
             request.sampled.append(sampled.token_id)
         if request.guide is not None and request.guide.failure:
             self._close_slot(request)
-            log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
+            # The reason quotes the answer, which no log may hold.
+            log.error("constraint broke request=%s", request.request_id)
             text = f"The answer could not be held to what was asked of it: {request.guide.failure}."
             status = request.guide.failure_status
             yield Failed(request.request_id, status, "constraint_failed", text)
@@ -456,7 +461,7 @@ class Scheduler:
     # ------------------------------------------------------------ ends
 
     def _finish(self, request: Request, reason: str) -> Iterator[Up]:
-        """End a request after giving what was held back."""
+        """Send the text that was held back, and end the request."""
         rest = request.output.finish(is_complete=reason == "stop")
         yield from request.deltas.of(rest)
         if rest.stop is not None:
@@ -466,25 +471,25 @@ class Scheduler:
         yield from self._end(request, reason, rest.stop)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
-        """End a request whose text has all been given."""
+        """End a request after all of its text is sent."""
         yield from request.deltas.last()
         yield self._finished(request, reason, stop)
 
     def _finished(self, request: Request, reason: str, stop: str | None = None) -> Finished:
-        """Check the slot in; return what the request cost."""
+        """Close the slot and record the end; return the final message with the usage."""
         self._close_slot(request)
         now = awake_s()
         usage = make_usage(request, now)
         if reason != "cancelled":
-            self._config.suspects.served(request)
+            self._config.suspects.drop_answered(request)
         if request.first_token_at is not None:
-            self.pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
+            self.pace.record_end(usage.prefilled_tokens, now - request.first_token_at)
         usage = self._config.ended(request, usage, reason, stop)
         log_finished(request, reason, usage)
         return Finished(request.request_id, reason, stop, usage)
 
     def _end_prefill_only(self, request: Request, pin_key: str | None) -> Finished | Failed:
-        """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
+        """End a request that wants no answer; if its pin is refused, its KV is kept unpinned."""
         assert request.slot is not None and not request.completion_tokens, request.request_id
         try:
             if pin_key is not None:
@@ -495,19 +500,19 @@ class Scheduler:
         return self._finished(request, "prefilled")
 
     def _end_with_error(self, request: Request, error: RequestError) -> Failed:
-        """End a request by an error; what was prefilled is kept."""
+        """End a request by an error; its prefilled KV is kept."""
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
 
     def _close_slot(self, request: Request) -> None:
-        """Check the slot in with all that was computed, also for a client that left."""
+        """Close the slot and keep its KV, also if the client left."""
         slot, request.slot = request.slot, None
         if request.guide is not None:
             request.guide.close()
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
             trunk = self.decoder.trunks.get(request.request_id)
-            if trunk is not None:  # the slot gets a copy of it
+            if trunk is not None:  # the slot gets a copy of the trunk
                 memory, depth = self._config.memory, self._prompt_depth
                 memory.makes_room(self._kv_manager, trunk.nbytes, depth)
             rest = self.decoder.remove(request.request_id, request.completion_tokens)

@@ -1,4 +1,4 @@
-"""Defines the limits and callbacks that a scheduler is made with, and ends what takes too long."""
+"""Defines a scheduler's limits and callbacks, and finds requests that take too long."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ CHUNKS_AWAITED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class GenerationWatchdog:
-    """Holds the limits in seconds; 0 = none. Owner: the inference thread.
+    """Holds the time limits of requests, in seconds; 0 = no limit. Owner: the inference thread.
 
-    The time of a generation starts when its prefill ends, so that a long prompt costs an answer
-    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no times.
-    A forward that never returns is not seen here: the supervisor sees that the steps stand still.
+    The time of a generation starts when its prefill ends, so a long prompt does not count. A
+    request that waits for a slot, for the disk or for another request's prefill has no times yet.
+    The supervisor detects a forward that never returns, by a step count that stands still.
     """
 
     generation_s: float = 0.0
@@ -32,7 +32,7 @@ class GenerationWatchdog:
     def verdict(self, request: Request, chunk_s: float = 0.0) -> str | None:
         """Return why the request must end now; None where it may go on.
 
-        `chunk_s` is what the last chunk of a prompt took: others wait for two of them in turn.
+        `chunk_s` is the time of the last prefill chunk; a request may wait for several of them.
         """
         times, now = request.times, awake_s()
         if times is None:
@@ -49,39 +49,41 @@ class GenerationWatchdog:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits and callbacks of one scheduler, from the model and the settings. Never changes.
+    """Holds a scheduler's limits and callbacks, from the model and the settings. Immutable.
 
     The inference thread calls `natural_cuts` and `ended`; any thread may call `post`.
     """
 
     running_max: int  # requests that compute at once
-    natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
-    grid: PrefillGrid = WHOLE  # a forward amid an image ends at its points
-    # Records each request's end (request, usage, reason, stop string); returns the client's usage.
+    natural_cuts: Callable[[Tokens], list[int]]  # cuts that all prompts with this beginning have
+    grid: PrefillGrid = WHOLE  # positions where a forward may end inside an image
+    # Records the end of a request (request, usage, reason, stop string); returns the final usage.
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
-    # Queues for the inference thread what the disk thread has read.
+    # Queues the result of a disk read for the inference thread.
     post: Callable[[RecallDone], None] = lambda _: None
     watchdog: GenerationWatchdog = GenerationWatchdog()
     memory: MemoryGuard = MemoryGuard()
     power: PowerSource = field(default_factory=PowerSource)
     relief: PressureRelief = field(default_factory=PressureRelief)
     clock: Callable[[], float] = awake_s  # in seconds
-    # Of a prefill's forward while answers are written; 0 = whole chunks, as at any other time.
+    # Aimed-at seconds of a prefill forward while other requests decode; 0 = whole chunks.
     beside_goal_s: float = 0.0
-    beside_tokens_min: int = 128  # it reads no fewer for that
-    short_tokens: int = 2_048  # that a prompt reads at most which does not wait for answers
+    beside_tokens_min: int = 128  # fewest tokens of a shortened forward
+    short_tokens: int = (
+        2_048  # most tokens that a prompt that goes before answers may have to prefill
+    )
     suspects: Suspects = field(default_factory=Suspects)
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
 
     def forward_end(self, position: int, cut: int) -> int:
-        """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.
+        """Return the end position of a forward to the next `cut`, which a long image may divide.
 
-        Idle prefill uses it too, so that it reads a prompt in the same forwards as a request.
+        Requests and idle prefill both use it, so that they read a prompt in the same forwards.
         """
         assert position < cut, (position, cut)
         step = self.grid.step_at(position)
         return min(cut, (position // step + 1) * step)
 
     def is_short(self, request: Request) -> bool:
-        """Whether a prompt with a slot goes before answers, as it has few tokens to read."""
+        """Return whether a prompt with a slot has so few tokens to prefill that it goes first."""
         return request.query.limit - request.cached_tokens <= self.short_tokens

@@ -1,4 +1,4 @@
-"""Writes down whose prompts and answers are computed, and finds those that a worker died with."""
+"""Records on disk which requests are computed, and finds requests that a worker died with."""
 
 import contextlib
 import logging
@@ -17,16 +17,17 @@ from hearth.worker.cache.block_hash import HASH_BYTES, PrefixHash, Tokens, prefi
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.schedule.request_state import Request
 
-STEPS: Final = 64  # tokens of an answer after which it is written anew how far it is
+STEPS: Final = 64  # tokens of an answer after which its record is written anew
 
 log = logging.getLogger(__name__)
 
 
 class Suspects:
-    """What one worker knows of suspects, and leaves for who survives it.
+    """Records the running requests, and finds requests that worker processes have died with.
 
-    Any thread: `among`, `report`, `clear`. Owner of the rest: the inference thread.
-    Invariant: while anything is computed, the file names those it is computed for.
+    A suspect is a prompt or answer that was computed when a worker died.
+    Any thread: `find`, `report`, `clear`. Owner of the rest: the inference thread.
+    Invariant: while anything is computed, the file names the requests that it is computed for.
     """
 
     def __init__(
@@ -35,17 +36,17 @@ class Suspects:
         socket_path: Path | None = None,
         cut_label: str = "",
     ) -> None:
-        """Without a store nobody is suspected. `cut_label` names the rule of forwards.
+        """Without a store there are no suspects. `cut_label` names the rule of prefill cuts.
 
-        What died under another rule is tried again.
+        A suspect of another cut rule is not a suspect under this one.
         """
         self._store = store
         self._cut_label = cut_label.encode()
-        # What the file names, by request id, by how far it was, and by whether it ran alone.
-        self._rows: dict[tuple[str, int, bool], Suspect] = {}
+        # Content of the file, by (request id, position in steps, whether it runs alone).
+        self._recorded: dict[tuple[str, int, bool], Suspect] = {}
         self._file: int | None = None
         self.refusals = 0
-        self._lock = threading.Lock()  # of `refusals`
+        self._lock = threading.Lock()  # guards `refusals`
         if socket_path is None:
             return
         path, flags = running_path(socket_path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -55,130 +56,138 @@ class Suspects:
         except OSError as error:
             log.warning("a request that ends this worker will not be known: %s", error)
 
-    # ------------------------------------------------------------ who is suspected
+    # ------------------------------------------------------------ suspects
 
-    def among(self, root: PrefixHash, tokens: Tokens) -> tuple[Suspect, ...]:
-        """Return what a prompt is suspected of: a worker died with its beginning, or its answer.
+    def find(self, root: PrefixHash, tokens: Tokens) -> tuple[Suspect, ...]:
+        """Return the suspects that match a prompt: a worker died while it read or answered it.
 
-        With nobody suspected it lists an empty directory. Else each suspect costs a file of some
-        300 bytes, and all together one hash over the prompt: 0.5 ms for 100,000 tokens.
+        Without suspects this lists an empty directory. Otherwise each suspect costs reading a file
+        of some 300 bytes, and all together one hash over the prompt: 0.5 ms for 100,000 tokens.
 
         Raises:
-            RequestError: 400, `prompt_refused`: it ended two workers.
+            RequestError: 400, `prompt_refused`: the prompt ended two workers.
         """
         known = self._known()
-        lengths = sorted({row.length for row in known.values() if row.length <= len(tokens)})
+        lengths = sorted({s.length for s in known.values() if s.length <= len(tokens)})
         names = prefix_hashes(root, tokens, lengths)
-        found = [known.get(self._named(name, "read")) for name in names]
+        matches = [known.get(self._digest(name, "read")) for name in names]
         if lengths and lengths[-1] == len(tokens):
-            found.append(known.get(self._named(names[-1], "answer")))
-        suspects = tuple(row for row in found if row is not None)
-        for row in suspects:
-            if row.is_refused:
+            matches.append(known.get(self._digest(names[-1], "answer")))
+        suspects = tuple(suspect for suspect in matches if suspect is not None)
+        for suspect in suspects:
+            if suspect.is_refused:
                 with self._lock:
                     self.refusals += 1
-                raise row.error()
+                raise suspect.error()
         return suspects
 
-    def spoils(self, query: PrefixQuery) -> bool:
-        """Whether a worker died with these tokens in idle time: they are not read there again."""
+    def forbids_idle_prefill(self, query: PrefixQuery) -> bool:
+        """Return whether a worker died while it prefilled these tokens in idle time."""
         known = self._known()
-        return bool(known) and any(self._named(name, "idle") in known for name in query.names)
+        return bool(known) and any(self._digest(name, "idle") in known for name in query.names)
 
-    def served(self, request: Request) -> None:
-        """Take note that `request` was answered, or read where that was all."""
+    def drop_answered(self, request: Request) -> None:
+        """Drop the suspects that `request` has proved harmless by its end.
+
+        A request for prefill alone proves nothing about its answer.
+        """
         if self._store is not None:
             self._store.drop(
-                row
-                for row in request.suspicion.suspects
-                if row.kind == "read" or request.prefill_only is None
+                suspect
+                for suspect in request.suspicion.suspects
+                if suspect.kind == "read" or request.prefill_only is None
             )
 
-    def report(self, key: str = "") -> dict[str, Any]:
-        """Return for `/v1/cache` how many there are, and those of the key with this digest.
+    def report(self, api_key: str = "") -> dict[str, Any]:
+        """Return for `/v1/cache` the counts, and the suspects of the API key with this digest.
 
-        "" = everyone's.
+        "" = the suspects of all keys.
         """
-        rows = self._known().values()
-        owner = self._owner(key)
+        suspects = self._known().values()
+        owner = self._owner(api_key)
         return {
-            "suspects": sum(not row.is_refused for row in rows),
-            "refused": sum(row.is_refused for row in rows),
+            "suspects": sum(not suspect.is_refused for suspect in suspects),
+            "refused": sum(suspect.is_refused for suspect in suspects),
             "refusals": self.refusals,
             "rows": [
                 {
-                    "tokens": row.length,
-                    "amid": row.kind,
-                    "deaths": row.deaths,
-                    "how": row.how,
-                    "refused": row.is_refused,
-                    "until": int(row.expires_at),
+                    "tokens": suspect.length,
+                    "amid": suspect.kind,
+                    "deaths": suspect.deaths,
+                    "how": suspect.how,
+                    "refused": suspect.is_refused,
+                    "until": int(suspect.expires_at),
                 }
-                for row in sorted(rows, key=lambda row: -row.died_at)
-                if owner in ("", row.owner)
+                for suspect in sorted(suspects, key=lambda suspect: -suspect.died_at)
+                if owner in ("", suspect.owner)
             ],
         }
 
-    def clear(self, key: str = "") -> None:
-        """Drop what the API key with this digest is suspected of, "" = everyone."""
-        owner = self._owner(key)
+    def clear(self, api_key: str = "") -> None:
+        """Drop the suspects of the API key with this digest; "" = of all keys."""
+        owner = self._owner(api_key)
         if self._store is not None:
-            self._store.drop(row for row in self._known().values() if owner in ("", row.owner))
+            self._store.drop(
+                suspect for suspect in self._known().values() if owner in ("", suspect.owner)
+            )
 
-    # ------------------------------------------------------------ who runs
+    # ------------------------------------------------------------ running requests
 
-    def note(self, running: Sequence[Request]) -> None:
-        """Have the file name these alone, and how far each is. Costs a system call if that is new.
+    def record(self, running: Sequence[Request]) -> None:
+        """Write exactly the running requests and their positions to the file.
 
-        A device is one token ahead of what answers were given: they run also between two steps.
+        This costs a system call if they changed. Requests count as running between two steps too,
+        since the device computes one token ahead.
         """
         is_sole = len(running) == 1
         keys = [
-            (each.request_id, each.position + each.completion_tokens // STEPS, is_sole)
-            for each in running
+            (request.request_id, request.position + request.completion_tokens // STEPS, is_sole)
+            for request in running
         ]
-        if keys != [*self._rows]:
-            known, self._rows = self._rows, {}
-            for key, each in zip(keys, running, strict=True):
-                self._rows[key] = known.get(key) or self._row(each, is_sole)
+        if keys != [*self._recorded]:
+            known, self._recorded = self._recorded, {}
+            for key, request in zip(keys, running, strict=True):
+                self._recorded[key] = known.get(key) or self._suspect(request, is_sole)
             self._write()
 
-    def note_idle(self, query: PrefixQuery, number: int) -> None:
-        """Have it name work of nobody's, which reads `query` to its cut `number`."""
+    def record_idle(self, query: PrefixQuery, number: int) -> None:
+        """Write to the file that idle time prefills `query` up to its cut `number`."""
         length = query.cuts[number]
-        name = self._named(query.names[number], "idle")
-        self._rows = {("", 0, False): Suspect(name, "", "idle", length, length)}
+        name = self._digest(query.names[number], "idle")
+        self._recorded = {("", 0, False): Suspect(name, "", "idle", length, length)}
         self._write()
 
-    def _row(self, request: Request, is_sole: bool) -> Suspect:
-        """Return what is suspected if the worker dies now: what it died with, or more of it."""
+    def _suspect(self, request: Request, is_sole: bool) -> Suspect:
+        """Return the suspect if the worker dies now: the longest that the request matches."""
         kind: SuspectKind = "answer"
         prefix, length = request.suspicion.prompt_name, request.prompt_tokens
         if not request.is_prefilled:
             number = request.next_cut()
             kind, prefix, length = "read", request.query.names[number], request.query.cuts[number]
-        row = Suspect(self._named(prefix, kind), self._owner(request.api_key), kind, length, length)
+        own = Suspect(
+            self._digest(prefix, kind), self._owner(request.api_key), kind, length, length
+        )
         suspects = request.suspicion.suspects
-        row = max((row, *suspects), key=lambda each: each.length)
-        tokens = max(row.length, request.position + request.completion_tokens)
-        return replace(row, tokens=tokens, is_alone=is_sole and bool(suspects))
+        longest = max((own, *suspects), key=lambda suspect: suspect.length)
+        tokens = max(longest.length, request.position + request.completion_tokens)
+        return replace(longest, tokens=tokens, is_alone=is_sole and bool(suspects))
 
     def _write(self) -> None:
         if self._file is not None:
-            rows = {request_id: row for (request_id, _, _), row in self._rows.items()}
-            with contextlib.suppress(OSError):  # the disk is full: this death will count for nobody
-                os.pwrite(self._file, orjson.dumps(rows) + b"\n", 0)
+            suspects = {request_id: s for (request_id, _, _), s in self._recorded.items()}
+            with contextlib.suppress(OSError):  # with a full disk, a death leaves no suspect
+                os.pwrite(self._file, orjson.dumps(suspects) + b"\n", 0)
 
     def _known(self) -> Mapping[str, Suspect]:
         return self._store.all() if self._store is not None else {}
 
-    def _owner(self, key: str) -> str:
-        return self._named(key.encode(), "owner") if key else ""
+    def _owner(self, api_key: str) -> str:
+        return self._digest(api_key.encode(), "owner") if api_key else ""
 
-    def _named(self, what: bytes, kind: str) -> str:
-        """Return what `what` is known by in the store alone, as a subject of this kind."""
+    def _digest(self, content: bytes, kind: str) -> str:
+        """Return the name that `content` has in the store, with the store's secret and `kind`."""
         secret = self._store.secret if self._store is not None else b""
         person = kind.encode()
-        digest = blake2b(what, key=secret, digest_size=HASH_BYTES, person=person)
+        digest = blake2b(content, key=secret, digest_size=HASH_BYTES, person=person)
         digest.update(self._cut_label)
         return digest.hexdigest()

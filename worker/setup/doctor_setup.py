@@ -1,4 +1,4 @@
-"""Makes the checks of a loaded model, and sets what is `auto` by what they found before."""
+"""Makes the checks of a loaded model, and resolves `auto` settings by earlier findings."""
 
 import dataclasses
 import logging
@@ -25,39 +25,39 @@ from hearth.worker.schedule.answer_drafts import CANNOT_VERIFY, DraftPolicy, Rea
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup.kv_setup import is_exact
 
-ROOM_SHARE: Final = 0.5  # of what is free: a request that comes amid a check finds the rest
+ROOM_SHARE: Final = 0.5  # share of free memory for idle checks; the rest stays for requests
 
 log = logging.getLogger(__name__)
 
 
 def findings_file(settings: Settings, identity: WeightsIdentity) -> FindingsFile | None:
-    """Return where what is found of a checkpoint is kept; None where nothing is written."""
+    """Return the file of a checkpoint's findings; None if nothing is written to disk."""
     if settings.max_kv_size_gb == 0:
         return None
     return FindingsFile(settings.kv_cache_dir, subject_of(identity))
 
 
 def is_float16_good(settings: Settings, identity: WeightsIdentity) -> bool | None:
-    """Return what the checks of a checkpoint found of float16; None before they did."""
+    """Return whether the checks found float16 good enough; None if they have not run."""
     file = findings_file(settings, identity) if settings.doctor != "off" else None
-    found = file.load() if file is not None else None
-    return found.float16 if found is not None else None
+    findings = file.load() if file is not None else None
+    return findings.float16 if findings is not None else None
 
 
-def with_findings(settings: Settings, found: Findings | None, dtype: str) -> Settings:
-    """Return the settings in which what is `auto` is what was found of weights of `dtype`.
+def with_findings(settings: Settings, findings: Findings | None, dtype: str) -> Settings:
+    """Return the settings with `auto` resolved by findings about weights of `dtype`.
 
-    Findings only make reuse stricter: what an architecture is known to do stays so where a short
-    conversation did not show it.
+    Findings only make reuse stricter: if a short conversation does not show a known weakness of an
+    architecture, the strict default stays.
     """
-    if found is None or settings.doctor == "off" or found.dtype != dtype:
+    if findings is None or settings.doctor == "off" or findings.dtype != dtype:
         return settings
-    meant: dict[str, Any] = {}
-    if settings.cache_exact == "auto" and found.exact:
-        meant["cache_exact"] = "true"
-    if not settings.prefill_chunk and found.chunk:
-        meant["prefill_chunk"] = found.chunk
-    return dataclasses.replace(settings, **meant)
+    resolved: dict[str, Any] = {}
+    if settings.cache_exact == "auto" and findings.exact:
+        resolved["cache_exact"] = "true"
+    if not settings.prefill_chunk and findings.chunk:
+        resolved["prefill_chunk"] = findings.chunk
+    return dataclasses.replace(settings, **resolved)
 
 
 def check_run(
@@ -66,7 +66,7 @@ def check_run(
     rule: CutRule,
     room: Callable[[], int],
 ) -> CheckRun:
-    """Return a run of all checks, which may take the bytes that `room` tells."""
+    """Return a run of all checks; `room` returns the bytes that they may take."""
     context = CheckContext(
         loaded=loaded,
         engine=Engine(loaded),
@@ -82,9 +82,9 @@ def check_run(
 
 
 def free_bytes(memory: MemoryGuard) -> int:
-    """Return what is free beside what is kept, and beside a forward of the deepest check.
+    """Return the free bytes beside kept KV and beside a forward of the deepest check.
 
-    Nothing is, while the system is short of memory.
+    Return 0 while the system is short of memory.
     """
     if system_pressure() is not Pressure.NORMAL:
         return 0
@@ -92,19 +92,19 @@ def free_bytes(memory: MemoryGuard) -> int:
 
 
 class ModelDoctor:
-    """The findings about one loaded model, and the checks that make them. Reads one file.
+    """Holds the findings about a loaded model, and makes and runs the checks. Reads one file.
 
     Owner: the inference thread.
     """
 
     def __init__(self, settings: Settings, loaded: LoadedModel, starts_itself: bool) -> None:
         """`starts_itself` is false in a worker beside another that checks the same model."""
-        self._asked = settings
+        self._configured = settings
         self._loaded = loaded
         self._dtype = dtype_of(loaded.model) or "unknown"
         self._file = findings_file(settings, loaded.identity)
         self._found = self._file.load() if self._file is not None else None
-        # Each forward of a check would have to be told to the other ranks.
+        # The other ranks do not follow the forwards of checks.
         self._why_off = f"RANKS is {settings.ranks}: see hearth ranks check"
         self._is_off = settings.ranks > 1
         self._starts_itself = starts_itself and settings.doctor == "auto" and not self._is_off
@@ -116,16 +116,18 @@ class ModelDoctor:
 
     @property
     def found(self) -> Findings | None:
-        """What was found before this start, of weights of this type; None = nothing."""
+        """Findings from before this start, for weights of this dtype; None = no findings."""
         is_of_these = self._found is not None and self._found.dtype == self._dtype
-        return self._found if is_of_these and self._asked.doctor != "off" else None
+        return self._found if is_of_these and self._configured.doctor != "off" else None
 
     def checks(self, rule: CutRule, memory: MemoryGuard) -> IdleChecks:
-        """Return the checks, to be run in idle time; make them once."""
+        """Make and return the checks that idle time runs. Called once."""
 
         def make_run() -> CheckRun:
             return check_run(
-                *(self._loaded, self.settings, rule),
+                self._loaded,
+                self.settings,
+                rule,
                 lambda: int(free_bytes(memory) * ROOM_SHARE),
             )
 
@@ -144,80 +146,88 @@ class ModelDoctor:
         return self.report(self._checks.report() | off, self._checks.found)
 
     def check_now(
-        self, rule: CutRule, memory: MemoryGuard, tell: Callable[[str], None]
+        self, rule: CutRule, memory: MemoryGuard, report_check: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Run all checks, telling each one's name; keep and return what they found."""
+        """Run all checks, reporting each check's name; keep and return the findings."""
         run = check_run(self._loaded, self.settings, rule, lambda: free_bytes(memory))
         name = ""
         while run.step():
             if run.running not in ("", name):
                 name = run.running
-                tell(name)
+                report_check(name)
         checks = IdleChecks(lambda: run, self._file, self._found, False)
         checks.take(run)
         return self.report(checks.report(), checks.found)
 
-    def report(self, state: dict[str, Any], found: Findings | None) -> dict[str, Any]:
-        """Return all that is told of this machine and model, without a name or a path."""
+    def report(self, state: dict[str, Any], findings: Findings | None) -> dict[str, Any]:
+        """Return the report on this machine and model, without names of people or paths."""
         return {
             "machine": machine_row(),
             "model": model_row(self._loaded, self._dtype),
-            "settings": settings_row(self._asked),
+            "settings": settings_row(self._configured),
             "auto": [
                 {"setting": name, "now": now, "next_start": later}
-                for name, now, later in self._auto_rows(found)
+                for name, now, later in self._auto_rows(findings)
             ],
             **state,
         }
 
-    def _auto_rows(self, found: Findings | None) -> list[tuple[str, str, str]]:
-        """Return, for each setting that is `auto`, what it means now and after a restart."""
-        later = with_findings(self._asked, found, self._dtype)
+    def _auto_rows(self, findings: Findings | None) -> list[tuple[str, str, str]]:
+        """Return (setting, value now, value after a restart) for each setting that is `auto`."""
+        later = with_findings(self._configured, findings, self._dtype)
         rows, starts = [], (self.settings, later)
-        if self._asked.cache_exact == "auto":
-            now, then = (str(is_exact(self._loaded, each)).lower() for each in starts)
+        if self._configured.cache_exact == "auto":
+            now, then = (str(is_exact(self._loaded, start)).lower() for start in starts)
             rows.append(("CACHE_EXACT", now, then))
-        if not self._asked.prefill_chunk:
+        if not self._configured.prefill_chunk:
             own = prefill_lengths(self._loaded).chunk
-            now, then = (str(each.prefill_chunk or own) for each in starts)
+            now, then = (str(start.prefill_chunk or own) for start in starts)
             rows.append(("PREFILL_CHUNK", now, then))
-        if self._asked.dtype == "auto" and found is not None and found.float16 is not None:
-            later_dtype = "float16" if found.float16 else self._dtype
+        if (
+            self._configured.dtype == "auto"
+            and findings is not None
+            and findings.float16 is not None
+        ):
+            later_dtype = "float16" if findings.float16 else self._dtype
             rows.append(("DTYPE", self._dtype, later_dtype))
         return rows
 
 
 def settings_row(settings: Settings) -> dict[str, Any]:
-    """Return the settings that matter to the checks: none names a person, a place or a key."""
+    """Return the settings that matter to the checks, without names, paths and keys."""
     names = (
-        *("cache_exact", "prefill_chunk", "dtype", "doctor", "kv_bits", "cache_store_bits"),
+        "cache_exact",
+        "prefill_chunk",
+        "dtype",
+        "doctor",
+        "kv_bits",
+        "cache_store_bits",
         "workers",
-        *(
-            "live_slots_max",
-            "max_concurrent_requests",
-            "max_kv_size",
-            "memory_limit_mb",
-            "cache_ram_budget_mb",
-        ),
-        *("max_kv_size_gb", "kv_disk_write_gb_per_day"),
+        "live_slots_max",
+        "max_concurrent_requests",
+        "max_kv_size",
+        "memory_limit_mb",
+        "cache_ram_budget_mb",
+        "max_kv_size_gb",
+        "kv_disk_write_gb_per_day",
     )
     return {name.upper(): getattr(settings, name) for name in names}
 
 
-# Where a forward of ROWS_MAX rows costs more than that, in forwards of one, a second branch is not
-# worth its rows (docs/measuring.md).
+# Most cost of a forward of ROWS_MAX rows, in forwards of one row, at which a second draft branch
+# is worth its rows (docs/measuring.md).
 TREE_COST_MAX: Final = 1.5
 
 
 def draft_policy(
-    settings: Settings, found: Findings | None, engine: Engine, *, is_exact: bool, is_cpu: bool
+    settings: Settings, findings: Findings | None, engine: Engine, *, is_exact: bool, is_cpu: bool
 ) -> DraftPolicy:
-    """Return what is drafted; `found` are the doctor's findings about this model and machine.
+    """Return the policy of drafts; `findings` are the doctor's findings about model and machine.
 
-    Whether the model can verify is tried when something first is: here its caches are asked.
+    The first draft tries whether the model can verify; here only its caches are checked.
 
-    On a CPU, which is there to try Hearth out and to test it, nothing needs to be found, and no
-    measured time decides anything.
+    On a CPU, which only serves to try and to test Hearth, no findings are needed and no measured
+    time is used.
     """
     mode = settings.speculate
     if settings.ranks > 1:
@@ -232,33 +242,33 @@ def draft_policy(
         reach, reason = "none", "SPECULATE=off"
     elif mode == "forced":
         reach = "forced"
-    elif mode == "auto" and not is_cpu and (reason := _why_not(settings, found)):
+    elif mode == "auto" and not is_cpu and (reason := _why_not(settings, findings)):
         reach = "none"
-    curve = row_costs(None if is_cpu else found)
+    curve = row_costs(None if is_cpu else findings)
     return DraftPolicy(mode, reach, "all", reason, curve, engine.decoder.takes_trees)
 
 
-def row_costs(found: Findings | None) -> Mapping[int, float]:
-    """Return what a forward of so many rows costs, in forwards of one: more rows never less."""
-    if found is None or found.row_costs is None:
+def row_costs(findings: Findings | None) -> Mapping[int, float]:
+    """Return the cost of a forward by its rows, in forwards of one row; it never falls."""
+    if findings is None or findings.row_costs is None:
         return CPU_CURVE
     costs, most = {}, 1.0
-    for rows, cost in sorted(found.row_costs.items()):
+    for rows, cost in sorted(findings.row_costs.items()):
         costs[rows] = most = max(most, cost)
     return costs
 
 
-def are_trees_cheap(found: Findings | None, *, is_cpu: bool) -> bool:
-    """Return whether drafts with branches could be worth their rows."""
-    costs = row_costs(None if is_cpu else found)
+def are_trees_cheap(findings: Findings | None, *, is_cpu: bool) -> bool:
+    """Return whether drafts with branches may be worth their rows."""
+    costs = row_costs(None if is_cpu else findings)
     return costs.get(ROWS_MAX, TREE_COST_MAX + 1) <= TREE_COST_MAX
 
 
-def _why_not(settings: Settings, found: Findings | None) -> str:
-    """Return why `auto` drafts nothing; "" where it does."""
-    if found is None or found.drafts_alike is None or found.row_costs is None:
+def _why_not(settings: Settings, findings: Findings | None) -> str:
+    """Return why `auto` drafts nothing; "" if it drafts."""
+    if findings is None or findings.drafts_alike is None or findings.row_costs is None:
         when = "DOCTOR=off" if settings.doctor == "off" else "it does when idle"
         return f"hearth doctor has not checked this model on this machine: {when}"
-    if not found.drafts_alike:
+    if not findings.drafts_alike:
         return "hearth doctor found that several tokens in one forward give others than one by one"
     return ""

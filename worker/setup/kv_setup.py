@@ -1,6 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches.
 
-And what a worker does with it beside requests: sweeping, expiry, counting evictions.
+It also makes the functions that sweep old slots and scan the KV directory beside requests.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.prefill_lengths import network_of, prefill_lengths
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
-from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
@@ -44,11 +43,11 @@ from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.rank_setup import SingleRank
 
-BESIDE_GOAL_S: Final = 0.25  # of a prompt's forward that answers wait for
+BESIDE_GOAL_S: Final = 0.25  # aimed-at seconds of a prompt's forward beside answers
 
 
 def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
-    """Return the rule for this model on this chip; PREFILL_CHUNK says another chunk."""
+    """Return the cut rule for this model on this chip; PREFILL_CHUNK may set its chunk."""
     lengths = prefill_lengths(loaded)
     return CutRule(
         settings.prefill_chunk or lengths.chunk,
@@ -62,9 +61,10 @@ def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
 def with_goal_beside(
     config: SchedulerConfig, loaded: LoadedModel, settings: Settings
 ) -> SchedulerConfig:
-    """Return the config in which prompts beside answers are read in forwards of BESIDE_GOAL_S.
+    """Return the config that shortens prefill forwards beside answers to BESIDE_GOAL_S.
 
-    What is read so is fast KV, so that exact reuse has whole chunks only. A CPU's chunk is short.
+    Shortened forwards give fast KV, so exact mode keeps whole chunks. On a CPU chunks are short
+    already.
     """
     if backend() == "cpu" or is_exact(loaded, settings):
         return config
@@ -74,7 +74,7 @@ def with_goal_beside(
 
 log = logging.getLogger(__name__)
 
-# What stands in a root's parts for the settings of storing, which files tell for themselves.
+# Fixed values in a root's parts instead of the storage settings, as each file names its own format.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
@@ -85,13 +85,13 @@ def make_kv_manager(
     cut_rule: CutRule,
     rank: SingleRank | None = None,
 ) -> KVManager | NullKVManager:
-    """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
+    """Return a KVManager, or a NullKVManager with a warning if the caches are unknown.
 
-    It keeps nothing before it is told how much it may: see `WorkerMemory.share_out`.
+    It keeps nothing until `WorkerMemory.share_out` sets its budget.
 
     Raises:
-        StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
-            caches, KV_CACHE_DIR is another user's, or the ranks' layers do not fit together.
+        StartError: mlx-lm cannot do KV_BITS or KV_QUANT_SCHEME with this model's caches,
+            KV_CACHE_DIR belongs to another user, or the layers of the ranks do not fit together.
     """
     rank = rank or SingleRank()
     running = _running_format(engine, settings)
@@ -126,7 +126,7 @@ def make_kv_manager(
         keys=max(1, len(settings.api_keys)),
     )
     root = cache_root(loaded, settings)
-    # The I/O thread's queue has room for the largest piece that is written, twice.
+    # The disk thread's queue has room for two of the largest writes.
     window = layers.window_bytes(min(cut_rule.chunk, layers.layout.window))
     largest = max(cut_rule.chunk * layers.row_bytes, layers.state_bytes, window)
     queue_bytes = max(QUEUE_BYTES_MIN, 2 * largest)
@@ -138,8 +138,8 @@ def make_kv_manager(
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
-    By default where reusing what decoding wrote visibly changes logits, as the model's layers tell
-    (worker/engine/compute_dtype.py). What the checks of this machine found comes on top.
+    By default this is so if reusing decoded KV visibly changes logits, which depends on the model's
+    layers (worker/engine/compute_dtype.py). Findings of the doctor may turn it on too.
     """
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"
@@ -148,23 +148,28 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
 
 
 def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
-    """Return the hash of the empty prefix: of all that decides what KV some tokens give.
+    """Return the hash of the empty prefix, made of everything that decides the KV of some tokens.
 
-    How KV is packed for storing is not part of it, nor where a prefill is cut, which changes the
-    last bits only: each file names its own format and its cut rule. How many ranks compute the
-    model decides the last bits, too, and what of it each rank has.
-    Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
-    that is computed in and the device decide the last bits, and on the CPU its BLAS does.
+    Included are the model's identity with its whole config.json (rope, quantisation and so on), and
+    what decides the last bits: the compute dtype, the device, the BLAS of a CPU, and the ranks.
+    Not included are the storage format and the prefill cuts, as each file names its own.
     """
     facts = loaded.facts
     blas = loaded_blas() if facts.backend == "cpu" else ""
     group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
-        *(str(ROOT_SCHEMA), facts.path, *loaded.identity.parts()),
-        *(facts.cache_layout, facts.backend, chip()),
-        *(str(settings.kv_bits), str(group_size)),
-        *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
-        *(version("mlx"), version("mlx-lm")),
+        str(ROOT_SCHEMA),
+        facts.path,
+        *loaded.identity.parts(),
+        facts.cache_layout,
+        facts.backend,
+        chip(),
+        str(settings.kv_bits),
+        str(group_size),
+        str(settings.quantized_kv_start),
+        ROOT_STORE_BITS,
+        version("mlx"),
+        version("mlx-lm"),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.form}",
         *([f"BLAS {blas}"] if blas else []),
@@ -179,10 +184,10 @@ def identify(
     directory: Path,
     patterns: Iterable[str] = PATTERNS,
 ) -> WeightsIdentity:
-    """Begin to tell the weights in `directory` from others; what was found out is remembered.
+    """Return the identity of the weights in `directory`, and begin to hash them.
 
-    Where nothing is written to disk no KV outlives this process, and no file is hashed; but ranks
-    compare what they have.
+    Hashes are remembered on disk. A worker that writes no KV to disk hashes no file, unless ranks
+    have to compare their weights.
     """
     is_kept = settings.max_kv_size_gb != 0
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
@@ -193,10 +198,10 @@ def identify(
 def _store_format(
     layers: LayerMap, settings: Settings, exact: bool
 ) -> tuple[PackedFormat | None, str]:
-    """Return how stored KV is packed, and why it is not though CACHE_STORE_BITS is set.
+    """Return the format of stored KV, and the reason if CACHE_STORE_BITS has no effect.
 
     Raises:
-        StartError: TurboQuant is asked for, and it is not installed or packs no layer.
+        StartError: TurboQuant is set, and it is not installed or cannot pack any layer.
     """
     bits = settings.cache_store_bits
     if not bits:
@@ -244,21 +249,21 @@ def _running_format(engine: Engine, settings: Settings) -> QuantFormat | None:
     return form
 
 
-BATCHED: Final = 32  # by default, where sequences share forwards: more of them slow each other
-LONE: Final = 4  # where each takes a forward of its own, those that come later end no later
+BATCHED: Final = 32  # default where sequences share forwards; more would slow each other
+LONE: Final = 4  # default where each sequence has a forward of its own; more would end no earlier
 
 
 def running_max(settings: Settings, is_batched: bool) -> int:
     """Return how many requests may compute at once; `is_batched`: they share forwards.
 
-    Each that computes has a live cache, so never more than LIVE_SLOTS_MAX where that is set.
+    Each running request has a live cache, so LIVE_SLOTS_MAX limits them too.
     """
     wanted = settings.max_concurrent_requests or (BATCHED if is_batched else LONE)
     return min(wanted, settings.live_slots_max or wanted)
 
 
 def live_slots_max(settings: Settings) -> int:
-    """Return how many live caches may be held: one for each that may compute, by default."""
+    """Return how many live caches may exist: by default one for each running request."""
     return settings.live_slots_max or max(BATCHED, settings.max_concurrent_requests)
 
 
@@ -266,11 +271,11 @@ def live_slots_max(settings: Settings) -> int:
 
 
 def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
-    """Return a function that gives up old slots, and warns where a budget is nearly used up."""
-    marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
+    """Return a function that releases old slots and warns if a budget is nearly used up."""
+    watermarks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
     if isinstance(kv_manager, KVManager):
         budget = kv_manager.store.budget
-        marks.append(
+        watermarks.append(
             Watermark(
                 "Kept KV",
                 "CACHE_RAM_BUDGET_MB",
@@ -280,31 +285,19 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
         )
 
     def sweep() -> bool:
-        for mark in marks:
-            mark.check()
+        for watermark in watermarks:
+            watermark.check()
         return kv_manager.sweep()
 
     return sweep
 
 
-def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | None:
-    """Return a function that says how often kept KV made way; None where none is kept."""
-    if isinstance(kv_manager, NullKVManager):
-        return None
-    return lambda: kv_manager.evictions
-
-
-def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
-    """Return a function that does a step of giving back what is unused, and says if more is due."""
-    return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
-
-
-def look_of(
+def disk_scan_of(
     kv_manager: KVManager | NullKVManager | None, workers: int
 ) -> Callable[[], threading.Event | None]:
-    """Return a function that has what others put on disk found; its event says when it was.
+    """Return a function that starts a scan for KV files of other workers; its event marks the end.
 
-    `workers` are those of this server, which share the directory.
+    `workers` is the number of this server's workers, which share the directory.
     """
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None

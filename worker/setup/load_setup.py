@@ -1,4 +1,4 @@
-"""Loads all that a worker computes with: a model, what drafts for it, adapters, images."""
+"""Loads everything that a worker computes with: model, draft model, adapters, image encoder."""
 
 import dataclasses
 import functools
@@ -13,7 +13,6 @@ from PIL import Image
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings import Settings
 from hearth.worker.cache.extent_store import MB
-from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.decode.draft_model_loader import (
     DraftCheckpoint,
     find_draft_model,
@@ -34,16 +33,17 @@ from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.threads.start_worker import StartSteps
 
-FEATURES_BYTES_MAX: Final = 256 * MB  # of encoded images kept for other conversations
+FEATURES_BYTES_MAX: Final = 256 * MB  # encoded images kept for other conversations
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VisionParts:
-    """Reads, encodes and places the images of a model that takes some.
+    """Reads, encodes and places the images of a model that takes images.
 
-    Owner: the image thread has `reader`, the inference thread `encoder`, the prompt thread `form`.
+    Owners: of `reader` the image thread, of `encoder` the inference thread, of `form` the prompt
+    threads.
     """
 
     reader: ImageReader
@@ -51,15 +51,15 @@ class VisionParts:
     form: ImageForm
 
     def forget(self) -> None:
-        """Give up all that is kept of images: pixels, rows. Inference thread."""
+        """Release all cached images: pixels and encoded rows. Inference thread."""
         self.reader.forget()
         self.encoder.release()
 
 
 def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
-    """Return what reads this model's images; None where it takes none, with a warning if it might.
+    """Return the vision parts; None for a text-only model, or with a warning if a trial fails.
 
-    Inference thread, which encodes a small image of our own here.
+    It encodes a small trial image. Inference thread.
     """
     if loaded.vision is None:
         return None
@@ -68,24 +68,18 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
         log.warning("images are refused: the chat template does not say how it shows one")
         return None
     file = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").save(file, "PNG")  # there is something to see
+    Image.linear_gradient("L").convert("RGB").save(file, "PNG")  # not all pixels are the same
     try:
         reader = ImageReader(loaded.vision.processor, loaded.config, marker)
         probe = reader.read("probe", file.getvalue())
     except (StartError, RequestError) as error:
         log.warning("images are refused: %s", error)
         return None
-    reader.counts.clear()  # of images that somebody showed
+    reader.counts.clear()  # the trial image does not count
     encoder = checked_vision(loaded, probe, FEATURES_BYTES_MAX)
     if encoder is None:
         return None
     return VisionParts(reader, encoder, ImageForm(reader.before, reader.after))
-
-
-def image_grid(grid: PrefillGrid, vision: VisionParts | None) -> PrefillGrid:
-    """Return where forwards amid an image end, whose prompts are read in the steps of `grid`."""
-    splits = vision is None or vision.encoder.splits_images
-    return grid if splits else WHOLE
 
 
 def load_all(
@@ -95,53 +89,57 @@ def load_all(
     is_over: Callable[[], bool],
     rank: SingleRank,
 ) -> tuple[LoadedModel, VisionParts | None]:
-    """Load the weights, what drafts, the adapters, and what encodes images. Inference thread.
+    """Load the weights, draft model, adapters and image encoder. Inference thread.
 
-    `is_over` says that the process ends, and nobody waits for this.
+    `is_over` returns whether the process ends, which abandons the load.
 
     Raises:
-        StartError: something of it cannot be loaded, or does not fit.
+        StartError: a part cannot be loaded, or does not fit.
     """
     is_good = functools.partial(is_float16_good, settings)
-    name = functools.partial(identify, settings, is_over)
+    identity_of = functools.partial(identify, settings, is_over)
     adapters = LoraLoader(settings, memory.admit)
-    found = find_draft_model(settings)
-    draft_bytes = found.nbytes if found is not None else 0
+    checkpoint = find_draft_model(settings)
+    draft_bytes = checkpoint.nbytes if checkpoint is not None else 0
     loaded = load_model(
         settings,
         steps.begin,
         lambda nbytes: adapters.admit(nbytes + draft_bytes),
-        *(is_good, name, rank.part()),
+        is_good,
+        identity_of,
+        rank.part(),
         dense_max=memory.dense_bytes_max() - draft_bytes,
     )
-    loaded = with_draft_model(rank.joined(loaded), found, settings)
+    loaded = with_draft_model(rank.joined(loaded), checkpoint, settings)
     steps.begin("adapters")
-    loaded = adapters.load(loaded, name)
+    loaded = adapters.load(loaded, identity_of)
     steps.begin("images")
     vision = make_vision(loaded, settings)
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
     output = OutputFormat(loaded.tokenizer)
     template = Template(loaded.tokenizer)
-    told = thinking_switches(template, output.thinks, output.is_thinking_open).told
-    if told.has_switch and settings.default_thinking is not None:
-        told = dataclasses.replace(told, default="on" if settings.default_thinking else "off")
-    facts = dataclasses.replace(loaded.facts, takes_images=vision is not None, thinking=told)
+    thinking = thinking_switches(template, output.thinks, output.is_thinking_open).told
+    if thinking.has_switch and settings.default_thinking is not None:
+        thinking = dataclasses.replace(
+            thinking, default="on" if settings.default_thinking else "off"
+        )
+    facts = dataclasses.replace(loaded.facts, takes_images=vision is not None, thinking=thinking)
     return dataclasses.replace(loaded, facts=facts), vision
 
 
 def with_draft_model(
-    loaded: LoadedModel, found: DraftCheckpoint | None, settings: Settings
+    loaded: LoadedModel, checkpoint: DraftCheckpoint | None, settings: Settings
 ) -> LoadedModel:
-    """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.
+    """Return the model with its draft model; unchanged if DRAFT_MODEL is empty.
 
     Raises:
-        StartError: it does not fit the model, or nothing may be drafted for that.
+        StartError: the draft model does not fit the model, or exact mode forbids drafts.
     """
-    if found is None:
+    if checkpoint is None:
         return loaded
     if is_exact(loaded, settings):
         raise StartError(
-            f"DRAFT_MODEL is {found.source!r}, and in exact mode nothing is drafted. "
+            f"DRAFT_MODEL is {checkpoint.source!r}, and in exact mode nothing is drafted. "
             "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
         )
-    return replace(loaded, draft_model=load_draft_model(found, loaded, raw_rows))
+    return replace(loaded, draft_model=load_draft_model(checkpoint, loaded, raw_rows))

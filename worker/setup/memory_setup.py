@@ -1,8 +1,8 @@
-"""Holds a worker's memory to its part of the machine's: while its model loads, serves, and ends.
+"""Keeps a worker within its share of the machine's memory, from loading the model to the end.
 
-EMBEDDING_MODEL and RERANK_MODEL are in a process of their own, which takes memory only while it is
-used. What it can take is kept free all the time: a worker that had it would have to give KV back
-just as a document is read.
+EMBEDDING_MODEL and RERANK_MODEL run in a process of their own, which takes memory only while it is
+used. The memory that it may need always stays free: otherwise a worker would have to release KV
+whenever a document is embedded.
 """
 
 import bisect
@@ -35,31 +35,32 @@ from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard, PressureRelief
 from hearth.worker.setup.rank_setup import UNLIMITED, SingleRank
 
-# What a process takes beside its arrays once its model is loaded: Python, libraries, a tokenizer.
-# On Linux measured with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac, whose
-# driver holds more, assumed.
+# Bytes of a process beside its arrays once its model is loaded: Python, libraries, a tokenizer.
+# Measured on Linux with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac,
+# whose driver takes more, it is assumed.
 BESIDE_BYTES: Final = 100 * mlx_memory.MB
 BESIDE_MAC_BYTES: Final = 900 * mlx_memory.MB
 ITEM_BYTES: Final = 4  # vectors are computed in float32
-MASKS: Final = 2  # of tokens by tokens that a forward keeps: the causal one, and that with padding
-# Of 16 bits, which a product takes in float32: measured live at once on a CPU, 4.6 of the largest.
+MASKS: Final = 2  # masks (tokens, tokens) of a forward: causal, and causal with padding
+# Float32 copies of 16-bit matrices that are live at once in products. Measured on a CPU: 4.6 copies
+# of the largest matrix.
 CAST_MATRICES: Final = 5
 
 
 def beside_bytes() -> int:
-    """Return what a process on this machine takes beside its arrays."""
+    """Return the bytes that a process on this machine takes beside its arrays."""
     return BESIDE_MAC_BYTES if backend() == "metal" else BESIDE_BYTES
 
 
 def workers_limit(settings: Settings) -> int:
-    """Return how many bytes all workers of this machine may take, beside the encoders."""
+    """Return how many bytes all workers of this machine may take beside the encoders."""
     return max(0, mlx_memory.memory_limit(settings) - encoders_bytes(settings))
 
 
 def encoders_bytes(settings: Settings) -> int:
-    """Return what the process of both models takes at most; 0 where none is set.
+    """Return the most bytes that the process of the encoder models takes; 0 if none is set.
 
-    A model that is not on this disk yet counts without its weights.
+    A model that is not on disk yet counts without its weights.
     """
     sources = {
         "EMBEDDING_MODEL": settings.embedding_model,
@@ -73,24 +74,24 @@ def encoders_bytes(settings: Settings) -> int:
 
 
 def process_bytes(directories: Sequence[Path], weight_bytes: int) -> int:
-    """Return what a process with the models of `directories` takes, whose weights are so long."""
+    """Return the bytes of a process with the models of `directories`, weights included."""
     configs = [read_json(directory / "config.json") for directory in directories]
     forward = max(map(forward_bytes, configs), default=0)
     return beside_bytes() + MLX_CACHE_BYTES + weight_bytes + forward
 
 
 def forward_bytes(config: dict[str, Any]) -> int:
-    """Return what the greediest forward takes beside the weights, as it is estimated."""
+    """Return the estimated bytes of the largest forward, without the weights."""
     positions = config.get("max_position_embeddings")
     longest = min(TEXT_TOKENS_MAX, positions) if isinstance(positions, int) else TEXT_TOKENS_MAX
     pairs = max(min(SQUARE_MAX, TOKENS_MAX * longest), longest * longest)
-    told = forward_memory(config, WHOLE, ITEM_BYTES, backend())
-    pair_bytes = told.pair_bytes + MASKS * ITEM_BYTES
-    return max(TOKENS_MAX, longest) * told.token_bytes + pairs * pair_bytes + _cast_bytes(config)
+    memory = forward_memory(config, WHOLE, ITEM_BYTES, backend())
+    pair_bytes = memory.pair_bytes + MASKS * ITEM_BYTES
+    return max(TOKENS_MAX, longest) * memory.token_bytes + pairs * pair_bytes + _cast_bytes(config)
 
 
 def _cast_bytes(config: dict[str, Any]) -> int:
-    """Return what copies of matrices take; quantised ones are multiplied as they are."""
+    """Return the bytes of float32 copies of matrices; quantised matrices are not copied."""
     hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
     if config.get("quantization") or not (isinstance(hidden, int) and isinstance(inner, int)):
         return 0
@@ -98,42 +99,42 @@ def _cast_bytes(config: dict[str, Any]) -> int:
 
 
 def _directory(source: str, setting: str) -> Path | None:
-    """Return where the files of a model are; None where they are not here yet."""
+    """Return the directory of a model's files; None if they are not on disk yet."""
     try:
         named = named_model(source, setting)
-    except StartError:  # which the proxy has told
+    except StartError:  # the proxy has reported it
         return None
     if isinstance(named, Path):
         return named
-    found = matching_whole(named, local_models())
-    return found[0].directory if found else None
+    matches = matching_whole(named, local_models())
+    return matches[0].directory if matches else None
 
 
-LIVE_SHARE_MIN: Final = 4  # requests have 1 / 4 of the room at least, so that several run at once
-LIVE_SHARE_MAX: Final = 2  # and 1 / 2 at most; beyond that kept KV gives way when they need it
-IDLE_SHARE: Final = 2  # of that, 1 / 2 may stay with live caches that no request uses
+LIVE_SHARE_MIN: Final = 4  # requests get at least 1 / 4 of the room, so that several can run
+LIVE_SHARE_MAX: Final = 2  # requests get at most 1 / 2; for more, kept KV is evicted
+IDLE_SHARE: Final = 2  # idle live caches may take 1 / 2 of the requests' part
 
 
 @dataclass(frozen=True, slots=True)
 class KVRoom:
-    """The parts of the room. What they leave of it is free for requests that begin."""
+    """Divides the room for KV. The rest of the room is free for requests that begin."""
 
-    kept_bytes: int  # kept KV may take
-    idle_bytes: int  # live caches that no request uses may take
+    kept_bytes: int  # limit of kept KV
+    idle_bytes: int  # limit of live caches that no request uses
 
 
 def divide_room(
     limit: int, model_bytes: int, slot_bytes: int, forward_bytes: int, overhead: float = 0.0
 ) -> KVRoom:
-    """Return the default parts of kept KV and of idle live caches, in bytes of arrays.
+    """Return the default limits of kept KV and of idle live caches, in bytes of arrays.
 
-    `limit` is what the worker may take, `model_bytes` what it takes without any KV, `slot_bytes`
-    the KV of one sequence as long as the told context, `forward_bytes` what a forward at that
-    depth takes, and `overhead` what the system counts for a byte of arrays beyond it.
+    `limit` is the worker's limit, `model_bytes` its use without any KV, `slot_bytes` the KV of one
+    sequence as long as the context, `forward_bytes` the memory of a forward at that depth, and
+    `overhead` the further bytes that the system counts for each byte of arrays.
 
-    Requests have what one sequence of the told context takes, within their bounds: beside kept KV
-    that is full, it is read and nothing is evicted for it. Where it takes more than half of the
-    room, as it does where memory decides how long the context is, kept KV gives way to it.
+    The requests' part is the need of one sequence as long as the context, within LIVE_SHARE_MIN and
+    LIVE_SHARE_MAX. So even with full kept KV, such a prompt is read without evictions. If it needs
+    more than half of the room, as with a context that memory limits, kept KV is evicted for it.
     """
     assert min(limit, model_bytes, slot_bytes, forward_bytes) >= 0 and overhead >= 0
     room = int(max(0, limit - model_bytes - working_bytes(limit)) / (1 + overhead))
@@ -142,7 +143,7 @@ def divide_room(
     return KVRoom(room - live, live // IDLE_SHARE)
 
 
-MEASURE_S: Final = 0.5  # between two looks at the process and at the other workers
+MEASURE_S: Final = 0.5  # seconds between two measurements of this process and other workers
 CONTEXT_TOKENS_MIN: Final = 256
 GB: Final = mlx_memory.GB
 
@@ -150,37 +151,41 @@ log = logging.getLogger(__name__)
 
 
 class WorkerMemory:
-    """Knows what this worker may take and what it takes. Owner: the inference thread."""
+    """Holds this worker's memory limit and measures its use. Owner: the inference thread."""
 
     def __init__(self, settings: Settings, endpoint: str, rank: SingleRank | None = None) -> None:
         self._settings = settings
         self._rank = rank or SingleRank()
-        self._rank_limit = UNLIMITED  # as of the last look
+        self._rank_limit = UNLIMITED  # as of the last measurement
         self.encoders_bytes = encoders_bytes(settings)
         total = workers_limit(settings) // self._rank.ranks_here
         if self.encoders_bytes:
             log.info(
                 "%.1f GB are left free for EMBEDDING_MODEL and RERANK_MODEL, %.1f GB are the "
                 "workers'",
-                *(self.encoders_bytes / GB, total / GB),
+                self.encoders_bytes / GB,
+                total / GB,
             )
         self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
         self.use = MemoryUse()
         self._measured_at = time.monotonic()
-        # Called when this worker's limit has moved.
+        # Called when this worker's limit has changed.
         self._share_out_again: Callable[[], None] = lambda: None
 
     def admit(self, nbytes: int) -> None:
-        """Make ready for weights of `nbytes`, before they are read.
+        """Reserve memory for weights of `nbytes`, before they are read.
 
         Raises:
-            StartError: they do not fit, beside those of other workers.
+            StartError: they do not fit beside the weights of other workers.
         """
         share, settings = self.share, self._settings
         share.claim(nbytes)
         try:
             mlx_memory.refuse_heavy(
-                *(nbytes, settings.model_path, share.total, share.others_bytes),
+                nbytes,
+                settings.model_path,
+                share.total,
+                share.others_bytes,
                 encoders=self.encoders_bytes,
             )
         except Exception:
@@ -189,15 +194,15 @@ class WorkerMemory:
         mlx_memory.wire(nbytes)
 
     def dense_bytes_max(self) -> int:
-        """Return what the dense form of a model may take on a CPU."""
+        """Return how many bytes the dense form of a model may take on a CPU."""
         share = self.share
         share.look()
         return mlx_memory.dense_bytes_max(share.total, self._settings.workers, share.others_bytes)
 
     def loaded(self, sizes: Iterable[int]) -> None:
-        """Note that the model is whole, with all that encodes images. Nothing computes yet.
+        """Record that model and image encoder are loaded, before anything is computed.
 
-        `sizes` has the bytes of each of its weights.
+        `sizes` has the bytes of each weight.
         """
         mlx_memory.wire_loaded(sizes)
         self.use.measure()
@@ -205,12 +210,12 @@ class WorkerMemory:
     def fit(
         self, loaded: LoadedModel, slot_bytes: Callable[[int], int], forward: ForwardMemory
     ) -> LoadedModel:
-        """Return the model with the context that fits beside its weights, for one sequence alone.
+        """Return the model with the longest context that fits beside its weights for one sequence.
 
-        `slot_bytes` gives the bytes of the KV of so many tokens.
+        `slot_bytes` maps a number of tokens to the bytes of their KV.
 
         Raises:
-            StartError: hardly anything fits.
+            StartError: fewer than CONTEXT_TOKENS_MIN tokens fit.
         """
         facts, limit = loaded.facts, self.share.expected_limit
         limit = min(limit, self._rank.limit(self.use.bytes_used()))
@@ -224,7 +229,7 @@ class WorkerMemory:
         if tokens < CONTEXT_TOKENS_MIN:
             ranks = facts.ranks
             parts = f" over {ranks} ranks" if ranks > 1 else ""
-            more = "more RANKS" if ranks > 1 else "KV_BITS=8"  # which several ranks cannot have
+            more = "more RANKS" if ranks > 1 else "KV_BITS=8"  # several ranks cannot have KV_BITS
             raise StartError(
                 f"MODEL_PATH is {self._settings.model_path!r}, beside whose weights "
                 f"({facts.weight_bytes / GB:.1f} GB{parts}) a context of {tokens:,} tokens fits "
@@ -241,7 +246,7 @@ class WorkerMemory:
         return replace(loaded, facts=replace(facts, context_tokens=tokens, context_by="memory"))
 
     def guard(self, forward: ForwardMemory) -> MemoryGuard:
-        """Return what admits requests within the limit."""
+        """Return the guard that admits requests within the limit."""
         return MemoryGuard(
             lambda: min(self.share.limit, self._rank_limit),
             lambda: self.use.bytes_used(),
@@ -252,10 +257,10 @@ class WorkerMemory:
     def share_out(
         self, kv_manager: KVManager | NullKVManager, context_tokens: int, forward: ForwardMemory
     ) -> None:
-        """Tell how much KV may be kept, now and whenever this worker's limit moves.
+        """Set the budget of kept KV, now and whenever this worker's limit changes.
 
-        Called once, when the model is whole and nothing is kept. `context_tokens` is the context
-        that is told, which `forward` takes most at.
+        Called once, when the model is loaded and no KV is kept. `context_tokens` is the final
+        context; `forward` takes most at that depth.
         """
         if isinstance(kv_manager, NullKVManager):
             return
@@ -273,9 +278,9 @@ class WorkerMemory:
         share_out()
 
     def _kept_bytes(self, room: KVRoom) -> int:
-        """Return what kept KV may take: as the setting says, else its part of the room.
+        """Return the budget of kept KV: the setting, or else its part of the room.
 
-        A device that recommends nothing is a CPU, which shares its memory with everything else.
+        A device without a recommended limit is a CPU, which shares its memory with all programs.
         """
         settings = self._settings
         if settings.cache_ram_budget_mb:
@@ -286,7 +291,7 @@ class WorkerMemory:
         return room.kept_bytes
 
     def measure(self) -> None:
-        """Look at the process and at the other workers, where the last look is some time ago."""
+        """Measure this process and read the other workers' claims, every MEASURE_S."""
         now = time.monotonic()
         if now - self._measured_at < MEASURE_S:
             return
@@ -299,9 +304,9 @@ class WorkerMemory:
             self._share_out_again()
 
     def report(self) -> dict[str, int]:
-        """Return for /v1/cache what the process takes, and what of it is not MLX's.
+        """Return for /v1/cache the bytes of the process, and its bytes beside MLX's arrays.
 
-        And what is left free for the models that embed and rank, in a process of their own.
+        "encoders_bytes" are left free for the embedding and rerank models' process.
         """
         return {
             "process_bytes": self.use.process_bytes,
@@ -311,7 +316,7 @@ class WorkerMemory:
 
 
 def relief_of(kv_manager: KVManager | NullKVManager) -> PressureRelief:
-    """Return what gives kept KV back while the system is short of memory."""
+    """Return the relief that releases kept KV while the system is short of memory."""
     if isinstance(kv_manager, NullKVManager):
         return PressureRelief(level=system_pressure)
 
@@ -324,9 +329,9 @@ def relief_of(kv_manager: KVManager | NullKVManager) -> PressureRelief:
 def fitting_tokens(
     longest: int, room: int, slot_bytes: Callable[[int], int], forward: ForwardMemory
 ) -> int:
-    """Return the longest context, of at most `longest` tokens, that `room` bytes hold alone.
+    """Return the longest context, of at most `longest` tokens, that fits into `room` bytes.
 
-    `slot_bytes` gives the bytes of the KV of so many tokens; it and `forward` never fall.
+    `slot_bytes` maps a number of tokens to the bytes of their KV; it and `forward` never fall.
     """
     lengths = range(longest + 1)
     above = bisect.bisect(lengths, room, key=lambda n: slot_bytes(n) + forward.bytes_at(n))

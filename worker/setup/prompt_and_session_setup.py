@@ -1,4 +1,4 @@
-"""Makes what builds the prompts of a loaded model, and the sessions that they belong to."""
+"""Makes the prompt builder of a loaded model and its session manager."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
-    """Return every token that ends an answer of the model."""
+    """Return all tokens that end an answer of the model."""
     own = OutputFormat(tokenizer).own
     return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
 
@@ -42,9 +42,9 @@ def make_builder(
     form: ImageForm | None = None,
     context_by: str = "setting",
 ) -> PromptBuilder:
-    """Return the prompt builder; `end_ids` end a generated turn, `form` is how images stand.
+    """Return the prompt builder; `end_ids` end a generated turn, `form` is the form of images.
 
-    `context_by` is what makes the context no longer, as ModelFacts has it.
+    `context_by` names what limits the context, as in ModelFacts.
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
     renderer = Renderer(tokenizer, thinks, preserves, functools.partial(_own_form, tokenizer))
@@ -66,26 +66,26 @@ def make_builder(
 
 
 def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
-    """Return the form of the model's calls and their results; None where its format has none."""
+    """Return the form of the model's calls and results; None if its format defines none."""
     own = OutputFormat(tokenizer, tool_form).own
     grammar, text = own.grammar, own.call_text
     if grammar is None or text is None:
         return None
     return OwnForm(
-        lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
+        lambda calls: grammar.text(text(call["name"], call["arguments"]) for call in calls),
         own.result,
         own.tools,
     )
 
 
 def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
-    """Return where the turns of this model are remembered across restarts.
+    """Return the directory of this model's turns, which are remembered across restarts.
 
-    It is named by the model and by what makes its prompts, its tokenizer and its template: tokens
-    mean nothing to another. How KV is kept does not matter here.
+    Its name hashes the model's path, tokenizer and template, since token ids of another tokenizer
+    mean something else. The format of kept KV does not matter here.
     """
     tokenizer = loaded.tokenizer
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda row: row[1])
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     added = sorted(tokenizer.added_tokens_decoder.items())
     parts = (loaded.facts.path, repr(vocabulary), repr(added), template_of(tokenizer))
     return cache_directory / f"turns-{root_hash(parts).hex()}"
@@ -99,7 +99,7 @@ def make_sessions(
     directory: Path | None = None,
     model: str = "",
 ) -> SessionManager:
-    """Return the sessions that are remembered in `directory`; None remembers in memory only.
+    """Return a session manager that stores turns in `directory`; None = in memory only.
 
     Prefills are cut at most `chunk` tokens apart; `model` is the public name, for reports.
     """
@@ -119,7 +119,7 @@ def make_sessions(
 def sessions_of(
     loaded: LoadedModel, settings: Settings, chunk: int, worker_id: int
 ) -> SessionManager:
-    """Return the sessions of a worker's model, whose prefills are cut `chunk` tokens apart."""
+    """Return the session manager of a worker; prefills are cut at most `chunk` tokens apart."""
     is_kept = settings.max_kv_size_gb != 0
     directory = turns_directory(settings.kv_cache_dir, loaded) if is_kept else None
     exact = is_exact(loaded, settings)
@@ -135,9 +135,9 @@ def make_prompts(
     drafts: DraftPolicy,
     form: ImageForm | None,
 ) -> SessionPromptBuilder:
-    """Return what builds prompts from messages; `form` is how images stand in them.
+    """Return the builder of prompts from messages; `form` is the form of images in them.
 
-    What compiles grammars begins to load.
+    The grammar compiler begins to load here.
     """
     facts, tokenizer = loaded.facts, loaded.tokenizer
     end_ids = end_ids_of(tokenizer, loaded.generation_config)
@@ -161,7 +161,7 @@ def make_prompts(
         output_format.is_thinking_open,
     )
     compiler.load()
-    needed = PromptFacts(
+    prompt_facts = PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
         root=cache_root(loaded, settings),
@@ -174,4 +174,4 @@ def make_prompts(
         thinking=dataclasses.replace(builder.thinking, told=facts.thinking),
         adapters=loaded.adapters.identities,
     )
-    return SessionPromptBuilder(builder, sessions, needed)
+    return SessionPromptBuilder(builder, sessions, prompt_facts)

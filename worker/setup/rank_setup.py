@@ -1,4 +1,4 @@
-"""Says what computes a model: this process alone, or this one and others that do as it tells."""
+"""Makes the parts of a worker that differ with RANKS: here for one process alone."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ UNLIMITED: Final = 1 << 62  # bytes
 
 
 class SingleRank:
-    """This process alone: what RANKS=1 means. See `worker/ranks/leading_rank.py` for more.
+    """Makes the parts of a worker with RANKS=1. For more ranks see `worker/ranks/leading_rank.py`.
 
     Owner: the inference thread.
     """
@@ -22,14 +22,14 @@ class SingleRank:
     ranks_here = 1  # processes of this model on this machine, which share its memory
 
     def part(self) -> Any:
-        """Return what loads a part of the model; None = all is loaded."""
+        """Return the loader of this rank's part of the model; None = the whole model is loaded."""
         return None
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
-        """Return the model with the facts of the whole, once all ranks have loaded their parts.
+        """Return the model with the facts of all ranks, once all have loaded their parts.
 
         Raises:
-            StartError: one could not; the text is its own.
+            StartError: a rank could not load its part; the text is from that rank.
         """
         return loaded
 
@@ -51,25 +51,25 @@ class SingleRank:
         return DiskThread(file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
-        """Return what this rank's part of a forward takes of memory."""
+        """Return the memory that this rank's part of a forward takes."""
         return forward
 
     def limit(self, used: int) -> int:
-        """Return how many bytes this process may take so that no other rank takes too many.
+        """Return how many bytes this process may take before another rank exceeds its limit.
 
-        `used` is what it takes now.
+        `used` is the number of bytes that it takes now.
         """
         return UNLIMITED
 
     def tidy(self) -> None:
-        """Have the other ranks give up what is gone here, where there is nothing else to do."""
+        """Have idle other ranks release the memory that this rank has released."""
 
     def report(self, used_bytes: int) -> dict[str, Any] | None:
-        """Return for `/v1/cache` the ranks, None where there is one; `used_bytes` are its own."""
+        """Return the ranks for `/v1/cache`, None for one rank; `used_bytes` are of this rank."""
         return None
 
     def end(self) -> None:
-        """End the other ranks, once they have written. The inference thread is over."""
+        """End the other ranks once they have written. The inference thread has ended."""
 
     def note_broken(self) -> None:
-        """Something broke here: where a rank's end is why, the process ends and says so."""
+        """Handle an error here: if another rank's end caused it, end the process and report it."""

@@ -13,19 +13,19 @@ from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.threads.thread_queues import Inbox, InferenceTask
 
-INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
-IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
-IDLE_BEFORE_PREFILL_S = 0.05  # a worker is idle this long before it prefills what may come
-BLOCKED_WAIT_S = 0.05  # how late a client is seen to leave while all wait for the disk
+INBOX_DRAIN_MAX = 64  # items taken between two steps: bounds the stall of running requests
+IDLE_WAIT_S = 0.25  # most seconds until an idle worker sees that it must stop
+IDLE_BEFORE_PREFILL_S = 0.05  # idle seconds before idle prefill begins
+BLOCKED_WAIT_S = 0.05  # most seconds until a client's leaving is seen while all wait for the disk
 SWEEP_EVERY_TURNS = 64
 
 
 class InferenceThread:
-    """Takes turns of the inbox and the scheduler. Owner: the inference thread.
+    """Alternates between the inbox and the scheduler. Owner: the inference thread.
 
-    Invariant: no other thread touches the model, nor anything that it computed.
+    Invariant: no other thread touches the model, nor any array that the model computed.
 
-    Any exception ends the process on purpose: what is in the caches after a surprise cannot be
+    Any exception ends the process on purpose: after an unexpected error the caches cannot be
     trusted, and the supervisor starts a clean worker.
     """
 
@@ -38,21 +38,24 @@ class InferenceThread:
         expire: Callable[[], bool],
         watch_memory: Callable[[], int] = mx.get_active_memory,
     ) -> None:
-        """`watch_memory` is called after each turn; it returns the bytes that are in use."""
+        """`watch_memory` is called after each turn and returns the bytes in use.
+
+        `sweep` and `expire` return whether they released anything or have more to do.
+        """
         self._inbox = inbox
         self._scheduler = scheduler
         self._send = send
         self._sweep = sweep
         self._expire = expire
-        self.checks: IdleChecks | None = None  # which run behind all other idle work
+        self.checks: IdleChecks | None = None  # the last of the idle work
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
-        self._has_stepped = False  # since memory was released
-        self._turns = 0  # of the loop
-        self.active_bytes = 0  # memory in use after the last turn; others may read it
+        self._has_stepped = False  # whether a step was done since memory was last released
+        self._turns = 0  # turns of the loop
+        self.active_bytes = 0  # bytes in use after the last turn; any thread may read it
 
     def run_once(self) -> None:
-        """One turn. Blocks only when there is nothing to compute."""
+        """Do one turn of the loop. It blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
         if not self._scheduler.is_idle:
             if self.checks is not None:
@@ -70,7 +73,7 @@ class InferenceThread:
         elif self._idle_wait_s < IDLE_WAIT_S:
             self._idle_wait_s = IDLE_WAIT_S
         elif self._has_stepped:
-            # Decoding leaves buffers, which may be as large as the caches that have grown.
+            # Decoding leaves free buffers, which may be as large as the grown caches.
             release_memory()
             self._has_stepped = False
         self._turns += 1
@@ -79,7 +82,7 @@ class InferenceThread:
         self.active_bytes = self._watch_memory()
 
     def _wait_s(self) -> float:
-        """Return how long there is nothing to do but to wait for the inbox."""
+        """Return how many seconds to wait for the inbox; 0 while there is work."""
         if self._scheduler.is_idle:
             return self._idle_wait_s
         return BLOCKED_WAIT_S if self._scheduler.is_blocked else 0.0

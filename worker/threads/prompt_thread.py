@@ -1,4 +1,4 @@
-"""Reads images, renders and tokenises requests, answers Count and session reports, in threads."""
+"""Processes images, renders and tokenises requests, and answers Count and Status, in threads."""
 
 import dataclasses
 import logging
@@ -44,19 +44,18 @@ from hearth.worker.threads.request_builder import (
 )
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
-LOOK_WAIT_S_MAX: Final = 0.5  # for a disk thread that is amid a large file
+LOOK_WAIT_S_MAX: Final = 0.5  # seconds to wait for a disk thread that is busy with a large file
 
 log = logging.getLogger(__name__)
 
 
 class PromptThread:
-    """Takes messages from queues, one after the other from each. Each has a thread that runs `run`.
+    """Builds requests from the messages of several queues; each queue has a thread that runs `run`.
 
-    It touches no MLX, and a long text in it stalls neither decoding nor heartbeats, nor what is in
-    another queue. What its threads share is immutable or has a lock.
-    Invariant: a Submit becomes a Request behind an Admitted, or a Failed; a Count and a Status get
-    one answer. An error ends the one request that it is about, and so does its client where it
-    leaves.
+    It touches no MLX, and a long text stalls neither decoding nor heartbeats nor the other queues.
+    State that its threads share is immutable or has a lock.
+    Invariant: a Submit becomes an Admitted and a Request, or a Failed; a Count and a Status get one
+    answer. An error, or a client that leaves, ends only the one request.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class PromptThread:
         prompts: SessionPromptBuilder,
         settings: Settings,
         suspects: Suspects | None = None,
-        look: Callable[[], threading.Event | None] = lambda: None,
+        scan: Callable[[], threading.Event | None] = lambda: None,
     ) -> None:
-        """`look` has the directory of KV files looked at, and returns what is set once it was."""
-        self._look = look
+        """`scan` starts a scan of the KV directory and returns an event that marks its end."""
+        self._scan = scan
         self._prompts = prompts
         self._recent = RecentPrompts(settings.serves_prompts)
         self._builder = RequestBuilder(prompts, self._recent, settings.default_max_tokens, suspects)
@@ -78,11 +77,11 @@ class PromptThread:
         put: Callable[[Request | PrefixQuery], None],
         send: Callable[[Up], None],
     ) -> None:
-        """Work until None comes; `put` hands on to the inference thread."""
+        """Work until None comes; `put` hands a request to the inference thread."""
         while (job := jobs.get()) is not None:
             lease, message = job
             if isinstance(message, RenderNextPrompt):
-                self._foresee(message, put)
+                self._predict(message, put)
                 continue
             try:
                 with while_awaited(lease):
@@ -91,15 +90,15 @@ class PromptThread:
             except RequestError as error:
                 log.info("refused request=%s code=%s", lease.request_id, error.code)
                 send(Failed(lease.request_id, error.status, error.code, str(error)))
-            except Exception:  # a bug, and one request's: no KV is touched here
+            except Exception:  # a bug ends only this request, since no KV is touched here
                 log.exception("a prompt could not be built request=%s", lease.request_id)
                 text = "The worker failed at this prompt; its log says where."
                 send(Failed(lease.request_id, 500, "internal_error", text))
 
-    def _foresee(
+    def _predict(
         self, message: RenderNextPrompt, put: Callable[[Request | PrefixQuery], None]
     ) -> None:
-        """Hand on the prompt that is likely to come; whatever is wrong with it, nobody waits."""
+        """Hand on the prompt that is likely to come. No client waits for it: errors are logged."""
         try:
             query = predict_next_prompt(message.request, self._prompts)
         except Exception:
@@ -127,25 +126,26 @@ class PromptThread:
             case Count():
                 send(counted(message, images, self._prompts))
             case Submit():
-                # While the prompt is built: its session may be another worker's, which is gone.
-                seen = self._look() if message.use_kv_cache else None
+                # The scan runs while the prompt is built: KV of the session may come from another
+                # worker.
+                scanned = self._scan() if message.use_kv_cache else None
                 request = self._builder.build(lease, message, images)
                 send(Admitted(request.request_id, request.prompt_tokens, request.deltas.signature))
-                if seen is not None:
-                    seen.wait(LOOK_WAIT_S_MAX)
+                if scanned is not None:
+                    scanned.wait(LOOK_WAIT_S_MAX)
                 put(request)
 
 
-TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one answer
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # text in one response
 
 
 def counted(message: Count, images: PromptImages, prompts: SessionPromptBuilder) -> Counted:
     """Return the answer to `message`. Prompt thread.
 
-    The tokens of messages are those that a request with the same messages is computed from.
+    The tokens are the same as for a request with the same messages.
 
     Raises:
-        RequestError: the prompt is refused, or its text is too long to be told.
+        RequestError: the prompt is refused, or its text is too long for a response.
     """
     query = message.query
     if is_raw(message.prompt):
@@ -156,20 +156,20 @@ def counted(message: Count, images: PromptImages, prompts: SessionPromptBuilder)
             message.prompt, images, adds_header=query.adds_header, is_counted=True
         )
         ids, keys = built.ids, built.keys
-    about, count = message.request_id, len(ids)
+    request_id, count = message.request_id, len(ids)
     if query.tells == "count":
-        return Counted(about, count)
+        return Counted(request_id, count)
     if query.tells == "text":
         text = prompts.text(keys.tolist())
         _check_size(len(text.encode()))
-        return Counted(about, count, text=text)
+        return Counted(request_id, count, text=text)
     packed = _packed(ids)
     if query.tells == "ids":
-        return Counted(about, count, packed)
-    pieces = [prompts.facts.vocabulary.token_bytes(each) for each in ids]
+        return Counted(request_id, count, packed)
+    pieces = [prompts.facts.vocabulary.token_bytes(token_id) for token_id in ids]
     ends = list(accumulate(map(len, pieces)))
     _check_size(ends[-1] if ends else 0)
-    return Counted(about, count, packed, b"".join(pieces), _packed(ends))
+    return Counted(request_id, count, packed, b"".join(pieces), _packed(ends))
 
 
 def _packed(numbers: list[int]) -> bytes:
@@ -191,7 +191,7 @@ def session_report(
     """Return the body of the answer to `message`. Prompt thread.
 
     Raises:
-        RequestError: the session or the prompt is unknown, or another key's.
+        RequestError: the session or the prompt is unknown, or belongs to another API key.
     """
     if message.what == "sessions":
         return {"sessions": sessions.session_rows(message.key)}
@@ -215,11 +215,10 @@ def read_images(
     put: Callable[[tuple[ClientLease, MessageWithImages]], None],
     send: Callable[[Up], None],
 ) -> None:
-    """Decode and process images until None comes; `put` hands on to the prompt thread.
+    """Decode and process images until None comes; `put` hands messages to the prompt threads.
 
-    A thread of its own runs it, so that a large image delays no request without any. A message is
-    handed on with all its images, or it gets one Failed. A RequestError ends the one request; its
-    Failed names the image.
+    It runs in a thread of its own, so that a large image delays no request without images. A
+    message is handed on with all its images, or it gets one Failed, which names the image.
     """
     while (job := jobs.get()) is not None:
         lease, message = job
@@ -249,7 +248,7 @@ def _images_of(
             return None
         data = message.prompt.images.get(digest)
         if digest in images or data is None:
-            continue  # the prompt builder refuses one that was not sent
+            continue  # the prompt builder refuses an image that was not sent
         try:
             images[digest] = reader.read(digest, data, owner)
         except RequestError as error:
@@ -259,9 +258,9 @@ def _images_of(
 
 
 def _owner(message: Submit | Count) -> str:
-    """Return who alone profits from what is remembered of a message's images; "" = everybody.
+    """Return the owner of a message's cached images; "" = shared by all requests.
 
-    What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
+    A request without the cache is an owner of its own, so no later request finds its images.
     """
     if isinstance(message, Submit) and not message.use_kv_cache:
         return message.prompt.speaker.key + message.request_id
@@ -269,7 +268,7 @@ def _owner(message: Submit | Count) -> str:
 
 
 def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:
-    """Yield the client's name and the digest of each image, in their order."""
+    """Yield the place in the request body and the digest of each image, in order."""
     for message in prompt.messages:
         content = message.get("content")
         parts = content if isinstance(content, list) else []

@@ -1,7 +1,7 @@
-"""Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its reader.
+"""Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its parser.
 
-A prompt is rendered with what its session remembers: sampled turns, loaded tools, thinking. So is
-the one that is likely to follow it, which idle time can prefill.
+A prompt is rendered with the sampled turns, loaded tools and thinking that its session remembers.
+The next prompt, which idle time can prefill, is rendered the same way.
 """
 
 import dataclasses
@@ -54,33 +54,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Holds what a request needs of the model. Never changes; the prompt threads share it."""
+    """Holds the parts of the model that building a request needs. Immutable."""
 
     context_tokens: int
     vocab_size: int
-    root: PrefixHash  # the name of the empty prefix
-    output_format: OutputFormat  # reads what the model writes
-    grammar_compiler: GrammarCompiler  # holds the model to what it has to write
+    root: PrefixHash  # hash of the empty prefix
+    output_format: OutputFormat  # parses the model's output
+    grammar_compiler: GrammarCompiler  # makes the masks for constrained answers
     vocabulary: Vocabulary
-    cut_rule: CutRule  # where prefills are cut
+    cut_rule: CutRule  # gives the cuts of prefills
     model_name: str = ""
-    drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
+    drafts: DraftPolicy = field(default_factory=DraftPolicy)
     thinking: ThinkingSwitches = field(default_factory=ThinkingSwitches)
-    adapters: Mapping[str, str] = field(default_factory=dict)  # by name: what tells its bytes
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name -> identity of its files
 
 
 _IMAGE: Final = "[image]"
 
 
 def is_raw(prompt: Prompt) -> bool:
-    """Return whether the prompt goes to the model as it is, without a template."""
+    """Return whether the prompt goes to the model without a template."""
     return prompt.text is not None or bool(prompt.ids)
 
 
 class SessionPromptBuilder:
-    """Builds prompts from messages and from what their sessions remember. Any prompt thread.
+    """Builds prompts from messages and from the state of their sessions. Any prompt thread.
 
-    Invariant: what the model sampled stands in a later prompt as it was sampled, where it is known.
+    Invariant: a turn that is remembered stands in later prompts with the tokens that were sampled.
     """
 
     def __init__(
@@ -98,21 +98,21 @@ class SessionPromptBuilder:
         adds_header: bool = True,
         is_counted: bool = False,
     ) -> tuple[SessionContext | None, BuiltPrompt]:
-        """Return what is known of the request, and its tokens. Raises RequestError.
+        """Return the request's session context and its prompt. Raises RequestError.
 
-        `is_counted`: nothing computes it, and it may be longer than the context. Nothing is known
-        of a raw prompt, nor of one that neither reads nor writes the cache.
+        `is_counted`: the prompt is only counted and may be longer than the context. A raw prompt
+        has no session context, nor has a prompt that does not use the cache.
         """
         if is_raw(prompt):
             return None, self.builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
         if prompt.images:
             messages = without_images(prompt, self.facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
-        visit = self.sessions.arrive(prompt, uses_cache)
-        if visit is not None:
-            visit.images = images
-        content = self.content(prompt, visit, images)
-        return visit, self.builder.build(content, adds_header, is_counted)
+        context = self.sessions.arrive(prompt, uses_cache)
+        if context is not None:
+            context.images = images
+        content = self.content(prompt, context, images)
+        return context, self.builder.build(content, adds_header, is_counted)
 
     def raw_ids(self, prompt: Prompt, query: TokenQuery) -> list[int]:
         """Return the tokens of a raw prompt of any length. Raises: RequestError."""
@@ -126,35 +126,41 @@ class SessionPromptBuilder:
         return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
     def content(
-        self, prompt: Prompt, visit: SessionContext | None, images: PromptImages
+        self, prompt: Prompt, context: SessionContext | None, images: PromptImages
     ) -> PromptContent:
-        """Return the messages as the template is to see them, with the turns that are known.
+        """Return the messages for the template, with the turns that are remembered.
 
-        What is remembered of their texts serves the prompt's key alone.
+        Text that is remembered with them serves only the prompt's API key.
         """
         messages, loaded = prompt.messages, list[str]()
         turns: Sequence[Turn | None] = ()
-        if visit is not None:
-            messages, loaded, turns = visit.messages, visit.loaded, visit.turns
+        if context is not None:
+            messages, loaded, turns = context.messages, context.loaded, context.turns
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        if prompt.continues and turns:  # it is not over: the client's text says how far it goes
+        if prompt.continues and turns:  # the last turn goes on from the client's own text
             turns = [*turns[:-1], None]
         return PromptContent(
-            *(messages, prompt.tools, prompt.template_kwargs, turns, images, prompt.speaker.key),
-            *(prompt.continues, prompt.thinking),
+            messages,
+            prompt.tools,
+            prompt.template_kwargs,
+            turns,
+            images,
+            prompt.speaker.key,
+            prompt.continues,
+            prompt.thinking,
         )
 
-    def explain(self, visit: SessionContext, built: BuiltPrompt) -> None:
-        """Find out what the request loses against its own line; note it in its visit."""
+    def explain(self, context: SessionContext, built: BuiltPrompt) -> None:
+        """Set the context's divergence: where the prompt leaves its own conversation, and why."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         system_end = self.facts.cut_rule.system_end(tokens)
-        visit.set_prompt(tokens, built.header, built.kept, system_end)
-        visit.doubtful, visit.begins = built.doubtful, built.begins
+        context.set_prompt(tokens, built.header, built.kept, system_end)
+        context.doubtful, context.begins = built.doubtful, built.begins
 
         def boundary(count: int) -> tuple[int, bool] | None:
-            """Return how many of the prompt's tokens its first `count` messages make."""
-            whole = self.content(visit.prompt, visit, visit.images)
+            """Return how many tokens of `count` messages begin the prompt, and if all do."""
+            whole = self.content(context.prompt, context, context.images)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )
@@ -162,15 +168,15 @@ class SessionPromptBuilder:
                 keys = self.builder.build(part, adds_header=False).keys
             except NobodyWaits:
                 raise
-            except RequestError:  # a template may refuse a conversation that ends there
+            except RequestError:  # a template may refuse a conversation with such an end
                 return None
             covered = common_length(keys, tokens)
             return covered, covered == len(keys)
 
-        visit.divergence = explain(visit, boundary, self.text, self.builder.preserves_thinking)
+        context.divergence = explain(context, boundary, self.text, self.builder.preserves_thinking)
 
     def text(self, keys: Sequence[int]) -> str:
-        """Return the text of tokens; an image among them is "[image]"."""
+        """Return the text of tokens, with "[image]" for each image."""
         detokeniser = self.facts.vocabulary.detokeniser()
         parts = []
         for is_image, run in itertools.groupby(keys, lambda key: key < 0):
@@ -179,27 +185,26 @@ class SessionPromptBuilder:
 
 
 def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> PrefixQuery | None:
-    """Return the beginning of the prompt that follows an answer. Prompt thread.
+    """Return the beginning of the next prompt, up to its next message. Prompt thread.
 
-    It ends where the next message begins. None where the answer's own tokens stand there as they
-    were fed, so that the slot holds them, or where the template refuses such a conversation.
+    Return None if the slot holds those tokens already, or if the template refuses them.
     """
     assert request.slot is None, request.request_id
-    visit, facts = request.visit, prompts.facts
-    if visit is None or visit.said is None:
+    context, facts = request.session_context, prompts.facts
+    if context is None or context.said is None:
         return None
     try:
-        # The conversation with the answer, and the messages that will follow it, empty.
-        echo, following = _continuation(visit.said, visit.turn)
-        content = prompts.content(visit.prompt, visit, visit.images)
+        # The conversation with the answer and empty messages behind it.
+        echo, following = _continuation(context.said, context.turn)
+        content = prompts.content(context.prompt, context, context.images)
         before = len(content.messages) - content.continues
         content = dataclasses.replace(
             content,
             messages=[*content.messages[:before], echo, *following],
-            turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
+            turns=[*content.turns[:before], context.turn, *(None for _ in following)],
         )
         built = prompts.builder.build(content, adds_header=False)
-    except RequestError as error:  # nothing is lost but the head start
+    except RequestError as error:  # only the head start is lost
         log.debug("the next prompt cannot be foreseen: %s", error.code)
         return None
     ends = [request.end_id] if request.end_id is not None else []
@@ -225,14 +230,14 @@ def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> Pref
 def _continuation(
     said: TurnContent, turn: Turn | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return an answer as a client echoes it, and what it will send behind it, empty."""
+    """Return an answer as a client echoes it, and the messages that follow it, empty."""
     echo: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.reasoning:
         echo["reasoning_content"] = said.reasoning
     if not said.calls:
         return echo, [{"role": "user", "content": ""}]
     ids = turn.call_ids if turn is not None else ()
-    if len(ids) != len(said.calls):  # it was cut off
+    if len(ids) != len(said.calls):  # the answer was cut off
         ids = tuple(f"call{n:05d}" for n in range(len(said.calls)))
     echo["tool_calls"] = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -241,42 +246,43 @@ def _continuation(
     return echo, [{"role": "tool", "tool_call_id": call_id, "content": ""} for call_id in ids]
 
 
-RECENT_MAX: Final = 64  # prompts whose ids are remembered
+RECENT_MAX: Final = 64  # remembered prompts
 
 
 class RecentPrompts:
     """Keeps the newest prompts by request id. The prompt threads share it.
 
-    Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (LOG_PROMPTS, and a key).
+    Invariant: it holds at most `RECENT_MAX` prompts, and none unless `is_on` (LOG_PROMPTS and an
+    API key are set).
     """
 
     def __init__(self, is_on: bool) -> None:
         self._is_on = is_on
         # Kept for one key: tokens of 64 prompts (`LOG_PROMPTS`)
-        self._by_request: dict[str, tuple[str, list[int]]] = {}  # request id -> key digest, ids
+        self._by_request: dict[str, tuple[str, list[int]]] = {}  # request id -> API key digest, ids
 
     def add(self, message: Submit, ids: list[int]) -> None:
-        """Remember a prompt, unless its client wants nothing of it kept."""
+        """Remember a prompt, unless its request does not use the cache."""
         if not (self._is_on and message.use_kv_cache):
             return
         self._by_request[message.request_id] = (message.prompt.speaker.key, ids)
         while len(self._by_request) > RECENT_MAX:
-            self._by_request.pop(next(iter(self._by_request)), None)  # or another thread did
+            self._by_request.pop(next(iter(self._by_request)), None)  # another thread may be first
 
-    def ids_of(self, request_id: str, key: str) -> list[int] | None:
-        """Return a prompt's ids, for the API key that sent it; "" = any key. None if unknown."""
+    def ids_of(self, request_id: str, api_key: str) -> list[int] | None:
+        """Return a prompt's ids to the API key that sent it; "" = any key. None if unknown."""
         owner, ids = self._by_request.get(request_id, ("", None))
-        return ids if key in ("", owner) else None
+        return ids if api_key in ("", owner) else None
 
 
 _NO_IMAGES: PromptImages = {}
-CHARACTERS_MAX: Final = 16  # of a token, but for runs of blanks
+CHARACTERS_MAX: Final = 16  # characters of a token, except runs of blanks
 
 
 class RequestBuilder:
     """Makes a Request of each Submit. The prompt threads share it.
 
-    Invariant: a request is either complete or refused by a RequestError; it leaves as a whole.
+    Invariant: `build` returns a complete request or raises a RequestError.
     """
 
     def __init__(
@@ -295,22 +301,23 @@ class RequestBuilder:
     def build(
         self, lease: ClientLease, message: Submit, images: PromptImages = _NO_IMAGES
     ) -> Request:
-        """Return the request ready to be computed. Raises RequestError."""
+        """Return the complete request. Raises RequestError."""
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
         root = root_of(message, self._facts.root, self._facts.adapters)
-        visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
+        context, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
-        found = self._suspects.among(root, built.keys)
+        suspects = self._suspects.find(root, built.keys)
         self._recent.add(message, built.ids)
-        if visit is not None:
-            visit.adapter = message.adapter
-        if visit is not None and not message.prefill_only:
-            self._prompts.explain(visit, built)
-        splitter, guide, calls = self._readers(message, built, visit)
+        if context is not None:
+            context.adapter = message.adapter
+        if context is not None and not message.prefill_only:
+            self._prompts.explain(context, built)
+        splitter, guide, calls = self._readers(message, built, context)
         new_id = self._prompts.sessions.new_id
-        query, prompt_name = self._query(message, built, root, visit)
-        goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
+        query, prompt_name = self._query(message, built, root, context)
+        # Whether the answer continues text of the prompt.
+        goes_on = is_raw(message.prompt) or message.prompt.continues
         return Request(
             lease=lease,
             ids=built.ids,
@@ -328,13 +335,15 @@ class RequestBuilder:
                 new_id,
                 frozenset(
                     call.get("id") or ""
-                    for each in message.prompt.messages
-                    for call in each.get("tool_calls") or ()
+                    for chat_message in message.prompt.messages
+                    for call in chat_message.get("tool_calls") or ()
                 ),
                 signature=SIGNATURE_BEGIN + new_id(),
             ),
             api_key=message.prompt.speaker.key,
-            asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
+            queue_name=queue_name_of(
+                message.prompt, goes_on=context is not None and context.goes_on
+            ),
             guide=guide,
             draft_sources=AnswerSources(
                 built.ids, prediction=self._prediction(message, built), forced=calls
@@ -348,18 +357,19 @@ class RequestBuilder:
                 if message.prefill_only
                 else None
             ),
-            suspicion=Suspicion(prompt_name, found),
-            visit=None if message.prefill_only else visit,  # nobody has said or heard anything
+            suspicion=Suspicion(prompt_name, suspects),
+            # A prefill alone adds nothing to its session.
+            session_context=None if message.prefill_only else context,
         )
 
     def _tokens_max(self, message: Submit, built: BuiltPrompt) -> int:
-        """Return how long the answer may be: what was asked for, or what the context has left."""
+        """Return the limit of the answer: the requested tokens, or the rest of the context."""
         assert len(built.ids) < self._facts.context_tokens, len(built.ids)
         asked = message.sampling.max_tokens or self._default_max_tokens
         return min(asked, self._facts.context_tokens - len(built.ids))
 
     def _prediction(self, message: Submit, built: BuiltPrompt) -> list[int]:
-        """Return the tokens of what the client expects, as far as an answer can get."""
+        """Return the tokens of the client's prediction, at most as many as the answer may have."""
         if self._facts.drafts.of(message.sampling.speculate) != "all":
             return []
         tokens = min(self._tokens_max(message, built), PREDICTION_TOKENS_MAX)
@@ -372,19 +382,19 @@ class RequestBuilder:
         message: Submit,
         built: BuiltPrompt,
         root: PrefixHash,
-        visit: SessionContext | None,
+        context: SessionContext | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
-        """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
+        """Return the prompt as the cache searches it, with its cuts, and the prompt's hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
-        number = visit.conversation if visit is not None else 0
+        number = context.conversation if context is not None else 0
         number = number or self._prompts.sessions.new_number()
-        if visit is not None:
-            visit.conversation = number
+        if context is not None:
+            context.conversation = number
         conversation = Conversation(
             number,
             family_of(message.prompt),
-            is_side=visit is not None and visit.place.is_side,
+            is_side=context is not None and context.place.is_side,
         )
         query = PrefixQuery(
             built.keys,
@@ -399,11 +409,11 @@ class RequestBuilder:
         return query, whole
 
     def _readers(
-        self, message: Submit, built: BuiltPrompt, visit: SessionContext | None
+        self, message: Submit, built: BuiltPrompt, context: SessionContext | None
     ) -> tuple[AnswerSplitter | None, TokenMask | None, CallDrafts | None]:
-        """Return what takes the answer apart, holds it to its constraints, and drafts its calls.
+        """Return the answer's splitter, its guide, which enforces constraints, and its call drafts.
 
-        The completion of a raw prompt has none of them. Raises RequestError.
+        A raw prompt has none of them. Raises RequestError.
         """
         prompt = message.prompt
         if is_raw(prompt):
@@ -418,7 +428,9 @@ class RequestBuilder:
             may_think=output_format.may_think(opening) and not constraints.is_json,
             is_continued=prompt.continues,
         )
-        shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
+        shown = _shown_tools(
+            prompt, [*constraints.tool_names, *(context.loaded if context else ())]
+        )
         owner = prompt.speaker.key
         guide = None
         if not prompt.continues:
@@ -437,10 +449,10 @@ class RequestBuilder:
 
 
 def constraints_of(message: Submit) -> Constraints:
-    """Return a request's constraints, without room to think where thinking is switched off.
+    """Return a request's constraints, with no thinking budget if thinking is switched off.
 
-    A model may open a think block although its template was told. Behind it an answer that has to
-    have a form may never come.
+    A model may open a think block although thinking is off in its template, and then never write
+    the constrained answer.
     """
     constraints = message.constraints
     is_off = message.prompt.thinking.on is False
@@ -452,15 +464,15 @@ def constraints_of(message: Submit) -> Constraints:
 def root_of(
     message: Submit, root: PrefixHash, adapters: Mapping[str, str] = MappingProxyType({})
 ) -> PrefixHash:
-    """Return what a prompt's hashes begin with: its key's own where there are several, its adapter.
+    """Return the root of a prompt's hashes: `root` with the API key and the adapter mixed in.
 
-    `adapters` has by the name of each what tells its bytes.
+    `adapters` maps each adapter's name to the identity of its files.
 
     Raises:
         RequestError: 404, the worker has no such adapter.
     """
-    if key := message.prompt.speaker.key:
-        root = key_root(root, key)
+    if api_key := message.prompt.speaker.key:
+        root = key_root(root, api_key)
     if not message.adapter:
         return root
     if message.adapter not in adapters:
@@ -475,17 +487,17 @@ def root_of(
 
 
 def family_of(prompt: Prompt) -> str:
-    """Return what all lines of one session have in common, its sub-agents' sessions included."""
+    """Return the name that all conversations of a session share, sub-agents included; "" = none."""
     speaker = prompt.speaker
-    return asker_of(prompt, goes_on=True) if speaker.parent or speaker.session else ""
+    return queue_name_of(prompt, goes_on=True) if speaker.parent or speaker.session else ""
 
 
-def asker_of(prompt: Prompt, *, goes_on: bool) -> str:
-    """Return whose turn for a slot a request uses: its session's, its sub-agents included.
+def queue_name_of(prompt: Prompt, *, goes_on: bool) -> str:
+    """Return the name of the fair queue for a request: one queue for a session and its sub-agents.
 
-    A conversation that no client names has a turn of its own once it `goes_on` from what was
-    answered here. All others of a client share one: a program that asks a hundred things at once is
-    one asker, also where it puts examples of answers, or the beginning of one, into its questions.
+    A conversation without a session name has a queue of its own once it `goes_on` from an answer of
+    this worker. All other requests of a client share one queue: a program that sends a hundred
+    questions at once has one queue, even if the questions contain examples of answers.
     """
     speaker = prompt.speaker
     if named := speaker.parent or speaker.session:
@@ -494,7 +506,7 @@ def asker_of(prompt: Prompt, *, goes_on: bool) -> str:
 
 
 def _shown_tools(prompt: Prompt, names: Sequence[str]) -> list[Any]:
-    """Return the tools that the prompt shows; of the deferred ones those loaded, or in `names`."""
+    """Return the tools of the prompt, with the deferred tools that are loaded or in `names`."""
     loaded = set(names)
     for message in prompt.messages:
         loaded.update(message.get("tool_references") or ())

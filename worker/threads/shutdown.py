@@ -1,7 +1,7 @@
-"""Ends a worker's threads in an order in which no GPU is left amid its work.
+"""Ends a worker's threads in an order that never interrupts a GPU in its work.
 
-Nothing but the main thread ends the process. A signal, or a thread that broke, only says here that
-the worker is to end; the inference thread ends its chunk and leaves the device first.
+Only the main thread ends the process. A signal or a broken thread just begins the shutdown here;
+the inference thread first finishes its chunk and leaves the device.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
-EXIT_BROKEN: Final = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
+EXIT_BROKEN: Final = 70  # EX_SOFTWARE: a bug or a device fault; a clean start may help
 JOIN_S_MAX: Final = 0.5
-FETCHING: Final = "files"  # the step of a start that computes nothing, and may take hours
+FETCHING: Final = "files"  # step of a start that computes nothing, perhaps for hours
 
 
 class Shutdown:
-    """Says to all threads of a worker that it ends, and with which exit code.
+    """Tells all threads of a worker that it ends, and holds the exit code.
 
-    Any thread may call any method; `wait_for` blocks. A signal handler calls `begin`, so that
-    there is no lock here.
+    Any thread may call any method; `wait_for` blocks. A signal handler calls `begin`, so this class
+    takes no lock.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -34,10 +34,10 @@ class Shutdown:
         self.exit_code = 0
         self._wake = wake
         self._is_begun = False
-        self._computes = False  # whether the device may be at work
+        self._computes = False  # whether the device may be computing
 
     def begin(self, exit_code: int = 0) -> None:
-        """Have the worker end; of several exit codes the first counts that is not 0."""
+        """Begin the end of the worker; the first exit code that is not 0 counts."""
         self.exit_code = self.exit_code or exit_code
         self._is_begun = True
         self._wake()
@@ -46,36 +46,39 @@ class Shutdown:
         return self._is_begun
 
     def listen(self) -> None:
-        """Begin at a signal from now on. Main thread."""
+        """Install the signal handlers: SIGTERM begins the shutdown. Main thread."""
         signal.signal(signal.SIGTERM, lambda *_: self.begin())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody waits for a start's renderings any more: then this ends the thread."""
+        """False while the worker goes on; ends the calling thread once the shutdown has begun.
+
+        It lets `while_awaited` stop renderings of a start, as a client's lease stops others.
+        """
         if self._is_begun:
             raise SystemExit
         return False
 
-    def note_step(self, name: str) -> None:
-        """Note a step of the start, or end the thread in its place. Inference thread."""
+    def record_step(self, name: str) -> None:
+        """Record a step of the start, or end the thread in a shutdown. Inference thread."""
         if self._is_begun:
             raise SystemExit
         self._computes = name != FETCHING
 
     @contextlib.contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Have the worker end where what runs in here, on the thread `name`, breaks."""
+        """Begin the shutdown if the code in this context, on the thread `name`, raises."""
         try:
             yield
         except SystemExit:
-            pass  # of `note_step`, or of `is_gone`
+            pass  # raised by `record_step` or `is_gone`
         except Exception:
             log.exception("the %s thread broke; the supervisor starts a clean worker", name)
             self.begin(EXIT_BROKEN)
 
     def start_thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        """Start a thread that works as long as the process, which ends if the thread breaks."""
+        """Start a daemon thread; the worker ends if it raises."""
 
         def work() -> None:
             with self.guard(name):
@@ -92,10 +95,11 @@ class Shutdown:
             return
         until = awake_s() + CHUNK_WAIT_S - SAY_AFTER_S
         while inference.is_alive() and (left_s := until - awake_s()) > 0:
-            inference.join(min(left_s, JOIN_S_MAX))  # one long wait may be over at a Mac's wake
+            # Short waits, as a single long wait may end late after a Mac slept.
+            inference.join(min(left_s, JOIN_S_MAX))
 
-    def note_end(self, inference: threading.Thread) -> None:
-        """Note whether the device is left amid its work, now that all else is done."""
+    def record_end(self, inference: threading.Thread) -> None:
+        """Set the exit code EXIT_STUCK if the device is still computing. Called last."""
         if inference.is_alive() and self._computes:
             log.error("the chunk in flight has not ended in %g s: ended amid it", CHUNK_WAIT_S)
             self.begin(EXIT_STUCK)

@@ -1,4 +1,4 @@
-"""Starts a worker process of either kind, and tells how far its start is, or why it cannot."""
+"""Starts a worker process of either kind, and reports the progress or the failure of its start."""
 
 import argparse
 import logging
@@ -18,7 +18,7 @@ from hearth.shared.worker_files import leave_reason
 def run_worker(
     prog: str, about: str | None, kind: str, make: Callable[[Settings, argparse.Namespace], Any]
 ) -> int:
-    """Make a worker and run it until it ends; return its exit code. Its log names `kind`."""
+    """Make a worker, run it and return its exit code. `kind` names the process in its log."""
     parser = argparse.ArgumentParser(prog=prog, description=about)
     parser.add_argument("--worker-id", type=int, required=True)
     parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
@@ -32,7 +32,7 @@ def run_worker(
 
 
 def refuse_start(endpoint: str, error: StartError) -> int:
-    """Say in the log and to the supervisor why a worker cannot start; return its exit code."""
+    """Report to the log and the supervisor why a worker cannot start; return its exit code."""
     print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
     leave_reason(endpoint, str(error))
     return EXIT_CANNOT_START
@@ -40,12 +40,12 @@ def refuse_start(endpoint: str, error: StartError) -> int:
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S: Final = 5.0  # a start is logged so often, once it took as long
+LOG_EVERY_S: Final = 5.0  # seconds between two log lines of a long start
 _MB: Final = 1024 * 1024
 
 
 class StartSteps:
-    """Times the steps of a worker's start, and logs a long one while it runs, from a thread.
+    """Times the steps of a worker's start, and logs a long step from a thread while it runs.
 
     Owner: the inference thread. `begin` never blocks.
     """
@@ -56,22 +56,24 @@ class StartSteps:
         every_s: float = LOG_EVERY_S,
         on_step: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`held_bytes` returns what the model's arrays take by now; another thread calls it.
+        """`held_bytes` returns the bytes of the model's arrays so far; another thread calls it.
 
-        `on_step` is told of each step before it is taken, and may raise in its place.
+        `on_step` is called with the name of each step before it begins, and may raise to prevent
+        it.
         """
         self._held_bytes = held_bytes
         self._on_step = on_step
         self._every_s = every_s
         self._began_at = time.monotonic()
-        self._step = ("", self._began_at, 0)  # one assignment: the thread reads it as a whole
-        self._taken: list[tuple[str, float]] = []
+        # Name, start and bytes of the current step; assigned at once, as a thread reads it.
+        self._step = ("", self._began_at, 0)
+        self._taken: list[tuple[str, float]] = []  # names and seconds of the finished steps
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._log_steps, name="start", daemon=True)
         self._thread.start()
 
     def begin(self, name: str, nbytes: int = 0) -> None:
-        """End the step before; `nbytes` is what this one will bring into memory, where known."""
+        """Begin a step; `nbytes` is what it will load into memory, 0 if not known."""
         if name:
             self._on_step(name)
         now = time.monotonic()
@@ -81,10 +83,15 @@ class StartSteps:
         self._step = (name, now, nbytes)
 
     def heartbeat(self) -> Heartbeat:
-        """Return what a worker tells of itself while it loads its model. Any thread."""
+        """Return the heartbeat of a worker that loads its model. Any thread."""
         name, since, nbytes = self._step
         return Heartbeat(
-            *("loading", 0, 0, 0, 0, None),
+            "loading",
+            0,
+            0,
+            0,
+            0,
+            None,
             step=name,
             step_s=time.monotonic() - since if name else 0.0,
             step_bytes=nbytes,
@@ -92,7 +99,7 @@ class StartSteps:
         )
 
     def end(self) -> str:
-        """End the last step; return the seconds of all and of each, for the log."""
+        """End the last step; return the seconds of the start and of each step, for the log."""
         self.begin("")
         self._is_over.set()
         steps = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in self._taken)

@@ -1,7 +1,7 @@
 """Defines the queues by which the threads of a worker hand work to each other.
 
-Prompts are sorted by the time that they may take, so that a short one never waits for a long one:
-each lane is a queue with a thread of its own, and its prompts are taken one after the other.
+Prompts are sorted by the time that they may take, so that a short prompt never waits for a long
+prompt. Each lane is a queue with a thread of its own, which takes its prompts one after the other.
 """
 
 import math
@@ -23,43 +23,43 @@ from hearth.worker.schedule.request_state import (
 
 @dataclass(frozen=True, slots=True)
 class InferenceTask:
-    """Something about the cache that only the inference thread may do; `run` returns its answer."""
+    """Holds a task that only the inference thread may do; `run` returns the response."""
 
     run: Callable[[], Up]
 
 
-# From the wire thread, for messages that show images. None ends a thread, here and below.
+# To the image thread, from the wire thread. None ends a thread, here and below.
 ImageJobs = queue.SimpleQueue[tuple[ClientLease, Submit | Count] | None]
 
 PromptJob = Submit | Count | Status | MessageWithImages | RenderNextPrompt
-# One of the prompt threads' (`PromptLanes`). From the wire thread, the image thread, and the
-# inference thread (RenderNextPrompt).
+# To a prompt thread (see `PromptLanes`), from the wire thread, the image thread, and the inference
+# thread (RenderNextPrompt).
 PromptJobs = queue.SimpleQueue[tuple[ClientLease, PromptJob] | None]
 
 InferenceItem = Request | PrefixQuery | RecallDone | InferenceTask
-# From a prompt thread (a PrefixQuery is a prompt that is likely to come: it is prefilled in idle
-# time), the disk thread (RecallDone) and the wire thread (InferenceTask).
+# To the inference thread, from a prompt thread (Request; PrefixQuery is a prompt that is likely to
+# come, for idle time), the disk thread (RecallDone) and the wire thread (InferenceTask).
 Inbox = queue.SimpleQueue[InferenceItem]
 
 
-# Weights are in characters of text, of which a thread renders and tokenises some 5 million a
-# second: a lane's prompts take 15 ms, 0.4 s, or any time.
+# Largest weight of each lane. Weights are in characters of text; a thread renders and tokenises
+# some 5 million characters a second, so a lane's prompts take 15 ms, 0.4 s, or any time.
 LANE_WEIGHTS: Final = (65_536, 2_097_152, math.inf)
-VALUE_WEIGHT: Final = 16  # of a JSON value beside its text
-ID_WEIGHT: Final = 4  # of a token
-PAIR_WEIGHT: Final = 1 / 4  # of two messages: gpt-oss's template looks at all calls from each
-# Compiling a grammar takes up to seconds: such a request never holds up the first lane's.
+VALUE_WEIGHT: Final = 16  # weight of a JSON value beside its text
+ID_WEIGHT: Final = 4  # weight of a token
+PAIR_WEIGHT: Final = 1 / 4  # weight of each pair of messages: gpt-oss's template compares calls
+# Compiling a grammar takes up to seconds, so a request with a grammar is not for the first lane.
 GRAMMAR_WEIGHT: Final = 65_536
 
 
 class PromptLanes:
-    """The queues of the prompt threads, by weight. Any thread."""
+    """Holds the queues of the prompt threads, by weight. Any thread."""
 
     def __init__(self) -> None:
         self.lanes: tuple[PromptJobs, ...] = tuple(queue.SimpleQueue() for _ in LANE_WEIGHTS)
 
     def put(self, job: tuple[ClientLease, PromptJob] | None) -> None:
-        """Queue a job; None ends all threads, each behind what waits there."""
+        """Queue a job; None ends each thread after the jobs of its queue."""
         if job is None:
             for lane in self.lanes:
                 lane.put(None)
@@ -68,9 +68,9 @@ class PromptLanes:
 
 
 def lane_of(job: PromptJob) -> int:
-    """Return the lane of a job. It takes 20 ms at most, however much is in the job."""
+    """Return the number of a job's lane, in 20 ms at most for a job of any size."""
     weight = _weight(job)
-    return next(at for at, weight_max in enumerate(LANE_WEIGHTS) if weight <= weight_max)
+    return next(lane for lane, weight_max in enumerate(LANE_WEIGHTS) if weight <= weight_max)
 
 
 def _weight(job: PromptJob) -> float:
@@ -84,9 +84,9 @@ def _weight(job: PromptJob) -> float:
         case Count():
             return _prompt_weight(job.prompt)
         case Submit():
-            wants = job.constraints
-            is_free = wants.tool_choice == "auto" and not wants.is_json
-            # Its bytes decide how long it is tokenised: a character may be as many tokens.
+            constraints = job.constraints
+            is_free = constraints.tool_choice == "auto" and not constraints.is_json
+            # Counted in bytes: a character of the prediction may be as many tokens as bytes.
             predicted = len(job.prediction.encode(errors="surrogatepass"))
             return _prompt_weight(job.prompt) + predicted + (0 if is_free else GRAMMAR_WEIGHT)
 
@@ -99,7 +99,7 @@ def _prompt_weight(prompt: Prompt) -> float:
 
 
 def _json_weight(values: Iterable[Any]) -> float:
-    """Return the weight of nested JSON; of more than the last lane but one takes, only so much."""
+    """Return the weight of nested JSON; counting stops where only the last lane is left."""
     weight = 0
     waiting = list(values)
     while waiting and weight <= LANE_WEIGHTS[-2]:

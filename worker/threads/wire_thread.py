@@ -35,23 +35,23 @@ from hearth.shared.wire_messages import (
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
 from hearth.worker.schedule.client_lease import ClientLease
 
-if TYPE_CHECKING:  # what a worker that embeds does without
+if TYPE_CHECKING:  # an embedding worker does not load this module
     from hearth.worker.threads.thread_queues import ImageJobs, PromptLanes
 
 log = logging.getLogger(__name__)
 
 WireJob = Submit | Count | Status | Embed | Rerank
 ANSWERS: Final = get_args(Answer)
-# A Status that the inference thread answers:
+# Values of `Status.what` that the inference thread answers:
 INFERENCE_TASKS = ("cache", "clear_cache", "unpin", "doctor", "check_again")
 ENDING = "The worker of this request ends. Send the request again."
 
 
 class WireThread:
-    """Owns the socket and the table of open requests. Owner: the main thread.
+    """Holds the socket and the table of open requests. Owner: the main thread.
 
-    Invariants: every Submit, Count and Status in `_open` leaves it by exactly one answer, and
-    `_arriving` holds some of these. `send` is the one method that other threads call.
+    Invariants: every request in `_open` leaves it by exactly one answer, and `_arriving` is a
+    subset of it. Other threads call only `send` and `beat_now`.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class WireThread:
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
     ) -> None:
-        """`heartbeat` takes the ids of the requests that the scheduler has not seen yet."""
+        """`heartbeat` takes the ids of the requests that the scheduler has not received yet."""
         self._port = port
-        self._worker_id, self._boot_id = worker_id, secrets.token_hex(8)  # of this start
+        self._worker_id, self._boot_id = worker_id, secrets.token_hex(8)  # new at each start
         self._put: Callable[[tuple[ClientLease, Any]], None] = jobs.put
         self._heartbeat = heartbeat
         self.open_max = open_max
         self._is_ending = False
         self._open: dict[str, ClientLease] = {}
-        self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
+        self._arriving: dict[str, None] = {}  # ids of the Submits that are being rendered
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
         self.short_turns = False  # whether answers stream beside a worker that embeds
-        # Set once the model is loaded, before a heartbeat says that it is ready.
+        # Set once the model is loaded, before the first heartbeat with "ready".
         self.run_in_inference: Callable[[Status], None] | None = None
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Work until `is_stopping`, or until the supervisor's end of our stdin closes.
+        """Work until `is_stopping`, or until the supervisor closes this worker's stdin.
 
-        A worker that ends already does not look at the latter.
+        During a shutdown, stdin is not read.
         """
         while not is_stopping():
             until_beat_s = min(HEARTBEAT_S, self._next_beat - awake_s())
@@ -90,20 +90,20 @@ class WireThread:
             if self._port.gone:
                 self.forget_gone_peers()
             if awake_s() >= self._next_beat:
-                # Its stdin reaches its end: the supervisor holds the other one while it lives.
+                # stdin ends when the supervisor, which holds its other end, is gone.
                 readable, _, _ = select.select([sys.stdin], [], [], 0)
                 if readable and not self._is_ending and not os.read(sys.stdin.fileno(), 4096):
                     return
                 self._next_beat = awake_s() + HEARTBEAT_S
-                beat = self._load()
+                beat = self._make_heartbeat()
                 for peer in self._peers:
                     self._port.post(peer, beat)
 
     def send(self, message: Up) -> None:
-        """Send to the proxy that asked. An answer closes its request. Any thread."""
+        """Send a message to the proxy of its request. An answer closes the request. Any thread."""
         request_id: str = getattr(message, "request_id", "")
         is_answer = isinstance(message, ANSWERS)
-        # One step of the interpreter: of two threads that answer, one finds the request open.
+        # `pop` is one step of the interpreter: if two threads answer, one finds the request open.
         lease = self._open.pop(request_id, None) if is_answer else self._open.get(request_id)
         if lease is None:
             return
@@ -112,18 +112,18 @@ class WireThread:
         self._port.post(lease.peer, message)
 
     def beat_now(self) -> None:
-        """Have a heartbeat tell at once that the model is loaded. Any thread."""
+        """Send a heartbeat at once, as the model is loaded. Any thread."""
         self._next_beat = 0.0
         self._port.wake()
 
-    def end_requests(self, *, tells: bool) -> None:
-        """Take no request any more, and, where it `tells`, end those that are open. Main thread.
+    def end_requests(self, *, sends_failures: bool) -> None:
+        """Refuse new requests from now on, and fail the open requests if asked. Main thread.
 
-        Else their clients learn of the process's end: what broke it may be one of these requests,
-        and no other worker is to get it.
+        Without failures, clients learn of the end of the process. A broken worker sends none: one
+        of the open requests may have broken it, and no other worker may get that request.
         """
         self._is_ending = True
-        for request_id in list(self._open) if tells else ():
+        for request_id in list(self._open) if sends_failures else ():
             self.send(_ending(request_id))
 
     def handle(self, peer: bytes, message: Message) -> None:
@@ -131,9 +131,9 @@ class WireThread:
         match message:
             case Hello():
                 self._peers.add(peer)
-                who = (self._worker_id, self._boot_id, os.getpid())
-                self._port.post(peer, Welcome(PROTOCOL_VERSION, *who))
-                self._port.post(peer, self._load())
+                identity = (self._worker_id, self._boot_id, os.getpid())
+                self._port.post(peer, Welcome(PROTOCOL_VERSION, *identity))
+                self._port.post(peer, self._make_heartbeat())
             case Submit() | Count() | Status() | Embed() | Rerank():
                 self._accept(peer, message)
             case Cancel(request_id):
@@ -174,7 +174,7 @@ class WireThread:
             return Failed(request_id, 400, "duplicate_request", "This request id is in use.")
         if self._is_ending:
             return _ending(request_id)
-        beat = self._load()
+        beat = self._make_heartbeat()
         if beat.state != "ready":
             text = "The model is still loading. Try again in a few seconds."
             return Failed(request_id, 503, "model_loading", text)
@@ -188,7 +188,7 @@ class WireThread:
             return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)
         return None
 
-    def _load(self) -> Heartbeat:
+    def _make_heartbeat(self) -> Heartbeat:
         beat = self._heartbeat(list(self._arriving))
         return replace(beat, requests_max=self.open_max)
 

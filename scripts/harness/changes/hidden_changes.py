@@ -121,8 +121,8 @@ class Proof:
             request = captured_sessions.recite(self.warm, exchange)
         except RequestError:  # the template refuses what this client sends
             return
-        assert request.visit is not None
-        written = tuple(request.ids[request.visit.header :] + request.sampled)
+        assert request.session_context is not None
+        written = tuple(request.ids[request.session_context.header :] + request.sampled)
         assert self.records.setdefault(written, exchange.parts) == exchange.parts
         tokens, query = pack(request.ids + request.sampled), request.query
         end = len(tokens) - 1  # what was sampled last has no KV

@@ -219,7 +219,7 @@ class CountedWorker:
                 tokens_max=ANSWER_TOKENS_MAX,
                 output=OutputProcessor(LETTERS, []),
                 deltas=AnswerDeltas(lease.request_id),
-                asker=turn.asker,
+                queue_name=turn.asker,
             ),
             at_s,
         )

@@ -150,6 +150,6 @@ def _turn(desk: Desk, exchange: Exchange, request: Request, waits: list[int], ga
         waits_for=tuple(waits),
         gap_s=gap_s,
         conversation=request.query.conversation,
-        asker=request.asker,
+        asker=request.queue_name,
         next_tokens=query.tokens if query is not None else None,
     )

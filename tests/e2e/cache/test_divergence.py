@@ -193,8 +193,8 @@ def test_an_answer_cut_by_a_stop_string_is_told(tmp_path: Path) -> None:
     answer = talk.desk.submit(prompt, long, ["STOP"])
     talk.desk.machine.run()
     shown = answer.request.output.text
-    assert shown.endswith("well. ") and answer.request.visit is not None
-    assert answer.request.visit.turn is None
+    assert shown.endswith("well. ") and answer.request.session_context is not None
+    assert answer.request.session_context.turn is None
     talk.body["messages"] += [
         {"role": "assistant", "content": "All is well. " * 10, "reasoning_content": "It works."},
         {"role": "user", "content": "And?"},

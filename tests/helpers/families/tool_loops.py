@@ -159,10 +159,12 @@ class ToolLoop:
             )
             lost = len(self.fed) - kept
             self.wrong.append(f"{lost} tokens of {self.asked}: {was!r} became {now!r}")
-        assert request.visit is not None
-        if request.visit.doubtful and not each_step:
-            self.wrong.append(f"{request.visit.doubtful} turns of {self.asked} are doubtful")
-        loss = request.visit.divergence
+        assert request.session_context is not None
+        if request.session_context.doubtful and not each_step:
+            self.wrong.append(
+                f"{request.session_context.doubtful} turns of {self.asked} are doubtful"
+            )
+        loss = request.session_context.divergence
         told_cause = loss.cause.name if loss else None
         if told_cause != (cause if changes or (each_step and loss) else None):
             self.wrong.append(f"{self.asked} tells {loss}")

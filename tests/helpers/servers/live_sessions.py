@@ -80,8 +80,8 @@ def answer(desk: Desk, client: Client, parts: AnswerParts) -> Request:
     prompt = prompt_of(desk, client)
     request = desk.request(prompt)
     desk.pretend(request, parts)
-    assert request.visit is not None and request.visit.turn is not None
-    turn = request.visit.turn
+    assert request.session_context is not None and request.session_context.turn is not None
+    turn = request.session_context.turn
     client.answered(parts, turn.call_ids, turn.signature)
     if parts.calls:
         client.results(turn.call_ids, ["done"] * len(parts.calls))
@@ -96,8 +96,8 @@ def exchanges_of(desk: Desk, client: Client, script: Sequence[AnswerParts]) -> l
         prompt, body = prompt_of(desk, client), client.body()
         row = Captured("live", client.dialect, "", client.headers, body, "", number, number + 0.5)
         request = answer(desk, client, parts)
-        assert request.visit is not None and request.visit.turn is not None
-        turn = request.visit.turn
+        assert request.session_context is not None and request.session_context.turn is not None
+        turn = request.session_context.turn
         found.append(Exchange(row, prompt, parts, turn.call_ids, turn.signature))
         if not parts.calls:
             client.user(f"And now the tests, number {number}.")

@@ -111,7 +111,7 @@ def request(
         tokens_max=tokens_max,
         output=OutputProcessor(Letters(), [stop] if stop else []),
         deltas=AnswerDeltas(name),
-        asker=asker,
+        queue_name=asker,
     )
 
 

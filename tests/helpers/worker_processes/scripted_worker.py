@@ -161,10 +161,10 @@ class ScriptedStart(ModelStart):
 
     family: Family
 
-    def token_choice(self, loaded: LoadedModel, request: Request) -> SamplingParams:
-        if request.visit is not None and _is_free(request.visit.prompt):
+    def sampling_params(self, loaded: LoadedModel, request: Request) -> SamplingParams:
+        if request.session_context is not None and _is_free(request.session_context.prompt):
             self._note(request, [])
-            return super().token_choice(loaded, request)
+            return super().sampling_params(loaded, request)
         tokens, end = self._script(request)
         said = [*tokens, end]
 
@@ -173,11 +173,11 @@ class ScriptedStart(ModelStart):
             return mx.array([said[min(place, len(tokens))] for place in places])
 
         self._note(request, tokens)
-        return replace(super().token_choice(loaded, request), sampler=sample)
+        return replace(super().sampling_params(loaded, request), sampler=sample)
 
     def _script(self, request: Request) -> tuple[list[int], int]:
         """Return the tokens that the model writes, and the one that ends the turn."""
-        visit = request.visit
+        visit = request.session_context
         parts = AnswerParts(content=SMALL_TALK)
         if visit is not None:
             parts = written_down(visit.prompt) or answer(visit.prompt)
@@ -192,7 +192,7 @@ class ScriptedStart(ModelStart):
 
     def _note(self, request: Request, tokens: list[int]) -> None:
         """Write down what was asked, what of it was kept, and what will be said."""
-        visit = request.visit
+        visit = request.session_context
         row = {
             "id": request.request_id,
             "ids": request.ids,

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from hypothesis import given, strategies as st
 
-from hearth.worker.schedule.admission_and_disk_recall import give_turn, in_turn
+from hearth.worker.schedule.admission_and_disk_recall import in_queue_order, record_slot_given
 
 ASKERS = st.sampled_from("abcd")
 
 
 @dataclass(eq=False)
 class Asked:
-    asker: str
-    turn: int = 0
+    queue_name: str
+    queue_order: int = 0
 
 
 class Line:
@@ -29,11 +29,11 @@ class Line:
         return asked
 
     def give(self) -> Asked:
-        return self.give_to(next(in_turn(self.waiting, self.turn)))
+        return self.give_to(next(in_queue_order(self.waiting, self.turn)))
 
     def give_to(self, chosen: Asked) -> Asked:
         self.waiting.remove(chosen)
-        self.turn = give_turn(chosen, self.waiting, self.turn)
+        self.turn = record_slot_given(chosen, self.waiting, self.turn)
         return chosen
 
 
@@ -65,14 +65,14 @@ def test_a_lone_request_waits_for_one_request_of_each_other_at_most(
             assert max(served.values(), default=0) <= 1
             return
         else:
-            served[chosen.asker] += 1
+            served[chosen.queue_name] += 1
     raise AssertionError("the lone request never had its turn")
 
 
 @given(EVENTS)
 def test_the_order_that_is_told_is_the_order_that_follows(events: list[str | None]) -> None:
     line = line_after(events)
-    told = list(in_turn(line.waiting, line.turn))
+    told = list(in_queue_order(line.waiting, line.turn))
     assert [line.give() for _ in range(len(told))] == told
     assert not line.waiting
 
@@ -83,10 +83,10 @@ def test_each_ones_own_requests_are_served_in_the_order_of_their_coming(
 ) -> None:
     line = line_after(events)
     came = list(line.waiting)
-    served = list(in_turn(line.waiting, line.turn))
+    served = list(in_queue_order(line.waiting, line.turn))
     for asker in "abcd":
-        mine = [each for each in came if each.asker == asker]
-        assert [each for each in served if each.asker == asker] == mine
+        mine = [each for each in came if each.queue_name == asker]
+        assert [each for each in served if each.queue_name == asker] == mine
 
 
 @given(EVENTS, st.data())
@@ -97,10 +97,10 @@ def test_who_is_passed_over_because_it_cannot_begin_loses_nothing(
     line = line_after(events)
     blocked = line.come("blocked")
     for _ in range(data.draw(st.integers(0, len(line.waiting) - 1))):
-        others = (each for each in in_turn(line.waiting, line.turn) if each is not blocked)
+        others = (each for each in in_queue_order(line.waiting, line.turn) if each is not blocked)
         line.give_to(next(others))
-    ahead = {each.asker for each in line.waiting}
-    place = list(in_turn(line.waiting, line.turn)).index(blocked)
+    ahead = {each.queue_name for each in line.waiting}
+    place = list(in_queue_order(line.waiting, line.turn)).index(blocked)
     assert place < len(ahead)
 
 

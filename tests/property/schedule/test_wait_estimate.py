@@ -20,9 +20,9 @@ ENDS = st.lists(st.tuples(TOKENS, SECONDS), max_size=6)
 def paces(draw: st.DrawFn) -> Pace:
     pace = Pace()
     for tokens, seconds in draw(CHUNKS):
-        pace.note_chunk(tokens, seconds)
+        pace.record_chunk(tokens, seconds)
     for tokens, seconds in draw(ENDS):
-        pace.note_end(tokens, seconds)
+        pace.record_end(tokens, seconds)
     return pace
 
 
@@ -61,8 +61,8 @@ def test_whoever_finds_a_free_slot_does_not_wait(
 
 def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -> None:
     pace = Pace()
-    pace.note_chunk(1_000, 10.0)  # 100 tokens a second
-    pace.note_end(400, 5.0)
+    pace.record_chunk(1_000, 10.0)  # 100 tokens a second
+    pace.record_end(400, 5.0)
     assert pace.wait_s([Work(300)], [], 1) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [], 2) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [Work(None)], 2) == pytest.approx(6 + 5)
@@ -74,24 +74,24 @@ def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -
 def test_the_newest_requests_count_most() -> None:
     pace = Pace()
     for _ in range(100):
-        pace.note_chunk(100, 10.0)
-        pace.note_end(100, 100.0)
+        pace.record_chunk(100, 10.0)
+        pace.record_end(100, 100.0)
     for _ in range(100):
-        pace.note_chunk(100, 1.0)
-        pace.note_end(100, 1.0)
+        pace.record_chunk(100, 1.0)
+        pace.record_end(100, 1.0)
     assert pace.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
     assert pace.decode_s == pytest.approx(1, rel=0.1)
 
 
 def test_a_prompt_beside_answers_takes_longer_by_what_they_take() -> None:
     pace = Pace()
-    pace.note_beside(5.0)  # no prompt was read yet: it says nothing of how they are
+    pace.record_beside(5.0)  # no prompt was read yet: it says nothing of how they are
     assert pace.wait_s([Work(0)], [Work(1_000)], 1) == pytest.approx(DECODE_S * 2 + 4.0)
     for _ in range(300):
-        pace.note_chunk(100, 1.0)
+        pace.record_chunk(100, 1.0)
     alone = pace.wait_s([Work(1_000)], [], 1)
     for _ in range(300):
-        pace.note_chunk(100, 1.0)
-        pace.note_beside(1.0)
+        pace.record_chunk(100, 1.0)
+        pace.record_beside(1.0)
     assert pace.prefill_tokens_per_s == pytest.approx(100), "of a forward, whoever waits for it"
     assert pace.wait_s([Work(1_000)], [], 1) == pytest.approx(alone + 10.0, rel=0.05)

@@ -85,7 +85,7 @@ def test_an_entry_counts_the_images_of_its_whole_prompt() -> None:
 
 def test_the_answers_that_are_written_are_told_to_their_key_alone() -> None:
     made = machine("qwen3", tiny=True)
-    mine, theirs = (made.submit(PROMPT, 60, key=key) for key in ("mine", "theirs"))
+    mine, theirs = (made.submit(PROMPT, 60, api_key=key) for key in ("mine", "theirs"))
     made.run(until=lambda: min(a.request.completion_tokens for a in (mine, theirs)) > 20)
     whole = made.scheduler.report()
     assert whole["answers_running"] == len(whole["answers"]) == 2

@@ -170,10 +170,10 @@ def test_answers_do_not_wait_for_ever_for_short_prompts() -> None:
     shares = TimeShares()
     for _ in range(100):
         if not shares.is_answers_turn(True):
-            shares.note_prefill(1.0, is_short=True)
-        shares.note_decode(0.0)
+            shares.record_prefill(1.0, is_short=True)
+        shares.record_decode(0.0)
     assert shares.owed_s <= OWED_S_MAX + 1.0
-    shares.note_decode(OWED_S_MAX)
+    shares.record_decode(OWED_S_MAX)
     assert not shares.is_answers_turn(True), "it is paid"
 
 
@@ -187,7 +187,7 @@ def lengths(log: list[str]) -> list[int]:
 def test_a_forward_that_answers_wait_for_takes_about_the_goal() -> None:
     """1 s a chunk of 10 tokens: for 0.3 s three tokens are read, evenly split up to the cut."""
     made, engine, clock = timed(0.05, beside_goal_s=0.3, beside_tokens_min=2)
-    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.pace.record_chunk(1_000, 1_000 * TOKEN_S)
     asked = request("long", prompt=2 * CHUNK + 1)
     made.submit(asked)
     first_token(made, "long", clock)
@@ -209,7 +209,7 @@ def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
     parts: dict[str, Any], expected: list[int]
 ) -> None:
     made, engine, clock = timed(0.05, **parts)
-    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.pace.record_chunk(1_000, 1_000 * TOKEN_S)
     asked = request("long", prompt=2 * CHUNK + 1)
     made.submit(asked)
     first_token(made, "long", clock)
@@ -228,12 +228,12 @@ def test_prompts_and_answers_get_the_same_but_for_one_forward_and_one_step(
     shares = TimeShares()
     read = written = step_max = 0.0
     for forward_s, step_s in turns:
-        shares.note_prefill(forward_s, is_short=False)
+        shares.record_prefill(forward_s, is_short=False)
         read += forward_s
         for number in range(1_000):
             if number and (not shares.is_answers_turn(False) or not step_s):
                 break
-            shares.note_decode(step_s)
+            shares.record_decode(step_s)
             written, step_max = written + step_s, max(step_max, step_s)
         if step_s and max(s for _, s in turns) <= ANSWERS_SHARE * min(f for f, _ in turns):
             assert written <= ANSWERS_SHARE * read + step_max + 1e-6, (

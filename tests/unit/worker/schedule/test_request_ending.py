@@ -29,9 +29,9 @@ def test_a_request_is_told_with_its_kind_and_one_in_no_session_has_none() -> Non
     desk, usage = Desk(), Usage(10, 10, 0, 3, match="prefix")
     recorder = TurnRecorder(desk.sessions, lambda: 0, lambda _: None)
     request = machine("qwen3", tiny=True).submit([1, 2, 3]).request
-    assert request.visit is None and usage.session_kind == "none"
+    assert request.session_context is None and usage.session_kind == "none"
     assert recorder.ended(request, usage, "stop", None) == usage
-    request.visit = desk.arrive(QUESTION, Speaker("key", "s1", agent="a"))
+    request.session_context = desk.arrive(QUESTION, Speaker("key", "s1", agent="a"))
     assert recorder.ended(request, usage, "stop", None).session_kind == "agent"
 
 

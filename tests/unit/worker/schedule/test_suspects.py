@@ -37,7 +37,7 @@ class Workers:
         names = prefix_hashes(root, query.tokens, query.cuts)
         made.query = replace(query, names=names)
         try:
-            suspects = self.suspects.among(root, query.tokens)
+            suspects = self.suspects.find(root, query.tokens)
         except RequestError as error:
             assert error.code == "prompt_refused"
             return False
@@ -48,7 +48,7 @@ class Workers:
         """Let a worker end by a request that is so far: behind its prompt it is answered."""
         made.position = min(at, made.query.limit)
         made.sampled = [1] * (at - made.position)
-        self.suspects.note([made, *beside])
+        self.suspects.record([made, *beside])
         self.store.record_death(take_running(self.socket_path), "SIGSEGV")
         self.start()
 
@@ -170,15 +170,15 @@ def test_idle_work_that_ended_a_worker_is_not_done_again_and_refuses_nobody(
     workers: Workers,
 ) -> None:
     made = request("p", prompt=25)
-    assert not workers.suspects.spoils(made.query)
+    assert not workers.suspects.forbids_idle_prefill(made.query)
     for _ in range(3):
-        workers.suspects.note_idle(made.query, 1)
+        workers.suspects.record_idle(made.query, 1)
         workers.store.record_death(take_running(workers.socket_path), "SIGSEGV")
-    assert workers.suspects.spoils(made.query)
-    assert not workers.suspects.spoils(request("other", prompt=25).query)
+    assert workers.suspects.forbids_idle_prefill(made.query)
+    assert not workers.suspects.forbids_idle_prefill(request("other", prompt=25).query)
     assert workers.come(made)
-    workers.suspects.served(made)
-    assert workers.suspects.spoils(made.query), "also when a request was served"
+    workers.suspects.drop_answered(made)
+    assert workers.suspects.forbids_idle_prefill(made.query), "also when a request was served"
 
 
 def test_each_key_is_told_its_own_and_clears_its_own(workers: Workers, tmp_path: Path) -> None:
@@ -209,6 +209,6 @@ def test_what_runs_is_written_to_a_private_file_of_this_workers_own(tmp_path: Pa
         suspects = Workers(tmp_path).suspects
     finally:
         os.umask(before)
-    suspects.note([request("x", prompt=25)])
+    suspects.record([request("x", prompt=25)])
     assert other.read_text() == "mine" and not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600

@@ -72,7 +72,7 @@ class Shop:
             self.restart()
         request = self.desk.request(self.prompt())
         self.desk.pretend(request, parts)
-        visit = request.visit
+        visit = request.session_context
         assert visit is not None and visit.said is not None
         said = visit.said
         calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
@@ -102,7 +102,7 @@ def shops(
 
 def told(request: Request) -> dict[str, Any]:
     """Return what a prompt is, and what is known of it."""
-    visit = request.visit
+    visit = request.session_context
     assert visit is not None
     line = visit.place.line
     return {
@@ -127,8 +127,8 @@ def test_prompts_after_a_restart_are_those_without_one(
             parts = replace(parts, content="")
         one, other = living.ask(parts), restarted.ask(parts)
         assert told(one) == told(other), number
-        assert one.visit is not None
-        assert set(one.visit.states.values()) <= {"kept"}
+        assert one.session_context is not None
+        assert set(one.session_context.states.values()) <= {"kept"}
         if not parts.calls:
             living.client.user(f"And {number}?")
             restarted.client.user(f"And {number}?")

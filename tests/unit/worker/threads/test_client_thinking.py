@@ -84,8 +84,8 @@ def test_thinking_that_was_moved_is_known_as_this_keys_own_turn_alone(
 
     def shown(text: str, speaker: Speaker = mine) -> str:
         request = desk.request(desk.named(prompt_of(dialect, text), speaker))
-        assert request.visit is not None
-        message = request.visit.messages[1]
+        assert request.session_context is not None
+        message = request.session_context.messages[1]
         assert message["role"] == "assistant"
         return str(message.get("reasoning_content") or "") + "|" + str(message["content"])
 

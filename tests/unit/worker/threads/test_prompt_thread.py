@@ -57,7 +57,7 @@ class ScriptedPrompts:
     sessions = SimpleNamespace(
         new_id=lambda: "id",
         new_number=lambda: 1,
-        reports=SimpleNamespace(sessions=lambda key: [key]),
+        session_rows=lambda key: [key],
     )
 
     facts = FACTS

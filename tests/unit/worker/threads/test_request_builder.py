@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit, ThinkingWish
-from hearth.worker.threads.request_builder import asker_of, constraints_of, family_of
+from hearth.worker.threads.request_builder import constraints_of, family_of, queue_name_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 
 NAMED = Speaker("k", "s1")
@@ -16,7 +16,7 @@ ANSWER = {"role": "assistant", "content": "Done."}
 
 
 def asker(speaker: Speaker, *, goes_on: bool = True) -> str:
-    return asker_of(Prompt(ASKS, speaker=speaker), goes_on=goes_on)
+    return queue_name_of(Prompt(ASKS, speaker=speaker), goes_on=goes_on)
 
 
 def test_a_session_is_one_asker_with_its_sub_agents() -> None:

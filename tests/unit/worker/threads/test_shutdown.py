@@ -46,7 +46,7 @@ def test_a_start_takes_no_further_step_once_the_worker_ends(shutdown: Shutdown) 
 
     def load() -> None:
         for step in (FETCHING, "weights", "cache"):
-            shutdown.note_step(step)
+            shutdown.record_step(step)
             steps.append(step)
             if step == "weights":
                 shutdown.begin()
@@ -58,10 +58,10 @@ def test_a_start_takes_no_further_step_once_the_worker_ends(shutdown: Shutdown) 
 def test_a_chunk_that_does_not_end_is_told(
     shutdown: Shutdown, hung: threading.Thread, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutdown.note_step("weights")
+    shutdown.record_step("weights")
     shutdown.begin()
     shutdown.wait_for(hung)
-    shutdown.note_end(hung)
+    shutdown.record_end(hung)
     assert shutdown.exit_code == EXIT_STUCK
     assert "the chunk in flight has not ended in 0.02 s" in caplog.text
 
@@ -70,8 +70,8 @@ def test_a_download_is_not_waited_for(
     shutdown: Shutdown, hung: threading.Thread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_WAIT_S", threading.TIMEOUT_MAX)
-    shutdown.note_step(FETCHING)
+    shutdown.record_step(FETCHING)
     shutdown.begin()
     shutdown.wait_for(hung)
-    shutdown.note_end(hung)
+    shutdown.record_end(hung)
     assert shutdown.exit_code == 0

@@ -104,7 +104,7 @@ def test_a_worker_that_ends_gives_each_request_one_end_and_takes_no_other() -> N
     desk.hear(submit("a"), submit("b"))
     desk.wire.send(finished("b"))
     desk.said()
-    desk.wire.end_requests(tells=True)
+    desk.wire.end_requests(sends_failures=True)
     desk.wire.send(finished("a"))
     desk.hear(submit("c"))
     ends = desk.said()
@@ -118,7 +118,7 @@ def test_a_worker_that_ends_gives_each_request_one_end_and_takes_no_other() -> N
 def test_a_worker_that_broke_leaves_its_requests_to_their_end_with_the_process() -> None:
     desk = Desk()
     desk.hear(submit("a"))
-    desk.wire.end_requests(tells=False)
+    desk.wire.end_requests(sends_failures=False)
     assert desk.said() == [], "no other worker is to get what may have broken this one"
     assert refusal(desk, submit("b")).request_id == "b"
 
