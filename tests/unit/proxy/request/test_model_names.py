@@ -137,7 +137,7 @@ def test_a_setting_that_names_the_former_model_is_told(tmp_path: Path) -> None:
 def test_a_request_for_the_former_model_is_the_defaults_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model_names._tell_former.cache_clear()
+    model_names._warn_former.cache_clear()
     known = names(CATCH_ALL_MODELS="*", MODELS="b=owner/b")
     with caplog.at_level(logging.WARNING):
         for name in ("pocket", "Pocket", "pocket:latest", "ollama/POCKET:latest", "builtin/pocket"):
