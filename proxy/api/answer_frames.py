@@ -36,14 +36,15 @@ class AdmittedRequest:
     request: ParsedRequest
     model: str  # public name of the model or adapter that answers
     answer: AnswerStream
-    others: tuple[AnswerStream, ...] = ()  # answers of the choices after the first
-    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # receives the complete response
-    came_at: float = field(default_factory=awake_s)  # arrival of the request, awake clock
+    other_answers: tuple[AnswerStream, ...] = ()  # answers of the choices after the first
+    # Receives the complete response.
+    store_response: Callable[[dict[str, Any]], None] = lambda _: None
+    received_at: float = field(default_factory=awake_s)  # arrival of the request, awake clock
 
     @property
     def answers(self) -> tuple[AnswerStream, ...]:
         """Return the answers of all choices, in the order of `ParsedRequest.submissions`."""
-        return (self.answer, *self.others)
+        return (self.answer, *self.other_answers)
 
 
 async def choice_events(
@@ -92,12 +93,12 @@ class WholeChoice:
 
     parts: list[tuple[str, CallStart | None, list[str]]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: Finished = field(init=False)
+    finished: Finished = field(init=False)
 
-    def take(self, event: Delta | Finished) -> None:
+    def add(self, event: Delta | Finished) -> None:
         """Add the next event of the choice; an empty text begins no new part."""
         if isinstance(event, Finished):
-            self.end = event
+            self.finished = event
             return
         self.logprobs += event.logprobs
         if event.call is not None or (
@@ -132,11 +133,13 @@ async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], U
     async with aclosing(choice_events(admitted)) as events:
         async for index, event in events:
             assert event is not None, "nobody asked for silences"
-            wholes[index].take(event)
-    return wholes, merged([choice.end.usage for choice in wholes], admitted.request.choices)
+            wholes[index].add(event)
+    return wholes, total_usage(
+        [choice.finished.usage for choice in wholes], admitted.request.choices
+    )
 
 
-def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
+def total_usage(usages: Sequence[Usage], per_prompt: int) -> Usage:
     """Return the total usage of a request; each prompt counts once, whatever its choices."""
     assert usages and len(usages) % per_prompt == 0, (len(usages), per_prompt)
     firsts = usages[::per_prompt]
@@ -173,20 +176,20 @@ def sse_data(data: dict[str, Any]) -> bytes:
 class FrameWriter(Protocol):
     """Writes the frames of one stream in its dialect. Owner: the request's HTTP task."""
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         return []
 
-    def grown(self, index: int, event: Delta) -> list[bytes]: ...
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]: ...
 
-    def ended(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
         """Return the end of a choice; the last choice to end gets the total `usage`."""
         ...
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         """Return the frame that keeps a silent stream alive and reports the prefill's progress."""
         ...
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         """Return the end of a stream that failed."""
         ...
 
@@ -199,23 +202,23 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
     """
     usages: dict[int, Usage] = {}  # by index of the choices that have ended
     try:
-        for frame in writer.begun():
+        for frame in writer.opening_frames():
             yield frame
         sent_at = time.monotonic()
         async with aclosing(choice_events(admitted, PING_S)) as events:
             async for index, event in events:
                 new_frames: list[bytes] = []
                 if isinstance(event, Delta):
-                    new_frames = writer.grown(index, event)
+                    new_frames = writer.delta_frames(index, event)
                 elif event is not None:
                     usages[index], usage = event.usage, None
                     if len(usages) == len(admitted.answers):
                         of_all = [usages[choice] for choice in sorted(usages)]
-                        usage = merged(of_all, admitted.request.choices)
-                    new_frames = writer.ended(index, event, usage)
+                        usage = total_usage(of_all, admitted.request.choices)
+                    new_frames = writer.final_frames(index, event, usage)
                 now = time.monotonic()
                 if event is None or (not new_frames and now - sent_at >= PING_S):
-                    new_frames = [writer.alive()]
+                    new_frames = [writer.keep_alive_frame()]
                 if new_frames:
                     sent_at = now
                 for frame in new_frames:
@@ -223,7 +226,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
     except RequestError as error:
         for answer in admitted.answers:  # at once: a client may read the error late
             answer.close()
-        for frame in writer.broken(error):
+        for frame in writer.error_frames(error):
             yield frame
 
 
@@ -269,7 +272,7 @@ def image_fields(usage: Usage) -> dict[str, int]:
     return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
 
 
-def logprob_rows(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+def logprob_entries(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """Return each token with its log probability and its likeliest alternatives."""
     return [
         _logprob_entry(entry.token, entry.token_bytes, entry.logprob)

@@ -34,7 +34,7 @@ from hearth.proxy.api.responses import (
     parse as responses_parse,
 )
 from hearth.proxy.http.http_exchange import EVENT_STREAM
-from hearth.proxy.request.parsed_request import CrossedDialect, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, LiteLLMDialect, ParsedRequest
 from hearth.shared.errors import RequestError
 
 
@@ -48,7 +48,7 @@ class ApiDialect:
     writer: Callable[[AdmittedRequest], FrameWriter]  # writes the answer as a stream
     error_body: Callable[[RequestError, str], dict[str, Any]]  # takes the request id too
     error_event: Callable[[RequestError], bytes]  # last event of a relayed stream
-    crossed: CrossedDialect  # its name in LiteLLM; another API's name: local models only
+    litellm_dialect: LiteLLMDialect  # its name in LiteLLM; another API's name: local models only
     count_path: str = ""  # path that counts a prompt's tokens; "" = none
     media_type: bytes = EVENT_STREAM  # content type of a stream
 
@@ -61,7 +61,7 @@ def _ollama(path: str, parse: Callable[[dict[str, Any]], ParsedRequest]) -> ApiD
         ollama_events.OllamaWriter,
         ollama_errors.error_body,
         ollama_errors.error_event,
-        crossed="chat",
+        litellm_dialect="chat",
         media_type=ollama_events.MEDIA_TYPE,
     )
 
@@ -74,7 +74,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         chat_events.ChatWriter,
         chat_errors.error_body,
         chat_errors.error_event,
-        crossed="chat",
+        litellm_dialect="chat",
     ),
     "completions": ApiDialect(
         ("/v1/completions", "/completions"),
@@ -83,7 +83,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         completions_events.CompletionWriter,
         completions_errors.error_body,
         completions_errors.error_event,
-        crossed="completions",
+        litellm_dialect="completions",
     ),
     "messages": ApiDialect(
         ("/v1/messages",),
@@ -92,7 +92,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         messages_events.MessageWriter,
         messages_errors.error_body,
         messages_errors.error_event,
-        crossed="messages",
+        litellm_dialect="messages",
         count_path="/v1/messages/count_tokens",
     ),
     "responses": ApiDialect(
@@ -102,7 +102,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         responses_events.ResponseWriter,
         responses_errors.error_body,
         responses_errors.error_event,
-        crossed="responses",
+        litellm_dialect="responses",
         count_path="/v1/responses/input_tokens",
     ),
     "ollama_chat": _ollama("/api/chat", ollama_parse.parse_chat),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, prompt_limits
-from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.body.message_content import log_left_out
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.prompt_documents import DocumentReader, holds_documents, with_documents
@@ -38,13 +38,13 @@ class BodyParser:
         self.documents = DocumentReader()
         self._stored = stored
 
-    def expanded(
+    def expand(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return `body` with the stored items that it refers to put in. Raises: RequestError."""
-        return self._stored.expanded(key_digest(headers), body) if dialect == "responses" else body
+        return self._stored.expand(key_digest(headers), body) if dialect == "responses" else body
 
-    def parsed(
+    def parse(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
         """Return the request in an expanded `body`; `complete` comes next. Any thread.
@@ -58,7 +58,7 @@ class BodyParser:
         request = DIALECTS[dialect].parse(body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
-        note_left_out(request.left_out)
+        log_left_out(request.left_out)
         speaker = dataclasses.replace(
             session_of(headers, body, key_digest(headers)), title=title_of(request.prompt.messages)
         )
@@ -70,7 +70,7 @@ class BodyParser:
             request, prompt=prompt, more_prompts=tuple(more), use_kv_cache=use_kv_cache
         )
 
-    def raw(
+    def raw_request(
         self, prompt: Prompt, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
         """Return the request for a raw `prompt` whose tokens are only counted or converted."""

@@ -37,7 +37,7 @@ def dialect_of(
     return "messages" if is_anthropic else "chat"
 
 
-def prepared(request: ParsedRequest) -> ParsedRequest:
+def prefill_request(request: ParsedRequest) -> ParsedRequest:
     """Return the request that makes a worker prefill the prompt of `request` and keep its KV.
 
     Raises:

@@ -33,7 +33,7 @@ def raw_prompt(path: str, body: Mapping[str, Any]) -> tuple[Prompt, TokenQuery] 
         RequestError: a field has an invalid value, or the text is too long.
     """
     if path == DETOKENIZE:
-        ids = fields.rows(body.get("tokens"), "tokens")
+        ids = fields.json_list(body.get("tokens"), "tokens")
         for index, token_id in enumerate(ids):
             if type(token_id) is not int or not 0 <= token_id <= TOKEN_ID_MAX:
                 fields.refuse(f"tokens[{index}]", token_id, "the id of a token")

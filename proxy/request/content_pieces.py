@@ -21,13 +21,13 @@ def join(pieces: Sequence[ContentPart]) -> MessageContent:
     ]
 
 
-def as_one(pieces: list[ContentPart]) -> list[ContentPart]:
+def joined_if_texts(pieces: list[ContentPart]) -> list[ContentPart]:
     """Return the pieces of one block, joined to one text if all of them are texts."""
-    text = merged(join(pieces))
+    text = merge_texts(join(pieces))
     return [text] if pieces and isinstance(text, str) else pieces
 
 
-def merged(content: MessageContent) -> MessageContent:
+def merge_texts(content: MessageContent) -> MessageContent:
     """Return `content` with neighbouring texts joined, so that equal contents compare equal."""
     if isinstance(content, str):
         return content

@@ -44,7 +44,7 @@ class EncoderNames:
         Raises:
             RequestError: `name` is not a string (400), or not a name of this model (404).
         """
-        name = self.names.named(name)
+        name = self.names.name_or_default(name)
         if self.names.find(name) is None:
             raise RequestError(
                 f"The model {name!r:.200} is not served at /v1/{self.kind}, which "

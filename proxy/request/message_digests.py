@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.request.content_pieces import MessageContent, merged, text_of
+from hearth.proxy.request.content_pieces import MessageContent, merge_texts, text_of
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import MessageName, linked
@@ -52,7 +52,7 @@ class MessageDigester:
 
         The messages are those of a Prompt, and are not changed.
         """
-        known_messages = [self._named(message, owner) for message in messages]
+        known_messages = [self._known_message(message, owner) for message in messages]
         delta = sum(known.delta_chars for known in known_messages)
         if self._checks_size and delta > SHRINK_SHARE_MAX * sum(
             known.chars for known in known_messages
@@ -62,12 +62,12 @@ class MessageDigester:
             ), 0
         return linked(known.name for known in known_messages), delta
 
-    def _named(self, message: dict[str, Any], owner: str) -> _KnownMessage:
+    def _known_message(self, message: dict[str, Any], owner: str) -> _KnownMessage:
         exact = exact_digest(message)
         known = self._known.get(owner, exact)
         if known is not None:
             return known
-        content = merged(message["content"])
+        content = merge_texts(message["content"])
         chars = len(text_of(content))
         if self._is_on:
             canonical_content: MessageContent

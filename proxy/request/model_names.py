@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 
 LATEST: Final = ":latest"  # tag that Ollama adds to a name without a tag
-TOLD_MAX: Final = 40  # names in one error text
+NAMES_SHOWN_MAX: Final = 40  # names in one error text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
 
 def sources_of(settings: Settings) -> list[str]:
-    """Return each directory or hub id that this server loads: models, those beside, adapters."""
+    """Return each directory or hub id that this server loads, adapters included."""
     models = [settings.model_path, settings.draft_model]
     models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
@@ -131,7 +131,7 @@ def loose_names(known: Mapping[str, V]) -> dict[str, V]:
 
 
 # Kept for a moment: that the former model's name was told: nothing of a request
-@functools.cache  # one warning in all
+@functools.cache  # the warning is logged once
 def _warn_former(former: str, public: str) -> None:
     log.warning("the model %r, which requests name, is gone: %r answers them", former, public)
 
@@ -150,7 +150,7 @@ class ListedGroup:
 
     owner: str  # "hearth", or the provider
     local: str | None  # `target` of the local model; None = not local
-    told: Mapping[str, Any] = field(default_factory=dict)  # fields of a model without text answers
+    model_fields: Mapping[str, Any] = field(default_factory=dict)  # of a model without text answers
 
     def facts(self, facts_of: Callable[[str], ModelFacts | None]) -> ModelFacts | None:
         return None if self.local is None else facts_of(self.local)
@@ -168,8 +168,8 @@ class ModelNames:
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
     adapters: tuple[str, ...] = ()  # names of the default model's adapters
-    former: str = ""  # former default model's name: still answered, not listed
-    about: str = ""  # description of the default model in the list
+    former_name: str = ""  # former default model's name: still answered, not listed
+    description: str = ""  # description of the default model in the list
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -216,8 +216,8 @@ class ModelNames:
     def find_loose(self, name: str) -> str | None:
         loose = loose_name(name)
         found = _lookup(loose, loose_names(self.known()))
-        if found is None and self.former and loose.rpartition("/")[2] == self.former:
-            _warn_former(self.former, self.public)
+        if found is None and self.former_name and loose.rpartition("/")[2] == self.former_name:
+            _warn_former(self.former_name, self.public)
             return self.public
         return found
 
@@ -247,7 +247,7 @@ class ModelNames:
             return ""
         return self.public if target in self.adapters else target
 
-    def named(self, name: Any) -> str:
+    def name_or_default(self, name: Any) -> str:
         """Return `name`, or the default model's name if the request has none.
 
         Raises:
@@ -271,9 +271,9 @@ class ModelNames:
             RequestError: `name` is not a string (400), or is not served (404; the error text also
                 lists `more`).
         """
-        name = self.named(name)
+        name = self.name_or_default(name)
         if self.find(name) is None:
-            raise self.unknown(name, more)
+            raise self.unknown_name_error(name, more)
         return name
 
     def group(self, name: str, groups: Mapping[str, ListedGroup]) -> tuple[str, ListedGroup]:
@@ -292,12 +292,12 @@ class ModelNames:
         target = self.target(self.check(name, groups))
         return self.adapter_of(target) or name, ListedGroup("hearth", target)
 
-    def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
+    def unknown_name_error(self, name: str, more: Iterable[str] = ()) -> RequestError:
         """Return the error for an unknown name; `more` are the names of a LiteLLM config."""
         names = list(dict.fromkeys((*self.listed, *more, *self.patterns)))
-        served = ", ".join(names[:TOLD_MAX])
-        if len(names) > TOLD_MAX:
-            served += f" and {len(names) - TOLD_MAX} more, which GET /v1/models lists"
+        served = ", ".join(names[:NAMES_SHOWN_MAX])
+        if len(names) > NAMES_SHOWN_MAX:
+            served += f" and {len(names) - NAMES_SHOWN_MAX} more, which GET /v1/models lists"
         return RequestError(
             f"The model {name!r:.200} is not served here. Served: {served}. To have it "
             "answered by the default model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
@@ -319,18 +319,18 @@ class ModelNames:
         """
         own_groups = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
         # Models without text answers come last, as programs pick the first model for text.
-        groups = sorted({**own_groups, **more}.items(), key=lambda item: bool(item[1].told))
+        groups = sorted({**own_groups, **more}.items(), key=lambda item: bool(item[1].model_fields))
         entries = [
-            self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, group=group)
+            self.model_entry(name, group.facts(facts_of), is_anthropic=is_anthropic, group=group)
             for name, group in groups
-            if not (is_anthropic and group.told)
+            if not (is_anthropic and group.model_fields)
         ]
         if not is_anthropic:
             return {"object": "list", "data": entries}
         first, last = entries[0]["id"], entries[-1]["id"]
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
 
-    def row(
+    def model_entry(
         self,
         name: str,
         facts: ModelFacts | None,
@@ -355,11 +355,11 @@ class ModelNames:
             return entry | {"max_input_tokens": tokens, "max_tokens": tokens}
         entry = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
         if group is not None:
-            entry |= {"owned_by": group.owner, **group.told}
+            entry |= {"owned_by": group.owner, **group.model_fields}
         if name in self.adapters:  # the field that vLLM has
             entry["parent"] = self.public
-        if self.about and self.find_exact(name) == self.public:  # OpenRouter's field
-            entry["description"] = self.about
+        if self.description and self.find_exact(name) == self.public:  # OpenRouter's field
+            entry["description"] = self.description
         if facts is None:
             return entry
         return entry | {

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling
 
-CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has these too
-Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
+LiteLLMDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has these too
+Dialect = Literal[LiteLLMDialect, "ollama_chat", "ollama_generate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 def key_digest(headers: Mapping[str, str]) -> str:
     """Return the digest of a request's API key; "" for a request without an API key.
 
-    The names of `headers` are in lower case, here and below. `HearthApp` has copied the API key to
+    The names of `headers` are in lower case, here and below. `ProxyApp` has copied the API key to
     `x-api-key`.
     """
     api_key = headers.get("x-api-key", "")

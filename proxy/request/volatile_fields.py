@@ -249,7 +249,7 @@ def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
         removed = _lines_of(block, lines)
         if any(removed):
             fired[block.name] = None
-            lines = _without(lines, removed)
+            lines = _without_lines(lines, removed)
     for rule in rules:
         replaced = [
             rule.pattern.sub(rule.sentinel, line)
@@ -260,12 +260,14 @@ def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
         if replaced != lines:
             fired[rule.name] = None
             pairs = zip(lines, replaced, strict=True)
-            lines = _without(replaced, [bool(line) and not new_line for line, new_line in pairs])
+            lines = _without_lines(
+                replaced, [bool(line) and not new_line for line, new_line in pairs]
+            )
     return "\n".join(lines), list(fired)
 
 
-def _without(lines: list[str], removed: list[bool]) -> list[str]:
-    """Return `lines` without those marked in `removed`, and without the blank lines after them.
+def _without_lines(lines: list[str], removed: list[bool]) -> list[str]:
+    """Return `lines` without the lines marked in `removed` and the blank lines after them.
 
     If the text ends with removed lines, the blank lines before them are removed too.
     """

@@ -77,29 +77,29 @@ def required_text(body: Body, name: str, param: str) -> str:
     return value
 
 
-def record(value: Any, param: str) -> dict[str, Any]:
+def json_object(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         refuse(param, value, "an object")
     return value
 
 
-def optional_record(body: Body, name: str) -> dict[str, Any]:
+def optional_object(body: Body, name: str) -> dict[str, Any]:
     value = body.get(name)
-    return {} if value is None else record(value, name)
+    return {} if value is None else json_object(value, name)
 
 
-def rows(value: Any, param: str) -> list[Any]:
+def json_list(value: Any, param: str) -> list[Any]:
     if type(value) is not list:
         refuse(param, value, "a list")
     return value
 
 
-def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
+def json_objects(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield each object of the list `value` with its path, such as "messages[3]"."""
-    for index, row in enumerate(rows(value, param)):
+    for index, row in enumerate(json_list(value, param)):
         where = f"{param}[{index}]"
-        yield record(row, where), where
+        yield json_object(row, where), where
 
 
-def optional_rows(body: Body, name: str, param: str | None = None) -> list[Any]:
+def optional_list(body: Body, name: str, param: str | None = None) -> list[Any]:
     return _optional(body.get(name), list, param or name, "a list") or []

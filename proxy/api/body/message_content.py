@@ -14,7 +14,13 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, text_of
+from hearth.proxy.request.content_pieces import (
+    ContentPart,
+    MessageContent,
+    join,
+    joined_if_texts,
+    text_of,
+)
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -86,7 +92,7 @@ def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
     if type(content) is not list:
         fields.refuse(param, content, "a string or a list of parts")
     pieces: list[ContentPart] = []
-    for part, where in fields.records(content, param):
+    for part, where in fields.json_objects(content, param):
         kind = fields.text(part, "type", f"{where}.type") or untyped
         if kind in _IMAGE_PARTS or kind in _FILE_PARTS:
             pieces.append(_image(part, where) if kind in _IMAGE_PARTS else _file_part(part, where))
@@ -108,7 +114,7 @@ def _text(part: dict[str, Any], kind: str, param: str) -> str:
 def _image(part: dict[str, Any], param: str) -> ContentPart:
     """Return the image of a part; its url is in an object in chat, a plain string in Responses."""
     if part.get("file_id") is not None:
-        raise no_files(f"{param}.file_id")
+        raise uploaded_file_error(f"{param}.file_id")
     where = f"{param}.image_url"
     value = part.get("image_url")
     holder = value if type(value) is dict else {"url": value}
@@ -131,7 +137,7 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     if type(output) is not list:
         return text_content(output, param)
     pieces: list[ContentPart] = []
-    for part, where in fields.records(output, param):
+    for part, where in fields.json_objects(output, param):
         kind = fields.text(part, "type", f"{where}.type") or ""
         file = part.get("file", part)
         data = file.get("file_data") if type(file) is dict else None
@@ -143,11 +149,13 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
             pieces.append(_file_part(part, where))
         else:
             left_out.append(kind)
-            pieces.append(omitted(kind or "content"))
+            pieces.append(omission_note(kind or "content"))
     return join(pieces)
 
 
-def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
+def assistant_texts(
+    content: list[Any], param: str, left_out: list[str]
+) -> tuple[list[str], list[str]]:
     """Return the texts and the reasoning texts in the parts of an assistant's message.
 
     A part of another type goes to `left_out`, and its readable texts are kept.
@@ -157,16 +165,16 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
     """
     texts: list[str] = []
     thoughts: list[str] = []
-    for part, where in fields.records(content, param):
+    for part, where in fields.json_objects(content, param):
         kind = fields.text(part, "type", f"{where}.type") or "text"
         if kind in _TEXT_PARTS or kind == "refusal":
             texts.append(_text(part, kind, where))
         elif kind in _THOUGHTS:
             values = (part.get(name) for name in ("thinking", "reasoning", "text", "summary"))
-            thoughts += [text for value in values for text in texts_of(value)]
+            thoughts += [text for value in values for text in readable_texts(value)]
         else:
             left_out.append(kind)
-            texts += texts_only(as_one(list(texts_of(part))))
+            texts += texts_only(joined_if_texts(list(readable_texts(part))))
     return texts, thoughts
 
 
@@ -192,18 +200,18 @@ def _file_part(part: dict[str, Any], param: str) -> dict[str, Any]:
     holder, where = part, param
     if part.get("file") is not None:
         where = f"{param}.file"
-        holder = fields.record(part["file"], where)
+        holder = fields.json_object(part["file"], where)
     name = fields.text(holder, "filename", f"{where}.filename")
     if holder.get("file_data") is None:
         if holder.get("file_id") is not None:
-            raise no_files(f"{where}.file_id")
+            raise uploaded_file_error(f"{where}.file_id")
         if holder.get("file_url") is not None:
-            raise no_urls(f"{where}.file_url")
+            raise document_url_error(f"{where}.file_url")
     data = fields.required_text(holder, "file_data", f"{where}.file_data")
     return document(data, f"{where}.file_data", name)
 
 
-def no_files(param: str) -> RequestError:
+def uploaded_file_error(param: str) -> RequestError:
     """Return the error for content that names an uploaded file."""
     return RequestError(
         f"{param} names an uploaded file, and this server keeps none. Send the file itself, as a "
@@ -213,7 +221,7 @@ def no_files(param: str) -> RequestError:
     )
 
 
-def no_urls(param: str) -> RequestError:
+def document_url_error(param: str) -> RequestError:
     """Return the error for a document that is given by its address."""
     return RequestError(
         f"{param} is an address, and this server fetches no documents. Send the document itself, "
@@ -223,7 +231,7 @@ def no_urls(param: str) -> RequestError:
     )
 
 
-# ---------------------------------------------------------------- what no model here reads
+# ---------------------------------------------------------------- content that no model here reads
 #
 # A client may move here with a history from another provider: hosted tools, their calls, their
 # results. Such a request must be answered. The texts in the history are kept, everything else is
@@ -237,12 +245,12 @@ _OPAQUE: Final = ("base64", "file", "image_generation_call", "computer_call_outp
 _HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
 
 
-def texts_of(value: Any) -> list[str]:
+def readable_texts(value: Any) -> list[str]:
     """Return the readable texts in `value`, JSON of a type that this server does not know."""
     if type(value) is str:
         return [value] if value.strip() else []
     if type(value) is list:
-        return [text for item in value for text in texts_of(item)]
+        return [text for item in value for text in readable_texts(item)]
     if type(value) is not dict:
         return []
     found = [value[name] for name in _TEXTS if type(value.get(name)) is str and value[name].strip()]
@@ -250,11 +258,11 @@ def texts_of(value: Any) -> list[str]:
         found.append(value["data"])
     for name in _HOLDERS:
         if value.get("type") not in _OPAQUE and name in value:
-            found += texts_of(value[name])
+            found += readable_texts(value[name])
     return found
 
 
-def note_left_out(kinds: Iterable[str]) -> None:
+def log_left_out(kinds: Iterable[str]) -> None:
     """Log the types of a request's parts that this server left out."""
     named = sorted({kind if _KIND.fullmatch(kind) else "(other)" for kind in kinds})
     if named:
@@ -265,7 +273,7 @@ def is_media(kind: str) -> bool:
     return "image" in kind or "audio" in kind or "video" in kind
 
 
-def omitted(kind: str) -> str:
+def omission_note(kind: str) -> str:
     """Return the note that replaces content of type `kind` in a tool's result."""
     return f"[{kind.removeprefix('input_').removesuffix('_url')} omitted: no model here reads it]"
 

@@ -71,7 +71,7 @@ def _stops(body: Body, name: str) -> list[str]:
 
 
 def _logit_bias(body: Body) -> dict[str, float]:
-    entries = fields.optional_record(body, "logit_bias")
+    entries = fields.optional_object(body, "logit_bias")
     if len(entries) > BIASES_MAX:
         fields.refuse("logit_bias", f"{len(entries)} entries", f"up to {BIASES_MAX} entries")
     biases = {}
@@ -95,7 +95,7 @@ def read_format(value: Any, param: str, inner: str = "") -> dict[str, Any]:
     Raises:
         RequestError: the format is not one of the API's, or its schema is not an object.
     """
-    answer_format = {} if value is None else fields.record(value, param)
+    answer_format = {} if value is None else fields.json_object(value, param)
     kind = answer_format.get("type", "text")
     if kind == "text":
         return {}
@@ -105,8 +105,8 @@ def read_format(value: Any, param: str, inner: str = "") -> dict[str, Any]:
         fields.refuse(f"{param}.type", kind, "text, json_object or json_schema")
     is_nested = bool(inner) and answer_format.get("schema") is None
     where = f"{param}.{inner}" if is_nested else param
-    holder = fields.record(answer_format.get(inner), where) if is_nested else answer_format
+    holder = fields.json_object(answer_format.get(inner), where) if is_nested else answer_format
     fields.text(holder, "name", f"{where}.name")
     if (strict := holder.get("strict")) is not None and type(strict) is not bool:
         fields.refuse(f"{where}.strict", strict, "true or false; it always holds here")
-    return {"is_json": True, "schema": fields.record(holder.get("schema"), f"{where}.schema")}
+    return {"is_json": True, "schema": fields.json_object(holder.get("schema"), f"{where}.schema")}

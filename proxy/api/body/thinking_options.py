@@ -29,7 +29,7 @@ def read(body: Body) -> tuple[dict[str, Any], ThinkingWish]:
             belong to no API, so their unknown values are ignored.
     """
     wishes = list(_wishes(body, strict=True))
-    template_kwargs = dict(fields.optional_record(body, "chat_template_kwargs"))
+    template_kwargs = dict(fields.optional_object(body, "chat_template_kwargs"))
     for name in _NESTED:
         nested = body.get(name)
         if type(nested) is dict:
@@ -70,7 +70,7 @@ def _wishes(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
 
 def _options(value: Any, param: str) -> ThinkingWish:
     """Read the wish in a template's variables; values that only the template knows are ignored."""
-    options = fields.record(value, param)
+    options = fields.json_object(value, param)
     for name in _NAMES:
         setting = options.get(name)
         if type(setting) is bool or (type(setting) is str and setting.lower() in (*_OFF, *_ON)):
@@ -123,7 +123,7 @@ def _kind(value: Any, param: str) -> ThinkingWish:
 
 def _output_config(value: Any, param: str) -> ThinkingWish:
     """Read Anthropic's effort, which sets a level and does not turn thinking on."""
-    effort = fields.record(value, param).get("effort")
+    effort = fields.json_object(value, param).get("effort")
     level = None if effort is None else _level(effort, f"{param}.effort").level
     return ThinkingWish(None, level)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.body.message_content import log_left_out
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
@@ -31,7 +31,7 @@ _FREE_TEXT_SCHEMA: Final = {
 }
 
 
-# ---------------------------------------------------------------- what the client offers
+# ---------------------------------------------------------------- tools
 
 
 def function_tool(
@@ -51,11 +51,11 @@ def function_tool(
     if description is not None:
         function["description"] = description
     if declared.get(schema) is not None:
-        function["parameters"] = fields.record(declared[schema], f"{prefix}.{schema}")
+        function["parameters"] = fields.json_object(declared[schema], f"{prefix}.{schema}")
     return {"type": "function", "function": function}
 
 
-def as_sent(declared: dict[str, Any]) -> dict[str, Any]:
+def without_server_fields(declared: dict[str, Any]) -> dict[str, Any]:
     """Return `declared` without the fields that only say how a server keeps the tool."""
     return {name: value for name, value in declared.items() if name not in _FOR_SERVERS}
 
@@ -77,11 +77,11 @@ def custom_tool(declared: dict[str, Any], param: str) -> dict[str, Any]:
 
 def _grammar(declared: dict[str, Any], param: str) -> str:
     """Return the text that shows a custom tool's grammar; chat nests it one level deeper."""
-    tool_format = fields.optional_record(declared, "format")
+    tool_format = fields.optional_object(declared, "format")
     if tool_format.get("type") != "grammar":
         return ""
     if tool_format.get("grammar") is not None:
-        tool_format = fields.record(tool_format["grammar"], f"{param}.format.grammar")
+        tool_format = fields.json_object(tool_format["grammar"], f"{param}.format.grammar")
     definition = fields.text(tool_format, "definition", f"{param}.format.definition") or ""
     syntax = fields.text(tool_format, "syntax", f"{param}.format.syntax") or "lark"
     if len(definition) > GRAMMAR_CHARS_MAX:
@@ -89,10 +89,10 @@ def _grammar(declared: dict[str, Any], param: str) -> str:
     return f"The {FREE_TEXT} has to match this {syntax} grammar:\n{definition}"
 
 
-# ---------------------------------------------------------------- which of them may be called
+# ---------------------------------------------------------------- tool_choice
 
 
-def openai_choice(
+def read_tool_choice(
     value: Any, shown_names: Mapping[str, list[str]], dropped: Collection[str] = ()
 ) -> Constraints:
     """Return which tools may be called, and whether one must be, by an OpenAI `tool_choice`.
@@ -105,19 +105,19 @@ def openai_choice(
     """
     if value is None:
         return Constraints()
-    choice = {"type": value} if type(value) is str else fields.record(value, "tool_choice")
+    choice = {"type": value} if type(value) is str else fields.json_object(value, "tool_choice")
     kind = choice.get("type")
     if kind in MODES:
         return _checked(Constraints(str(kind)), shown_names, dropped)
     if kind == "allowed_tools":
-        return _allowed(choice, shown_names)
+        return _allowed_tools(choice, shown_names)
     if kind in ("function", "custom"):
         name = _chosen_name(choice, "tool_choice")
         if name not in shown_names and _is_dropped(name, dropped):
-            return _left_out(name)
-        return Constraints("required", _named(name, "tool_choice.name", shown_names))
+            return _no_call(name)
+        return Constraints("required", _names_for_model(name, "tool_choice.name", shown_names))
     if type(kind) is str and _is_dropped(kind, dropped):
-        return _left_out(kind)
+        return _no_call(kind)
     fields.refuse(
         "tool_choice",
         value,
@@ -126,12 +126,12 @@ def openai_choice(
     )
 
 
-def _left_out(chosen: str) -> Constraints:
+def _no_call(chosen: str) -> Constraints:
     """Return the choice of no call, for a client that chose a tool that is not run here.
 
     Clients send a web search as a request of its own; a refusal would stop them.
     """
-    note_left_out((f"tool_choice {chosen}",))
+    log_left_out((f"tool_choice {chosen}",))
     return Constraints("none")
 
 
@@ -151,7 +151,7 @@ def _checked(
     if choice.tool_choice != "required" or offered:
         return choice
     if dropped:
-        return _left_out(choice.tool_choice)
+        return _no_call(choice.tool_choice)
     raise RequestError(
         "tool_choice requires a call, and tools holds none that could be called here.",
         code="invalid_tool_choice",
@@ -159,7 +159,7 @@ def _checked(
     )
 
 
-def _named(name: str, param: str, shown_names: Mapping[str, list[str]]) -> list[str]:
+def _names_for_model(name: str, param: str, shown_names: Mapping[str, list[str]]) -> list[str]:
     """Return the names under which the model sees the client's tool `name`.
 
     Raises:
@@ -176,23 +176,25 @@ def _named(name: str, param: str, shown_names: Mapping[str, list[str]]) -> list[
 
 def _chosen_name(choice: dict[str, Any], param: str) -> str:
     kind = str(choice["type"])
-    inner = choice if choice.get(kind) is None else fields.record(choice[kind], f"{param}.{kind}")
+    inner = (
+        choice if choice.get(kind) is None else fields.json_object(choice[kind], f"{param}.{kind}")
+    )
     return fields.required_text(inner, "name", f"{param}.name")
 
 
-def _allowed(choice: dict[str, Any], shown_names: Mapping[str, list[str]]) -> Constraints:
+def _allowed_tools(choice: dict[str, Any], shown_names: Mapping[str, list[str]]) -> Constraints:
     """Return the choice among some of the tools; hosted tools among them are never called."""
     inner = choice
     if choice.get("allowed_tools") is not None:
-        inner = fields.record(choice["allowed_tools"], "tool_choice.allowed_tools")
+        inner = fields.json_object(choice["allowed_tools"], "tool_choice.allowed_tools")
     mode = inner.get("mode", "auto")
     if mode not in ("auto", "required"):
         fields.refuse("tool_choice.mode", mode, "auto or required")
     names: list[str] = []
     hosted: list[str] = []
-    for tool, param in fields.records(inner.get("tools"), "tool_choice.tools"):
+    for tool, param in fields.json_objects(inner.get("tools"), "tool_choice.tools"):
         if tool.get("type") in ("function", "custom"):
-            names += _named(_chosen_name(tool, param), f"{param}.name", shown_names)
+            names += _names_for_model(_chosen_name(tool, param), f"{param}.name", shown_names)
         else:
             hosted.append(str(tool.get("type")))
     if not names and mode == "auto":
@@ -220,7 +222,7 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     }
 
 
-def whole_object(text: str) -> dict[str, Any] | None:
+def parsed_object(text: str) -> dict[str, Any] | None:
     """Return the object in the text of a call's arguments; None if the text is cut off."""
     try:
         value = orjson.loads(text)
@@ -229,15 +231,15 @@ def whole_object(text: str) -> dict[str, Any] | None:
     return value if type(value) is dict else None
 
 
-def as_written(text: str) -> orjson.Fragment | None:
+def object_fragment(text: str) -> orjson.Fragment | None:
     """Return the object in the text of a call's arguments with its digits unchanged, or None.
 
     Parsed numbers would become floats, which change 6.02214076e23 and 2**64.
     """
-    return None if whole_object(text) is None else orjson.Fragment(text.replace("\n", " "))
+    return None if parsed_object(text) is None else orjson.Fragment(text.replace("\n", " "))
 
 
-def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
+def complete_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
     """Return the object in the text of a call's arguments, or the complete pairs of a cut one.
 
     Only a pair with a comma behind it is surely complete: a final 12 may be the start of 1234.
@@ -248,7 +250,7 @@ def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
         if mark == "," and depth == 1:
             comma = match.start()
         depth += (mark in ("{", "[")) - (mark in ("}", "]"))
-    return as_written(text) or (comma and as_written(text[:comma] + "}")) or {}
+    return object_fragment(text) or (comma and object_fragment(text[:comma] + "}")) or {}
 
 
 def free_text(arguments: str) -> str:
@@ -256,7 +258,7 @@ def free_text(arguments: str) -> str:
 
     A model may give the only argument another name.
     """
-    pairs = whole_object(arguments) or {}
+    pairs = parsed_object(arguments) or {}
     if FREE_TEXT not in pairs and len(pairs) == 1:
         pairs = {FREE_TEXT: next(iter(pairs.values()))}
     text = pairs.get(FREE_TEXT)

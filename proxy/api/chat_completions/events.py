@@ -13,7 +13,7 @@ from hearth.proxy.api.answer_frames import (
     WholeChoice,
     extra_fields,
     image_fields,
-    logprob_rows,
+    logprob_entries,
     prediction_fields,
     prefill_fields,
     sse_data,
@@ -45,10 +45,10 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 def logprob_fields(logprobs: list[TokenLogprob]) -> dict[str, Any]:
     """Return the `logprobs` field of a choice."""
-    return {"content": logprob_rows(logprobs), "refusal": None}
+    return {"content": logprob_entries(logprobs), "refusal": None}
 
 
-def shell(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
+def base_fields(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
     """Return the first fields of a completion or of one of its chunks."""
     return {
         "id": f"{prefix}-{admitted.answer.request_id}",
@@ -68,7 +68,7 @@ class _DeltaWriter:
     """
 
     def __init__(self, body: dict[str, Any]) -> None:
-        """Take from the request's `body` which form its calls have."""
+        """Choose the form of the calls by the request's `body`."""
         self._custom = custom_names(body)
         self._is_legacy = is_legacy(body)
         self._calls = 0
@@ -78,13 +78,13 @@ class _DeltaWriter:
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the API's deltas for `delta`; its log probabilities belong to the last of them."""
         if delta.channel == "tool_call":
-            deltas = self._called(delta)
+            deltas = self._call_deltas(delta)
         else:
             name = "reasoning_content" if delta.channel == "reasoning" else "content"
             deltas = [{name: delta.text}] if delta.text else []
         return deltas or ([{}] if delta.logprobs else [])
 
-    def _called(self, delta: Delta) -> list[dict[str, Any]]:
+    def _call_deltas(self, delta: Delta) -> list[dict[str, Any]]:
         if delta.call is None:
             if self._open is None:
                 return [self._delta({"function": {"arguments": delta.text}})] if delta.text else []
@@ -160,11 +160,14 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
             "index": index,
             "message": _message(choice, body),
             "logprobs": logprob_fields(choice.logprobs) if wants_logprobs else None,
-            "finish_reason": _reason(choice.end, body),
+            "finish_reason": _reason(choice.finished, body),
         }
         for index, choice in enumerate(wholes)
     ]
-    return shell(admitted, "chat.completion") | {"choices": choices, "usage": usage_fields(usage)}
+    return base_fields(admitted, "chat.completion") | {
+        "choices": choices,
+        "usage": usage_fields(usage),
+    }
 
 
 # ---------------------------------------------------------------- the stream
@@ -178,19 +181,19 @@ class ChatWriter(FrameWriter):
         self._answer = admitted.answer
         self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
-        self._shell = shell(admitted, "chat.completion.chunk")
-        opening = sse_data(self._shell).removesuffix(b"}\n\n")
+        self._base_fields = base_fields(admitted, "chat.completion.chunk")
+        opening = sse_data(self._base_fields).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
         self._writers = [_DeltaWriter(self._body) for _ in range(count)]
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         """Return the first chunk of each choice."""
         return [
             self._chunk(index, {"role": "assistant", "content": ""})
             for index in range(len(self._heads))
         ]
 
-    def grown(self, index: int, event: Delta) -> list[bytes]:
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]:
         deltas = self._writers[index].deltas(event)
         if not event.logprobs:
             return [self._chunk(index, delta) for delta in deltas]
@@ -198,21 +201,25 @@ class ChatWriter(FrameWriter):
         rest = {"logprobs": logprob_fields(event.logprobs), "finish_reason": None}
         return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, rest)]
 
-    def ended(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
         deltas = self._writers[index].close()
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]
         chunks.append(self._chunk(index, {}, {"finish_reason": _reason(event, self._body)}))
         if usage is not None and self._includes_usage:
-            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+            chunks.append(
+                sse_data(self._base_fields | {"choices": [], "usage": usage_fields(usage)})
+            )
         return chunks if usage is None else [*chunks, SSE_DONE]
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         choices = [{"index": 0, "delta": {}, "finish_reason": None}]
-        return sse_data(self._shell | {"choices": choices, "prefill": prefill_fields(self._answer)})
+        return sse_data(
+            self._base_fields | {"choices": choices, "prefill": prefill_fields(self._answer)}
+        )
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
     def _chunk(

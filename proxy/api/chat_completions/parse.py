@@ -10,9 +10,9 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
 )
 from hearth.proxy.api.body.message_content import (
+    assistant_texts,
     read_content,
     result_content,
-    said_texts,
     text_content,
 )
 from hearth.proxy.request.content_pieces import join, join_text
@@ -21,9 +21,9 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # roles that chat templates know
+_ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # names in chat templates
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")  # n_predict is llama.cpp's
-CHOICES_MAX: Final = 8  # answers to one request
+CHOICES_MAX: Final = 8  # answers to one prompt
 PREDICTION_CHARS_MAX: Final = 1_000_000
 PREDICTION_PARTS_MAX: Final = 1_000
 
@@ -38,7 +38,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     messages, left_out = _messages(body)
     template_kwargs, thinking = thinking_options.read(body)
     choices = fields.integer(body, "n", 1, CHOICES_MAX) or 1
-    stream_options = fields.optional_record(body, "stream_options")
+    stream_options = fields.optional_object(body, "stream_options")
     limit = sampling_params.read_max_tokens(body, *_LIMITS)
     return ParsedRequest(
         dialect="chat",
@@ -72,7 +72,7 @@ def _prediction(body: dict[str, Any], choices: int) -> str:
     """
     if body.get("prediction") is None:
         return ""
-    prediction = fields.record(body["prediction"], "prediction")
+    prediction = fields.json_object(body["prediction"], "prediction")
     if prediction.get("type") != "content":
         fields.refuse("prediction.type", prediction.get("type"), "'content'")
     if choices > 1:
@@ -80,7 +80,7 @@ def _prediction(body: dict[str, Any], choices: int) -> str:
     text = prediction.get("content")
     if type(text) is list and len(text) <= PREDICTION_PARTS_MAX:
         texts = []
-        for part, param in fields.records(text, "prediction.content"):
+        for part, param in fields.json_objects(text, "prediction.content"):
             if part.get("type") != "text":
                 fields.refuse(f"{param}.type", part.get("type"), "'text'")
             texts.append(fields.some_text(part, "text", f"{param}.text"))
@@ -114,13 +114,13 @@ def _constraints(
     body: dict[str, Any], offered: list[Any], dropped: tuple[str, ...], budget: int | None
 ) -> Constraints:
     choice, legacy = body.get("tool_choice"), body.get("function_call")
-    if choice is None and legacy is not None:  # the API's field from before it had tools
+    if choice is None and legacy is not None:  # the older field
         choice = {"type": "function", "function": legacy} if type(legacy) is dict else legacy
         if type(legacy) is not dict and legacy not in ("none", "auto"):
             fields.refuse("function_call", legacy, "none, auto or an object with a name")
     names = {tool["function"]["name"]: [tool["function"]["name"]] for tool in offered}
     return dataclasses.replace(
-        tools.openai_choice(choice, names, dropped),
+        tools.read_tool_choice(choice, names, dropped),
         **sampling_params.read_format(
             body.get("response_format"), "response_format", "json_schema"
         ),
@@ -130,7 +130,7 @@ def _constraints(
 
 
 def is_legacy(body: dict[str, Any]) -> bool:
-    """Return whether `body` has `functions`, as before `tools`: an answer has one call at most."""
+    """Return whether `body` offers only `functions`, the older field: an answer has one call."""
     return bool(body.get("functions")) and not body.get("tools")
 
 
@@ -155,31 +155,33 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
     shown: list[Any] = []
     deferred: list[Any] = []
     dropped = []
-    for entry, param in fields.records(fields.optional_rows(body, "tools"), "tools"):
+    for entry, param in fields.json_objects(fields.optional_list(body, "tools"), "tools"):
         kind = fields.text(entry, "type", f"{param}.type")
         if kind == "function" or (kind is None and "function" in entry):
-            inner = fields.record(entry.get("function"), f"{param}.function")
+            inner = fields.json_object(entry.get("function"), f"{param}.function")
             is_late = fields.boolean(entry, "defer_loading") or fields.boolean(
                 inner, "defer_loading"
             )
             tools.function_tool(inner, param, inner="function")  # only for its checks
-            tool = tools.as_sent(entry | {"type": "function", "function": tools.as_sent(inner)})
+            tool = tools.without_server_fields(
+                entry | {"type": "function", "function": tools.without_server_fields(inner)}
+            )
             (deferred if is_late else shown).append(tool)
         elif kind == "custom":
-            inner = fields.record(entry.get("custom"), f"{param}.custom")
+            inner = fields.json_object(entry.get("custom"), f"{param}.custom")
             shown.append(tools.custom_tool(inner, param))
         elif kind:
             dropped.append(kind)
         else:
             fields.refuse(f"{param}.type", kind, "'function'")
-    for entry, param in fields.records(fields.optional_rows(body, "functions"), "functions"):
+    for entry, param in fields.json_objects(fields.optional_list(body, "functions"), "functions"):
         shown.append(tools.function_tool(entry, param))
     return shown, deferred, tuple(dropped)
 
 
 def _messages(body: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return the messages, and the types of the parts that were left out."""
-    raw_messages = fields.rows(body.get("messages"), "messages")
+    raw_messages = fields.json_list(body.get("messages"), "messages")
     if not raw_messages:
         raise RequestError(
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
@@ -211,7 +213,7 @@ def _name_results(messages: list[Any]) -> None:
 
 
 def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
-    raw = fields.record(value, param)
+    raw = fields.json_object(value, param)
     role = raw.get("role")
     if type(role) is not str or role not in ROLES:
         fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
@@ -238,13 +240,15 @@ def _assistant(raw: dict[str, Any], param: str, left_out: list[str]) -> dict[str
     calls = _tool_calls(raw, param)
     content, thoughts = raw.get("content"), ""  # null if the message has only calls
     if type(content) is list:
-        texts, thinking_texts = said_texts(content, f"{param}.content", left_out)
+        texts, thinking_texts = assistant_texts(content, f"{param}.content", left_out)
         content, thoughts = join(texts), join_text(thinking_texts)
     else:
         content = "" if content is None else text_content(content, f"{param}.content")
     if raw.get("thinking_blocks") is not None:  # from a cloud model, in LiteLLM's field
         where = f"{param}.thinking_blocks"
-        _, thinking_texts = said_texts(fields.rows(raw["thinking_blocks"], where), where, left_out)
+        _, thinking_texts = assistant_texts(
+            fields.json_list(raw["thinking_blocks"], where), where, left_out
+        )
         thoughts = join_text(thinking_texts) or thoughts
     reasoning = fields.text(raw, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
@@ -261,10 +265,10 @@ def _assistant(raw: dict[str, Any], param: str, left_out: list[str]) -> dict[str
 def _tool_calls(raw: dict[str, Any], param: str) -> list[Any]:
     """Return the calls; a call without an id gets an id made from its path in the body."""
     calls = []
-    for call, where in fields.records(raw.get("tool_calls") or [], f"{param}.tool_calls"):
+    for call, where in fields.json_objects(raw.get("tool_calls") or [], f"{param}.tool_calls"):
         call_id = fields.text(call, "id", f"{where}.id") or "".join(filter(str.isalnum, where))
         kind = "custom" if call.get("type") == "custom" else "function"
-        inner = fields.record(call.get(kind), f"{where}.{kind}")
+        inner = fields.json_object(call.get(kind), f"{where}.{kind}")
         name = fields.required_text(inner, "name", f"{where}.{kind}.name")
         arguments = (
             _arguments(inner, where)
@@ -274,7 +278,7 @@ def _tool_calls(raw: dict[str, Any], param: str) -> list[Any]:
         calls.append(tools.tool_call(call_id, name, arguments))
     if raw.get("function_call") is not None:
         where = f"{param}.function_call"
-        inner = fields.record(raw["function_call"], where)
+        inner = fields.json_object(raw["function_call"], where)
         name = fields.required_text(inner, "name", f"{where}.name")
         calls.append(tools.tool_call("", name, _arguments(inner, where)))
     return calls

@@ -12,7 +12,7 @@ from hearth.proxy.api.answer_frames import (
     sse_data,
     whole_choices,
 )
-from hearth.proxy.api.chat_completions.events import shell, usage_fields
+from hearth.proxy.api.chat_completions.events import base_fields, usage_fields
 from hearth.proxy.api.completions.errors import error_event
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
@@ -77,10 +77,10 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """
     wholes, usage = await whole_choices(admitted)
     choices = [
-        writer.choice(choice.text("content"), choice.logprobs, choice.end.reason)
+        writer.choice(choice.text("content"), choice.logprobs, choice.finished.reason)
         for writer, choice in zip(_writers(admitted), wholes, strict=True)
     ]
-    return shell(admitted, "text_completion", "cmpl") | {
+    return base_fields(admitted, "text_completion", "cmpl") | {
         "choices": choices,
         "usage": usage_fields(usage),
     }
@@ -91,26 +91,28 @@ class CompletionWriter(FrameWriter):
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._writers = _writers(admitted)
-        self._shell = shell(admitted, "text_completion", "cmpl")
+        self._base_fields = base_fields(admitted, "text_completion", "cmpl")
         self._includes_usage = admitted.request.include_usage
 
-    def begun(self) -> list[bytes]:
-        return [self.alive()]
+    def opening_frames(self) -> list[bytes]:
+        return [self.keep_alive_frame()]
 
-    def grown(self, index: int, event: Delta) -> list[bytes]:
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]:
         return [self._chunk(self._writers[index].choice(event.text, event.logprobs))]
 
-    def ended(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
         chunks = [self._chunk(self._writers[index].choice("", reason=event.reason))]
         if usage is not None and self._includes_usage:
-            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+            chunks.append(
+                sse_data(self._base_fields | {"choices": [], "usage": usage_fields(usage)})
+            )
         return chunks if usage is None else [*chunks, SSE_DONE]
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         return self._chunk(self._writers[0].choice(""))
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse_data(self._shell | {"choices": [choice]})
+        return sse_data(self._base_fields | {"choices": [choice]})

@@ -27,7 +27,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         fields.refuse("n", count, f"up to {ANSWERS_MAX} answers to all prompts together")
     top_logprobs = fields.integer(body, "logprobs", 0, LOGPROBS_MAX)
     _refuse_unsupported(body, prompts[0], count, top_logprobs)
-    stream_options = fields.optional_record(body, "stream_options")
+    stream_options = fields.optional_object(body, "stream_options")
     limit = sampling_params.read_max_tokens(body, "max_tokens", "n_predict", low=0)
     return ParsedRequest(
         dialect="completions",

@@ -101,7 +101,7 @@ def _block(channel: str, call: CallStart | None, text: str, signature: str) -> d
     """Return a block with `text`; with "" it is the block as a stream opens it."""
     if call is not None:
         match = _BEGINNING.match(text)
-        tool_input = tools.whole_pairs(text) if match and match["object"] else {}
+        tool_input = tools.complete_pairs(text) if match and match["object"] else {}
         # The id stays unchanged, as the worker finds the turn by it.
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input}
     if channel == "reasoning":
@@ -130,10 +130,10 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         )
         for channel, call, texts in choice.parts
     ]
-    if not blocks and choice.end.reason != "prefilled":
+    if not blocks and choice.finished.reason != "prefilled":
         blocks = [{"type": "text", "text": ""}]
     fields = {"content": blocks, "usage": usage_fields(usage, is_marked)}
-    return _shell(admitted, is_marked) | fields | _ending(choice.end)
+    return _shell(admitted, is_marked) | fields | _ending(choice.finished)
 
 
 class MessageWriter(FrameWriter):
@@ -153,11 +153,11 @@ class MessageWriter(FrameWriter):
         self._is_marked = _is_marked(admitted)
         self._hides_thinking = _hides_thinking(admitted)
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         shell = _shell(self._admitted, self._is_marked)
-        return [sse_event("message_start", {"message": shell}), self.alive()]
+        return [sse_event("message_start", {"message": shell}), self.keep_alive_frame()]
 
-    def ended(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         """Return the last events; a message without any block gets an empty text block."""
         is_empty = self._index < 0 and event.reason != "prefilled"
         frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
@@ -168,13 +168,13 @@ class MessageWriter(FrameWriter):
         ends = [sse_event("message_delta", message_delta), sse_event("message_stop", {})]
         return [*frames, *self._close(is_cut=event.is_cut), *ends]
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         return sse_event("ping", {"prefill": prefill_fields(self._answer)})
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
-    def grown(self, _index: int, delta: Delta) -> list[bytes]:
+    def delta_frames(self, _index: int, delta: Delta) -> list[bytes]:
         """Return the events for `delta`, which may close one block and open the next."""
         frames = []
         if delta.call is not None or delta.channel != self._channel:

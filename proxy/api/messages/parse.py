@@ -12,19 +12,25 @@ from hearth.proxy.api.body import (
 )
 from hearth.proxy.api.body.message_content import (
     document,
+    document_url_error,
     ends_open,
     image,
     is_media,
-    no_files,
-    no_urls,
-    omitted,
+    omission_note,
+    readable_texts,
     refuse_media,
-    texts_of,
     texts_only,
+    uploaded_file_error,
 )
 from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
 from hearth.proxy.api.messages.tools import MessagesTools, read_choice, read_tools
-from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
+from hearth.proxy.request.content_pieces import (
+    ContentPart,
+    join,
+    join_text,
+    joined_if_texts,
+    merge_texts,
+)
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
@@ -52,7 +58,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             param="thread",
         )
     request_tools = read_tools(body)
-    raw_messages = fields.rows(body.get("messages"), "messages")
+    raw_messages = fields.json_list(body.get("messages"), "messages")
     if not raw_messages:
         raise RequestError(
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
@@ -89,18 +95,18 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
 
 def _format(body: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of Constraints for a JSON schema; the beta had another field for it."""
-    config = fields.optional_record(body, "output_config")
+    config = fields.optional_object(body, "output_config")
     for value, param in (
         (config.get("format"), "output_config.format"),
         (body.get("output_format"), "output_format"),
     ):
         if value is not None:
-            answer_format = fields.record(value, param)
+            answer_format = fields.json_object(value, param)
             if answer_format.get("type") != "json_schema":
                 fields.refuse(f"{param}.type", answer_format.get("type"), "json_schema")
             return {
                 "is_json": True,
-                "schema": fields.record(answer_format.get("schema"), f"{param}.schema"),
+                "schema": fields.json_object(answer_format.get("schema"), f"{param}.schema"),
             }
     return {}
 
@@ -138,20 +144,20 @@ class _MessagesReader:
         Raises:
             RequestError: the message is malformed, or has a block that no model here can read.
         """
-        row = fields.record(value, param)
-        role = row.get("role")
+        message = fields.json_object(value, param)
+        role = message.get("role")
         if type(role) is not str or role not in ROLES:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
-        content = row.get("content")
+        content = message.get("content")
         where = f"{param}.content"
         if role == "system" and content is None:
-            return  # one that carries settings only
+            return  # it carries settings only
         if type(content) is str:
             self.messages.append({"role": role, "content": content})
             return
         if type(content) is not list:
             fields.refuse(where, content, "a string or a list of blocks")
-        blocks = list(fields.records(content, where))
+        blocks = list(fields.json_objects(content, where))
         reader = {"system": self._later_system, "user": self._user, "assistant": self._assistant}
         reader[role](blocks)
 
@@ -173,11 +179,13 @@ class _MessagesReader:
 
     def _changed_tool(self, block: dict[str, Any], param: str) -> str:
         """Return the name of the tool that `block` adds or removes; "" for a hosted tool."""
-        tool = fields.record(block.get("tool"), f"{param}.tool")
+        tool = fields.json_object(block.get("tool"), f"{param}.tool")
         kind = tool.get("type")
         if kind == "tool_definition" and block["type"] == "tool_addition":
             where = f"{param}.tool.definition"
-            return self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
+            return self._tools.add(
+                fields.json_object(tool.get("definition"), where), where, late=True
+            )
         if kind == "tool_reference":
             return fields.required_text(tool, "name", f"{param}.tool.name")
         self.left_out.append(str(kind))  # hosted: not run here
@@ -192,7 +200,7 @@ class _MessagesReader:
             if is_result:
                 self.messages += [self._tool_result(*placed) for placed in group]
             elif pieces := [piece for placed in group for piece in self._block(*placed)]:
-                content = join(pieces) if is_plain else merged(join(pieces))
+                content = join(pieces) if is_plain else merge_texts(join(pieces))
                 self.messages.append({"role": "user", "content": content})
         if len(self.messages) == count:
             self.messages.append({"role": "user", "content": ""})
@@ -209,7 +217,7 @@ class _MessagesReader:
                 call_id = fields.required_text(block, "id", f"{param}.id")
                 tool_input = block.get("input")
                 tool_input = (
-                    {} if tool_input is None else fields.record(tool_input, f"{param}.input")
+                    {} if tool_input is None else fields.json_object(tool_input, f"{param}.input")
                 )
                 calls.append(tools.tool_call(call_id, name, tool_input))
             elif kind == "redacted_thinking":  # no text to show; its data may name a turn
@@ -234,7 +242,7 @@ class _MessagesReader:
         if type(content) is str:
             pieces.append(content)
         elif content is not None:
-            for part, where in fields.records(content, f"{param}.content"):
+            for part, where in fields.json_objects(content, f"{param}.content"):
                 kind = fields.text(part, "type", f"{where}.type") or ""
                 if kind == "tool_reference":  # loads a deferred tool
                     name = fields.required_text(part, "tool_name", f"{where}.tool_name")
@@ -242,7 +250,7 @@ class _MessagesReader:
                 elif _is_lost(kind, part):
                     # A client cannot withdraw a result, so a refusal would end the conversation.
                     self.left_out.append(kind)
-                    pieces.append(omitted(kind))
+                    pieces.append(omission_note(kind))
                 else:
                     pieces += self._block(part, where)
         if fields.boolean(block, "is_error"):  # templates have no field for an error
@@ -259,7 +267,7 @@ class _MessagesReader:
             return [content]
         if type(content) is not list:
             fields.refuse(param, content, "a string or a list of blocks")
-        blocks = fields.records(content, param)
+        blocks = fields.json_objects(content, param)
         return [piece for block, where in blocks for piece in self._block(block, where)]
 
     def _block(self, block: dict[str, Any], param: str) -> list[ContentPart]:
@@ -273,30 +281,32 @@ class _MessagesReader:
             return self._document(block, param)
         if kind == "search_result":
             title = fields.text(block, "title", f"{param}.title") or ""
-            return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
+            return joined_if_texts([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
         refuse_media(param, kind)
         self.left_out.append(kind)
-        return as_one(list(texts_of(block)))
+        return joined_if_texts(list(readable_texts(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
-        source = fields.record(block.get("source"), where)
+        source = fields.json_object(block.get("source"), where)
         kind = source.get("type")
         lines = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
         head = [line for line in lines if line]
         if kind == "text":
-            return as_one([*head, fields.required_text(source, "data", f"{where}.data")])
+            return joined_if_texts([*head, fields.required_text(source, "data", f"{where}.data")])
         if kind == "content":
-            return as_one([*head, *self._pieces(source.get("content"), f"{where}.content")]) or [""]
+            return joined_if_texts(
+                [*head, *self._pieces(source.get("content"), f"{where}.content")]
+            ) or [""]
         if kind == "base64":
             data = fields.required_text(source, "data", f"{where}.data")
             return [document(data, where, *head)]
         if kind == "url":
-            raise no_urls(where)
+            raise document_url_error(where)
         if kind == "file":
-            raise no_files(where)
+            raise uploaded_file_error(where)
         fields.refuse(f"{where}.type", kind, "text, content or base64")
 
 
@@ -311,7 +321,7 @@ def _is_lost(kind: str, block: dict[str, Any]) -> bool:
 def _image(block: dict[str, Any], param: str) -> ContentPart:
     where = f"{param}.source"
     try:
-        source = fields.record(block.get("source"), where)
+        source = fields.json_object(block.get("source"), where)
         kind = source.get("type")
         if kind == "base64":
             media_type = fields.required_text(source, "media_type", f"{where}.media_type")
@@ -320,7 +330,7 @@ def _image(block: dict[str, Any], param: str) -> ContentPart:
         if kind == "url":
             return image(fields.required_text(source, "url", f"{where}.url"), where)
         if kind == "file":
-            raise no_files(where)
+            raise uploaded_file_error(where)
         fields.refuse(f"{where}.type", kind, "base64 or url")
     except RequestError as error:
         text = f"{param} is an image that cannot be read: {error}"

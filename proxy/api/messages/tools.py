@@ -62,7 +62,7 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
         RequestError: a tool is malformed.
     """
     request_tools = MessagesTools()
-    for declared, param in fields.records(fields.optional_rows(body, "tools"), "tools"):
+    for declared, param in fields.json_objects(fields.optional_list(body, "tools"), "tools"):
         request_tools.add(declared, param)
     if any(kind.startswith(_HOSTED_SEARCH) for kind in request_tools.dropped):
         # The search is not run here, so nothing else would load the deferred tools.
@@ -79,13 +79,13 @@ def read_choice(body: dict[str, Any], request_tools: MessagesTools) -> Constrain
     Raises:
         RequestError: the choice is not one of the API's, or names a tool that is not in tools.
     """
-    raw_choice = fields.optional_record(body, "tool_choice")
+    raw_choice = fields.optional_object(body, "tool_choice")
     kind = raw_choice.get("type", "auto")
     parallel = not fields.boolean(raw_choice, "disable_parallel_tool_use")
     if kind not in ("auto", "any", "tool", "none"):
         fields.refuse("tool_choice.type", kind, "auto, any, tool or none")
     chosen_tool = {"type": "function", "name": raw_choice.get("name")}
-    choice = tools.openai_choice(
+    choice = tools.read_tool_choice(
         {"any": "required", "tool": chosen_tool}.get(kind, kind),
         {name: [name] for name in request_tools.names},
         [*request_tools.dropped, *request_tools.dropped_names],

@@ -11,7 +11,7 @@ from hearth.proxy.api.answer_frames import (
     AdmittedRequest,
     FrameWriter,
     extra_fields,
-    logprob_rows,
+    logprob_entries,
     whole_choices,
 )
 from hearth.proxy.api.body import tool_definitions as tools
@@ -27,7 +27,7 @@ _NS_PER_MS: Final = 1_000_000
 _MORE: Final = {"done": False}  # in every line but the last
 
 
-def line(data: dict[str, Any]) -> bytes:
+def json_line(data: dict[str, Any]) -> bytes:
     """Return one line of a stream."""
     return orjson.dumps(data) + b"\n"
 
@@ -61,7 +61,7 @@ def _answer(
     else:
         answer |= {"response": content, **extras}
     if logprobs:
-        answer["logprobs"] = logprob_rows(logprobs)
+        answer["logprobs"] = logprob_entries(logprobs)
     return answer
 
 
@@ -74,7 +74,7 @@ def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> li
 
     With `is_cut` the answer was cut off. A call whose arguments are incomplete is then left out.
     """
-    arguments = tools.as_written(text or "{}")
+    arguments = tools.object_fragment(text or "{}")
     if arguments is None and is_cut:
         return []
     function = {"index": index, "name": call.name, "arguments": arguments or {}}
@@ -90,7 +90,7 @@ def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[st
     request, usage = admitted.request, finished.usage
     read_ms = max(1, usage.ttft_ms - usage.queue_ms)
     answer_ms = max(1, usage.finish_ms - usage.ttft_ms)
-    total_ms = max(round((awake_s() - admitted.came_at) * 1000), read_ms + answer_ms)
+    total_ms = max(round((awake_s() - admitted.received_at) * 1000), read_ms + answer_ms)
     fields: dict[str, Any] = {
         "done": True,
         "done_reason": "length" if finished.reason == "length" else "stop",
@@ -113,7 +113,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         RequestError: the answer failed.
     """
     (choice,), _ = await whole_choices(admitted)
-    content, end, last = choice.text("content"), choice.end, len(choice.calls) - 1
+    content, end, last = choice.text("content"), choice.finished, len(choice.calls) - 1
     is_open = bool(choice.parts) and choice.parts[-1][1] is not None
     calls = [
         call_fields
@@ -144,7 +144,7 @@ class OllamaWriter(FrameWriter):
         self._arguments: list[str] = []  # pieces of its arguments
         self._count = 0  # calls sent so far
 
-    def grown(self, _index: int, event: Delta) -> list[bytes]:
+    def delta_frames(self, _index: int, event: Delta) -> list[bytes]:
         is_call = event.channel == "tool_call"
         has_ended = event.call is not None or (event.text and not is_call)
         fields: dict[str, Any] = {
@@ -159,18 +159,18 @@ class OllamaWriter(FrameWriter):
         else:
             fields["content"] = event.text
             self._contents.append(event.text)
-        return [line(self._answer(**fields) | _MORE)] if any(fields.values()) else []
+        return [json_line(self._answer(**fields) | _MORE)] if any(fields.values()) else []
 
-    def ended(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         calls = self._end_call(is_cut=event.is_cut)
-        lines = [line(self._answer(calls=calls) | _MORE)] if calls else []
+        lines = [json_line(self._answer(calls=calls) | _MORE)] if calls else []
         end = _end(self._admitted, event, "".join(self._contents))
-        return [*lines, line(self._answer() | end)]
+        return [*lines, json_line(self._answer() | end)]
 
-    def alive(self) -> bytes:
-        return line(self._answer() | _MORE)
+    def keep_alive_frame(self) -> bytes:
+        return json_line(self._answer() | _MORE)
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
     def _end_call(self, *, is_cut: bool = False) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def parse_chat(body: dict[str, Any]) -> ParsedRequest:
     Raises:
         RequestError: a field has a value that the API or this server does not allow.
     """
-    raw_messages = fields.rows(body.get("messages"), "messages")
+    raw_messages = fields.json_list(body.get("messages"), "messages")
     messages = [
         _message(raw_message, f"messages[{index}]")
         for index, raw_message in enumerate(raw_messages)
@@ -74,13 +74,13 @@ def parse_generate(body: dict[str, Any]) -> ParsedRequest:
     return parsed
 
 
-def is_question(dialect: Dialect, body: Body) -> bool:
+def asks_for_answer(dialect: Dialect, body: Body) -> bool:
     """Return whether `body` asks for an answer; otherwise it loads or unloads the model."""
     names = ("messages",) if dialect == CHAT else ("prompt", "images")
     return any(body.get(name) for name in names)
 
 
-def unloads(body: Body) -> bool:
+def asks_to_unload(body: Body) -> bool:
     """Return whether `keep_alive` is 0: the model is unloaded once the request is answered.
 
     Raises:
@@ -150,7 +150,7 @@ def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
 
 def _options(body: Body) -> dict[str, Any]:
     """Return the options as the sampling fields of a chat completion."""
-    options = fields.optional_record(body, "options")
+    options = fields.optional_object(body, "options")
     sampling = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
     limit = fields.integer(options, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
     return sampling if limit is None or limit <= 0 else {**sampling, "max_tokens": limit}
@@ -160,9 +160,9 @@ def _options(body: Body) -> dict[str, Any]:
 
 
 def _message(value: Any, param: str) -> dict[str, Any]:
-    raw = fields.record(value, param)
+    raw = fields.json_object(value, param)
     role = raw.get("role")
-    calls = fields.records(raw.get("tool_calls") or [], f"{param}.tool_calls")
+    calls = fields.json_objects(raw.get("tool_calls") or [], f"{param}.tool_calls")
     return {
         "role": role.lower() if type(role) is str else role,
         "content": _content(raw, raw.get("content"), f"{param}.images"),
@@ -175,7 +175,7 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 
 def _content(holder: Body, content: Any, param: str) -> Any:
     """Return `content` with the images of its message before it, as Ollama orders them."""
-    images = fields.rows(holder["images"], param) if holder.get("images") else []
+    images = fields.json_list(holder["images"], param) if holder.get("images") else []
     if not images:
         return content
     parts = []
@@ -188,7 +188,7 @@ def _content(holder: Body, content: Any, param: str) -> Any:
 
 
 def _name_images(message: dict[str, Any], param: str) -> None:
-    """Set the paths of a parsed message's images, for error texts, to those in Ollama's body."""
+    """Give a parsed message's images their paths in Ollama's body, for error texts."""
     parts = message["content"] if type(message["content"]) is list else []
     for index, part in enumerate(part for part in parts if part["type"] == "image"):
         part["param"] = f"{param}[{index}]"
@@ -224,7 +224,7 @@ def messages_of(context: Any) -> list[dict[str, Any]]:
     """
     if not context:
         return []
-    numbers = fields.rows(context, "context")
+    numbers = fields.json_list(context, "context")
     if len(numbers) * _NUMBER_BYTES <= CONTEXT_BYTES_MAX + _NUMBER_BYTES:
         with contextlib.suppress(AttributeError, OverflowError, TypeError, ValueError):
             encoded = b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)

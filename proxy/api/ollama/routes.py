@@ -96,7 +96,7 @@ class OllamaRoutes:
     async def _show(self, exchange: HttpExchange) -> None:
         """Send the details of one model. Raises: RequestError: the model is not served here."""
         body = (await exchange.read_object()).fields
-        name = self._names.named(body.get("model") or body.get("name"))
+        name = self._names.name_or_default(body.get("model") or body.get("name"))
         _, group = self._names.group(name, self._groups())
         model = self._model(name, group)
         if model is None:
@@ -121,11 +121,14 @@ class OllamaRoutes:
 
     def _model(self, name: str, group: ListedGroup) -> dict[str, Any] | None:
         """Return a local model's entry in /v1/models; None for a model that Ollama cannot have."""
-        if group.told and "embeddings" in group.told["architecture"]["output_modalities"]:
-            return self._names.row(name, None, group=group)
-        if group.told or group.local is None:
+        if (
+            group.model_fields
+            and "embeddings" in group.model_fields["architecture"]["output_modalities"]
+        ):
+            return self._names.model_entry(name, None, group=group)
+        if group.model_fields or group.local is None:
             return None
-        return self._names.row(name, self._pool.facts_of(self._names.model_of(group.local)))
+        return self._names.model_entry(name, self._pool.facts_of(self._names.model_of(group.local)))
 
 
 async def _refused(exchange: HttpExchange) -> Any:
@@ -169,7 +172,7 @@ def _running_entry(names: ModelNames, links: list[WorkerLink], unload_s: float) 
         "model": tagged(facts.name),
         "size": size,
         "digest": _digest(facts.name),
-        "details": _details(names.row(facts.name, facts)),
+        "details": _details(names.model_entry(facts.name, facts)),
         "expires_at": timestamp(time.time() + left_s),
         "size_vram": 0 if facts.backend == "cpu" else size,
         "context_length": facts.context_tokens,

@@ -8,7 +8,7 @@ from hearth.proxy.api.answer_frames import (
     FrameWriter,
     extra_fields,
     image_fields,
-    logprob_rows,
+    logprob_entries,
     prefill_fields,
     sse_event,
 )
@@ -42,7 +42,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
+def _initial_response(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
     """Return the response object as it is before its first item."""
     body = request.body
     text = body.get("text") or {}
@@ -78,8 +78,8 @@ def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, An
 # ---------------------------------------------------------------- output items
 #
 # An item returns its events as (kind, fields). The ResponseWriter adds their sequence numbers and
-# the item's id. `item` is the item's JSON object, which changes until the item is closed. `opened`
-# returns the events after the item's first event, and `closed` the events before its last. The
+# the item's id. `item` is the item's JSON object, which changes until the item is closed.
+# `opening_events` follow the item's first event, and `closing_events` precede its last event. The
 # status is "completed", or "incomplete" if the answer ended inside the item.
 
 _ItemEvent = tuple[str, dict[str, Any]]
@@ -112,12 +112,12 @@ class _TextItem:
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
-    def opened(self) -> list[_ItemEvent]:
+    def opening_events(self) -> list[_ItemEvent]:
         return [self._part_event("added", "")]
 
-    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+    def delta_events(self, text: str, logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
         self._texts.append(text)
-        entries = logprob_rows(logprobs)
+        entries = logprob_entries(logprobs)
         self._logprobs += entries
         return [
             (
@@ -126,7 +126,7 @@ class _TextItem:
             )
         ]
 
-    def closed(self, status: str) -> list[_ItemEvent]:
+    def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._texts)
         self.item |= {self._holder: [self._part(text)], "status": status}
         done = {**self._index, "text": text, **self._logprob_fields(self._logprobs)}
@@ -168,17 +168,17 @@ class _CallItem:
         self.item = item
         self._pieces: list[str] = []
 
-    def opened(self) -> list[_ItemEvent]:
+    def opening_events(self) -> list[_ItemEvent]:
         return []
 
-    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+    def delta_events(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
         self._pieces.append(text)
         is_sent = text and self.item["type"] == "function_call"
         return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_sent else []
 
-    def closed(self, status: str) -> list[_ItemEvent]:
+    def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._pieces)
-        arguments = tools.whole_object(text)
+        arguments = tools.parsed_object(text)
         self.item["status"] = "incomplete" if arguments is None else status
         if self.item["type"] == "custom_tool_call":
             self.item["input"] = free_text = tools.free_text(text)
@@ -215,7 +215,7 @@ class ResponseWriter(FrameWriter):
     def __init__(self, admitted: AdmittedRequest) -> None:
         body = admitted.request.body
         self._answer = admitted.answer
-        self._note_end = admitted.note_end
+        self._store_response = admitted.store_response
         self._tools = responses_tools_of(body)
         reasoning = body.get("reasoning") or {}
         self._summarises = bool(reasoning.get("summary") or reasoning.get("generate_summary"))
@@ -223,16 +223,18 @@ class ResponseWriter(FrameWriter):
         self._output: list[dict[str, Any]] = []
         self._item: _TextItem | _CallItem | None = None  # item that is open
         self._channel = ""  # channel of the open item
-        self.response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
+        self.response = _initial_response(
+            admitted.request, admitted.model, admitted.answer.request_id
+        )
 
     def event(self, kind: str, data: dict[str, Any]) -> bytes:
         self._sequence += 1
         return sse_event(kind, {"sequence_number": self._sequence} | data)
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         return [self.state("response.created"), self.state("response.in_progress")]
 
-    def ended(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         """Close the response with its usage.
 
         The response is stored before its last event is sent, as the client may then ask for it.
@@ -249,10 +251,10 @@ class ResponseWriter(FrameWriter):
             "output": self._output,
             "usage": usage_fields(event.usage),
         }
-        self._note_end(self.response)
+        self._store_response(self.response)
         return [*frames, self.state(f"response.{status}")]
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         """Close the open item, and the response with `error`."""
         frames = self.close_item("incomplete")
         fields = openai_error(error)
@@ -264,7 +266,7 @@ class ResponseWriter(FrameWriter):
         """Return an event that carries the whole response as it is now."""
         return self.event(kind, {"response": self.response | {"output": self._output}})
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         """Return the event that keeps a silent stream alive and reports the prefill's progress.
 
         It is an event, not a comment, as Codex's idle timer sees events only. Long fields that the
@@ -276,7 +278,7 @@ class ResponseWriter(FrameWriter):
 
     # -------------------------------------------------- items
 
-    def grown(self, _index: int, delta: Delta) -> list[bytes]:
+    def delta_frames(self, _index: int, delta: Delta) -> list[bytes]:
         """Return the events for `delta`, which may close one item and open the next."""
         frames = []
         if delta.call is not None or self._item is None or delta.channel != self._channel:
@@ -285,7 +287,7 @@ class ResponseWriter(FrameWriter):
             frames = [*self.close_item(), *self._open_item(delta)]
         assert self._item is not None
         if delta.text or delta.logprobs:
-            frames += self._events(self._item.grown(delta.text, delta.logprobs))
+            frames += self._events(self._item.delta_events(delta.text, delta.logprobs))
         return frames
 
     def _open_item(self, delta: Delta) -> list[bytes]:
@@ -302,14 +304,14 @@ class ResponseWriter(FrameWriter):
             events = ("response.content_part", "response.output_text")
             self._item = _TextItem(item | {"status": "in_progress"}, part, *events)
         self._output.append(self._item.item)
-        return [self._item_event("added"), *self._events(self._item.opened())]
+        return [self._item_event("added"), *self._events(self._item.opening_events())]
 
     def close_item(self, status: str = "completed") -> list[bytes]:
         """Return the events that close the open item; none if no item is open."""
         item, self._item = self._item, None
         if item is None:
             return []
-        return [*self._events(item.closed(status)), self._item_event("done")]
+        return [*self._events(item.closing_events(status)), self._item_event("done")]
 
     def _item_event(self, end: str) -> bytes:
         """Return the first ("added") or last ("done") event of the newest item."""
@@ -330,6 +332,6 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     writer = ResponseWriter(admitted)
     while not isinstance(event := await admitted.answer.next_event(), Finished):
         if event is not None:
-            writer.grown(0, event)
-    writer.ended(0, event, None)
+            writer.delta_frames(0, event)
+    writer.final_frames(0, event, None)
     return writer.response

@@ -10,11 +10,11 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
 )
 from hearth.proxy.api.body.message_content import (
+    assistant_texts,
     read_content,
+    readable_texts,
     result_content,
-    said_texts,
     text_content,
-    texts_of,
 )
 from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, responses_tools_of
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
@@ -41,7 +41,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     if instructions := fields.text(body, "instructions"):
         reader.messages.append({"role": "system", "content": instructions})
     items = input_items(body)
-    for item, param in fields.records(items, "input"):
+    for item, param in fields.json_objects(items, "input"):
         reader.read(item, param)
     reader.flush_reasoning()
     if not items:
@@ -51,7 +51,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
-    wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
+    wants_logprobs = LOGPROBS in fields.optional_list(body, "include")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
@@ -69,11 +69,11 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         body=body,
         left_out=(*request_tools.dropped, *reader.left_out),
         constraints=dataclasses.replace(
-            tools.openai_choice(
+            tools.read_tool_choice(
                 body.get("tool_choice"), request_tools.choosable, request_tools.dropped
             ),
             **sampling_params.read_format(
-                fields.optional_record(body, "text").get("format"), "text.format"
+                fields.optional_object(body, "text").get("format"), "text.format"
             ),
             parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
             thinking_budget=thinking.budget,
@@ -97,7 +97,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             param="background",
         )
     for name in ("reasoning", "metadata"):  # checked here, as the response repeats them
-        fields.optional_record(body, name)
+        fields.optional_object(body, name)
 
 
 def input_items(body: dict[str, Any]) -> list[Any]:
@@ -170,7 +170,7 @@ class _InputItemReader:
         if (
             role == "assistant" and type(content) is list
         ):  # another server may have made it, with any parts
-            texts, thoughts = said_texts(content, where, self.left_out)
+            texts, thoughts = assistant_texts(content, where, self.left_out)
             self._reasoning += thoughts
             content = join(texts)
         else:
@@ -200,7 +200,7 @@ class _InputItemReader:
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        texts = texts_of(item)
+        texts = readable_texts(item)
         if texts and kind == "agent_message":  # from another agent to this agent
             self._asked("user", join_text(texts))
         elif texts:
@@ -234,7 +234,7 @@ class _InputItemReader:
     def _loaded(self, item: dict[str, Any], param: str) -> None:
         """Read the tools that an item loads; the model sees them at the item's position."""
         where = f"{param}.tools"
-        loaded_tools = fields.optional_rows(item, "tools", where)
+        loaded_tools = fields.optional_list(item, "tools", where)
         names = self._request_tools.add(loaded_tools, where, late=True)
         if item.get("call_id"):
             self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
@@ -267,7 +267,7 @@ def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
     """Return the reasoning texts, or else the summary; [] if the item is only encrypted."""
     for name in ("content", "summary"):
         raw_parts = item.get(name)
-        parts = fields.records([] if raw_parts is None else raw_parts, f"{param}.{name}")
+        parts = fields.json_objects([] if raw_parts is None else raw_parts, f"{param}.{name}")
         texts = [fields.text(part, "text", f"{where}.text") or "" for part, where in parts]
         if any(texts):
             return texts

@@ -110,7 +110,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def expanded(self, api_key: str, body: dict[str, Any]) -> dict[str, Any]:
+    def expand(self, api_key: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return `body` with its references replaced by the items that they refer to.
 
         Instructions of an earlier response are not carried over, as in the official API.
@@ -155,13 +155,13 @@ class ResponseStore:
                 "",
                 deployment,
             ):  # only the maker knows its ids and encrypted items
-                earlier_items = [_unsealed(item) for item in earlier_items]
+                earlier_items = [_for_other_model(item) for item in earlier_items]
         sent_items = [item for item in earlier_items + new_items if item is not None]
         if api_key:
             sent_items = [
                 allowed
                 for item in sent_items
-                if (allowed := self._given_only(api_key, item)) is not None
+                if (allowed := self._without_foreign_id(api_key, item)) is not None
             ]
         return CloudInput(body | {"input": sent_items}, whole)
 
@@ -173,11 +173,11 @@ class ResponseStore:
         `maker` is the id of the cloud deployment that made the response. A malformed response of a
         deployment is not kept.
         """
-        entry = self.made(body, response, maker)
+        entry = self.entry_for(body, response, maker)
         if entry is not None:
             self.add(api_key, response, entry)
 
-    def made(
+    def entry_for(
         self, body: dict[str, Any], response: dict[str, Any], maker: str
     ) -> _StoredResponse | None:
         """Return the entry that `keep` adds, or None. Any thread, as encoding it may take long."""
@@ -188,7 +188,7 @@ class ResponseStore:
         return entry if entry.nbytes <= BYTES_MAX else None
 
     def add(self, api_key: str, response: dict[str, Any], entry: _StoredResponse) -> None:
-        """Keep `entry`, which `made` returned for `response`."""
+        """Keep `entry`, which `entry_for` returned for `response`."""
         entry_key = self._entry_key(api_key, response["id"])
         self._add(entry_key, entry)
         self.journal.put((entry_key, entry), entry.nbytes)
@@ -347,20 +347,20 @@ class ResponseStore:
         found: dict[str, Any] | None = known[response_id].get(wanted)
         return found
 
-    def _given_only(self, api_key: str, item: Any) -> Any:
+    def _without_foreign_id(self, api_key: str, item: Any) -> Any:
         """Return `item`, without its id if another API key may have received that id.
 
         The provider would look the id up among the items of all API keys. Reasoning that has
         nothing but an id is left out.
         """
-        if type(item) is not dict or not _is_elsewhere(item.get("id")):
+        if type(item) is not dict or not _is_provider_id(item.get("id")):
             return item
         if (
             type(item["id"]) is str
             and (self.journal.named(api_key), item["id"]) in self._cloud_items
         ):
             return item
-        return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
+        return _for_other_model(item) if not item.get("encrypted_content") else _without_id(item)
 
 
 def _has_references(items: Any) -> bool:
@@ -371,13 +371,13 @@ def _is_reference(item: Any) -> bool:
     return type(item) is dict and item.get("type") == "item_reference"
 
 
-def _is_elsewhere(item_id: Any) -> bool:
+def _is_provider_id(item_id: Any) -> bool:
     return item_id is not None and not is_our_item_id(item_id)
 
 
-def _unsealed(item: Any) -> Any:
+def _for_other_model(item: Any) -> Any:
     """Return `item` for another model than its maker; None if only the maker can read it."""
-    if type(item) is not dict or not _is_elsewhere(item.get("id", "")):
+    if type(item) is not dict or not _is_provider_id(item.get("id", "")):
         return item
     return None if item.get("type") in _SEALED else _without_id(item)
 

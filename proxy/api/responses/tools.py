@@ -25,7 +25,7 @@ class ToolOrigin:
 
 
 class ResponsesTools:
-    """The tools of one request in the client's order, with those that its input loads."""
+    """The tools of one request in the client's order, including tools that its input loads."""
 
     def __init__(self) -> None:
         self.shown: list[Any] = []
@@ -33,7 +33,7 @@ class ResponsesTools:
         self.dropped: list[str] = []  # types of the tools that are left out
         self._origins: dict[str, ToolOrigin] = {}  # by the name that the model sees
         self._names: dict[ToolOrigin, str] = {}
-        self._searches: bool = False  # whether the client runs the tool search
+        self._runs_search: bool = False  # whether the client runs the tool search
 
     @property
     def choosable(self) -> dict[str, list[str]]:
@@ -55,36 +55,36 @@ class ResponsesTools:
         return self._origins.get(shown) or ToolOrigin("function", shown)
 
     def add(self, declared_tools: list[Any], param: str, *, late: bool = False) -> list[str]:
-        """Add tools, and return the model's names of those that it can call.
+        """Add tools, and return the names of the callable ones as the model sees them.
 
         Raises:
             RequestError: a tool is malformed.
         """
         names = []
-        for declared, where in fields.records(declared_tools, param):
+        for declared, where in fields.json_objects(declared_tools, param):
             kind = fields.required_text(declared, "type", f"{where}.type")
             if kind == "namespace":
                 names += self._add_namespace(declared, where, late)
             elif kind in ("function", "custom"):
                 names.append(self._add(declared, where, "", late))
             elif kind == SEARCH and declared.get("execution") == "client":
-                self._searches = True
+                self._runs_search = True
                 tool = tools.function_tool({**declared, "name": SEARCH}, where)
                 names.append(self._keep(tool, ToolOrigin(SEARCH, SEARCH), late=False))
             else:
                 self.dropped.append(kind)
         return names
 
-    def settle(self) -> None:
+    def show_unsearchable(self) -> None:
         """Show deferred tools at once if only a search by the server would load them."""
-        if SEARCH in self.dropped and not self._searches:
+        if SEARCH in self.dropped and not self._runs_search:
             self.shown, self.deferred = self.shown + self.deferred, []
 
     def _add_namespace(self, declared: dict[str, Any], where: str, late: bool) -> list[str]:
         namespace = fields.required_text(declared, "name", f"{where}.name")
         description = fields.text(declared, "description", f"{where}.description") or ""
         names = []
-        for inner, inner_where in fields.records(declared.get("tools"), f"{where}.tools"):
+        for inner, inner_where in fields.json_objects(declared.get("tools"), f"{where}.tools"):
             if inner.get("type") not in ("function", "custom"):
                 self.dropped.append(str(inner.get("type")))
                 continue
@@ -119,18 +119,18 @@ class ResponsesTools:
 
 
 def responses_tools_of(body: dict[str, Any]) -> ResponsesTools:
-    """Return the tools of `body`, and those that its input loads.
+    """Return the tools of `body`, including tools that its input loads.
 
     Raises:
         RequestError: a tool is malformed.
     """
     request_tools = ResponsesTools()
-    request_tools.add(fields.optional_rows(body, "tools"), "tools")
-    request_tools.settle()
+    request_tools.add(fields.optional_list(body, "tools"), "tools")
+    request_tools.show_unsearchable()
     items = body.get("input")
     for index, item in enumerate(items if type(items) is list else ()):
         if type(item) is dict and item.get("type") in LOADING:
             param = f"input[{index}].tools"
-            loaded_tools = fields.optional_rows(item, "tools", param)  # null if a search found none
+            loaded_tools = fields.optional_list(item, "tools", param)  # null if a search found none
             request_tools.add(loaded_tools, param, late=True)
     return request_tools
