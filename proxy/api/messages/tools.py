@@ -61,16 +61,13 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
     Raises:
         RequestError: a tool is malformed.
     """
-    request_tools = MessagesTools()
+    offered = MessagesTools()
     for declared, param in fields.json_objects(fields.optional_list(body, "tools"), "tools"):
-        request_tools.add(declared, param)
-    if any(kind.startswith(_HOSTED_SEARCH) for kind in request_tools.dropped):
+        offered.add(declared, param)
+    if any(kind.startswith(_HOSTED_SEARCH) for kind in offered.dropped):
         # The search is not run here, so nothing else would load the deferred tools.
-        request_tools.shown, request_tools.deferred = (
-            request_tools.shown + request_tools.deferred,
-            [],
-        )
-    return request_tools
+        offered.shown, offered.deferred = offered.shown + offered.deferred, []
+    return offered
 
 
 def read_choice(body: dict[str, Any], request_tools: MessagesTools) -> Constraints:

@@ -138,7 +138,7 @@ class OllamaWriter(FrameWriter):
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._admitted = admitted
-        self._answer = functools.partial(_answer, *_dialect_and_model(admitted))
+        self._line_fields = functools.partial(_answer, *_dialect_and_model(admitted))
         self._contents: list[str] = []
         self._call: CallStart | None = None  # call that is being written
         self._arguments: list[str] = []  # pieces of its arguments
@@ -159,16 +159,16 @@ class OllamaWriter(FrameWriter):
         else:
             fields["content"] = event.text
             self._contents.append(event.text)
-        return [json_line(self._answer(**fields) | _MORE)] if any(fields.values()) else []
+        return [json_line(self._line_fields(**fields) | _MORE)] if any(fields.values()) else []
 
     def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         calls = self._end_call(is_cut=event.is_cut)
-        lines = [json_line(self._answer(calls=calls) | _MORE)] if calls else []
+        lines = [json_line(self._line_fields(calls=calls) | _MORE)] if calls else []
         end = _end(self._admitted, event, "".join(self._contents))
-        return [*lines, json_line(self._answer() | end)]
+        return [*lines, json_line(self._line_fields() | end)]
 
     def keep_alive_frame(self) -> bytes:
-        return json_line(self._answer() | _MORE)
+        return json_line(self._line_fields() | _MORE)
 
     def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]

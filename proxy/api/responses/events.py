@@ -78,7 +78,7 @@ def _initial_response(request: ParsedRequest, model: str, request_id: str) -> di
 # ---------------------------------------------------------------- output items
 #
 # An item returns its events as (kind, fields). The ResponseWriter adds their sequence numbers and
-# the item's id. `item` is the item's JSON object, which changes until the item is closed.
+# the item's id. `fields` is the item's JSON object, which changes until the item is closed.
 # `opening_events` follow the item's first event, and `closing_events` precede its last event. The
 # status is "completed", or "incomplete" if the answer ended inside the item.
 
@@ -97,18 +97,18 @@ class _TextItem:
 
     def __init__(
         self,
-        item: dict[str, Any],
+        fields: dict[str, Any],
         part: dict[str, Any],
         part_event: str,
         text_event: str,
         holder: str = "content",
     ) -> None:
-        self.item = item
+        self.fields = fields
         self._part_fields = part
         self._part_event_name, self._text_event = part_event, text_event
         self._holder = holder
         self._index = {f"{holder}_index": 0}
-        self._has_logprobs = item["type"] == "message"
+        self._has_logprobs = fields["type"] == "message"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
@@ -128,7 +128,7 @@ class _TextItem:
 
     def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._texts)
-        self.item |= {self._holder: [self._part(text)], "status": status}
+        self.fields |= {self._holder: [self._part(text)], "status": status}
         done = {**self._index, "text": text, **self._logprob_fields(self._logprobs)}
         return [(f"{self._text_event}.done", done), self._part_event("done", text)]
 
@@ -164,8 +164,8 @@ class _CallItem:
     a custom tool is sent once it is complete, as the model writes it inside JSON.
     """
 
-    def __init__(self, item: dict[str, Any]) -> None:
-        self.item = item
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
         self._pieces: list[str] = []
 
     def opening_events(self) -> list[_ItemEvent]:
@@ -173,22 +173,22 @@ class _CallItem:
 
     def delta_events(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
         self._pieces.append(text)
-        is_sent = text and self.item["type"] == "function_call"
+        is_sent = text and self.fields["type"] == "function_call"
         return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_sent else []
 
     def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._pieces)
         arguments = tools.parsed_object(text)
-        self.item["status"] = "incomplete" if arguments is None else status
-        if self.item["type"] == "custom_tool_call":
-            self.item["input"] = free_text = tools.free_text(text)
+        self.fields["status"] = "incomplete" if arguments is None else status
+        if self.fields["type"] == "custom_tool_call":
+            self.fields["input"] = free_text = tools.free_text(text)
             return [
                 (f"{_INPUT}.delta", {"delta": free_text}),
                 (f"{_INPUT}.done", {"input": free_text}),
             ]
-        is_function = self.item["type"] == "function_call"
-        self.item["arguments"] = text if is_function else arguments or {}
-        done = {"arguments": text, "name": self.item.get("name")}
+        is_function = self.fields["type"] == "function_call"
+        self.fields["arguments"] = text if is_function else arguments or {}
+        done = {"arguments": text, "name": self.fields.get("name")}
         return [(f"{_ARGUMENTS}.done", done)] if is_function else []
 
 
@@ -303,7 +303,7 @@ class ResponseWriter(FrameWriter):
             part = {"type": "output_text", "annotations": []}
             events = ("response.content_part", "response.output_text")
             self._item = _TextItem(item | {"status": "in_progress"}, part, *events)
-        self._output.append(self._item.item)
+        self._output.append(self._item.fields)
         return [self._item_event("added"), *self._events(self._item.opening_events())]
 
     def close_item(self, status: str = "completed") -> list[bytes]:
