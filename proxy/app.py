@@ -229,7 +229,7 @@ class ProxyApp:
             raise wrong_method(exchange, "POST")
         gateway, encoder = self._gateway, None
         is_here = path in _OWN or path.startswith(OLLAMA_PREFIX) or kind == "rerank"
-        is_here |= DIALECTS[dialect].crossed != dialect  # nobody else reads such bodies
+        is_here |= DIALECTS[dialect].litellm_dialect != dialect  # nobody else reads such bodies
         if kind is not None and (is_here or gateway is None):
             encoder = self.encoders.model(kind)  # refuses before the body is read
         body = await exchange.read_object()
@@ -242,7 +242,7 @@ class ProxyApp:
             if encoder is not None:
                 local = encoder.public
             else:
-                name = self._names.named(body.fields.get("model"))
+                name = self._names.name_or_default(body.fields.get("model"))
                 if self._names.find(name) is None:
                     self.encoders.refuse_text(name)
                 local = self._names.check(name)
@@ -258,7 +258,9 @@ class ProxyApp:
         if is_here:
             await answer_here(gateway.local_deployment(group))
             return
-        asked: CloudDialect = "embeddings" if kind is not None else DIALECTS[dialect].crossed
+        asked: CloudDialect = (
+            "embeddings" if kind is not None else DIALECTS[dialect].litellm_dialect
+        )
         if path in COUNT_PATHS:
             asked = cast(CloudDialect, f"{dialect}_count")
         call = GatewayCall(asked, body.fields, body.size, answer_here)
@@ -267,10 +269,10 @@ class ProxyApp:
     def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
         """Return the group that a body names. Raises: RequestError: there is none."""
         names = self._names if kind is None else self.encoders.names or self._names
-        name = names.named(body.fields.get("model"))
+        name = names.name_or_default(body.fields.get("model"))
         group = gateway.group_of(name, names)
         if group is None:
-            raise self._names.unknown(name, gateway.table.listed)
+            raise self._names.unknown_name_error(name, gateway.table.listed)
         return group
 
     async def _answer_here(
@@ -297,7 +299,7 @@ class ProxyApp:
         if self._gateway is not None and deployment is not None:
             accounts = self._gateway.accounts
             if kind is not None or path in ANSWER_PATHS:
-                asked = kind or DIALECTS[dialect].crossed
+                asked = kind or DIALECTS[dialect].litellm_dialect
                 telling = accounts.telling(exchange, asked, deployment, body)
             else:
                 await accounts.check(exchange, deployment.group)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
-from hearth.proxy.api.answer_frames import AdmittedRequest, frames, merged
+from hearth.proxy.api.answer_frames import AdmittedRequest, frames, total_usage
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
@@ -53,10 +53,10 @@ class LocalAnswers:
     ) -> ParsedRequest:
         """Return the request in `body`, its files read, while the client is there."""
         size = body.size
-        whole = self.body_parser.expanded(dialect, body.fields, exchange.headers)
+        whole = self.body_parser.expand(dialect, body.fields, exchange.headers)
         if whole is not body.fields:  # with a conversation of any size
             size += SMALL_BYTES_MAX
-        parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
+        parse = functools.partial(self.body_parser.parse, dialect, whole, exchange.headers)
         request = await exchange.work_on_body(size, parse)
         completing = self.body_parser.complete(request, exchange.hold, size)
         may_wait = size > SMALL_BYTES_MAX or has_files(request)
@@ -89,7 +89,7 @@ class LocalAnswers:
         reading = functools.partial(tokenize_endpoints.raw_prompt, path, asked)
         if raw := await exchange.work_on_body(body.size, reading):
             prompt, query = raw
-            request = self.body_parser.raw(prompt, asked, exchange.headers)
+            request = self.body_parser.raw_request(prompt, asked, exchange.headers)
             request = dataclasses.replace(request, target=self._names.model_of(target))
         else:
             query = tokenize_endpoints.template_query(path, asked)
@@ -107,7 +107,9 @@ class LocalAnswers:
     ) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         started = awake_s()
-        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body, target))
+        request = prefill_endpoint.prefill_request(
+            await self._parse(exchange, dialect, body, target)
+        )
         answer = await exchange.while_connected(self.pool.open(request, exchange.request_id))
         exchange.on_disconnect(answer.close)
         try:
@@ -133,8 +135,8 @@ class LocalAnswers:
         """
         unloads = False
         if dialect in (ollama_parse.CHAT, ollama_parse.GENERATE):
-            unloads = ollama_parse.unloads(body.fields)
-            if not ollama_parse.is_question(dialect, body.fields):
+            unloads = ollama_parse.asks_to_unload(body.fields)
+            if not ollama_parse.asks_for_answer(dialect, body.fields):
                 await self._load(exchange, dialect, body, target, unloads)
                 return
         request = await self._parse(exchange, dialect, body, target)
@@ -145,9 +147,9 @@ class LocalAnswers:
         )
         if account is not None:
             account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, answer, tuple(others), came_at=started)
+        admitted = AdmittedRequest(request, name, answer, tuple(others), received_at=started)
         if dialect == "responses" and request.is_stored:
-            admitted.note_end = functools.partial(
+            admitted.store_response = functools.partial(
                 self._routes.stored.keep, request.prompt.speaker.key, request.body
             )
         exchange.on_disconnect(lambda: _close(admitted.answers))
@@ -182,7 +184,7 @@ class LocalAnswers:
             self.pool.host.unload(model, key_digest(exchange.headers))
         else:
             await exchange.while_connected(self.pool.load(model))
-        name = self._names.named(body.fields.get("model"))
+        name = self._names.name_or_default(body.fields.get("model"))
         await exchange.send_json(200, ollama_events.empty_answer(dialect, name, reason))
 
     async def _open(
@@ -243,7 +245,7 @@ def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeade
     usages = [answer.usage for answer in answers if answer.usage is not None]
     if len(usages) < len(answers):
         return []
-    usage = merged(usages, per_prompt)
+    usage = total_usage(usages, per_prompt)
     text = (
         f"hit={usage.cached_tokens} prefilled={usage.prefilled_tokens} source={usage.source} "
         f"ttft_ms={usage.ttft_ms}"

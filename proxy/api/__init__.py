@@ -1,1 +1,1 @@
-"""Translates each HTTP API: its bodies to our requests, our events to its answers."""
+"""Translates each HTTP API: its bodies to ParsedRequests, a worker's events to its answers."""

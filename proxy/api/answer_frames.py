@@ -1,8 +1,8 @@
-"""Streams an answer in its dialect's frames, or gathers it whole: one loop for all dialects.
+"""Streams an answer in the frames of its dialect, or collects the whole answer.
 
-It reads the choices of one request as one stream of events, and adds up their usage; each dialect
-has its writer of frames. Below are the frames and fields that several dialects share: server-sent
-events, log probabilities, and usage beyond each API's own.
+One loop serves all dialects: it reads the choices of a request as one stream of events and adds up
+their usage. Each dialect has its own `FrameWriter`. The frames and fields that several dialects
+share are here too: server-sent events, log probabilities, and the usage fields that Hearth adds.
 """
 
 import asyncio
@@ -21,49 +21,53 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-PING_S: Final = 5.0  # of silence: a client that counts 10 s sees one late event in between
+PING_S: Final = 5.0  # longest silence; one late ping still reaches a client that waits 10 s
 SSE_DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
-LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
+LOGPROB_MIN: Final = -9999.0  # stands for minus infinity, which JSON lacks
 
-# (choice, what it gave); (0, None) = all were silent
+# (index of the choice, its event); (0, None) = no choice sent anything for a while
 ChoiceEvent = tuple[int, Delta | Finished | None]
 
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A request that a worker has admitted, and its answer. Owner: its HTTP task."""
+    """A request that a worker has admitted, and its answers. Owner: the request's HTTP task."""
 
     request: ParsedRequest
-    model: str  # the public name of what answers
+    model: str  # public name of the model or adapter that answers
     answer: AnswerStream
-    others: tuple[AnswerStream, ...] = ()  # the choices after the first
-    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given a response that is whole
-    came_at: float = field(default_factory=awake_s)  # when it was asked
+    other_answers: tuple[AnswerStream, ...] = ()  # answers of the choices after the first
+    # Receives the complete response.
+    store_response: Callable[[dict[str, Any]], None] = lambda _: None
+    received_at: float = field(default_factory=awake_s)  # arrival of the request, awake clock
 
     @property
     def answers(self) -> tuple[AnswerStream, ...]:
-        """Every choice, in the order of `ParsedRequest.submissions`."""
-        return (self.answer, *self.others)
+        """Return the answers of all choices, in the order of `ParsedRequest.submissions`."""
+        return (self.answer, *self.other_answers)
 
 
 async def choice_events(
     admitted: AdmittedRequest, wait_s: float | None = None
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
+    """Yield the events of all choices, each choice up to its Finished.
 
-    Once it has ended no task of it runs on. Who admitted the answers closes them.
+    When no event came for `wait_s`, the generator yields (0, None). All its tasks have ended when
+    it ends. The caller closes the answers.
 
     Raises:
-        RequestError: one of them failed; this is the end of all.
+        RequestError: one choice failed, which ends the other choices too.
     """
     answers = admitted.answers
     if len(answers) == 1:
-        row: Delta | Finished | None = None
-        while not isinstance(row, Finished):
-            row = await admitted.answer.next_event(wait_s)
-            yield 0, row
+        event: Delta | Finished | None = None
+        while not isinstance(event, Finished):
+            event = await admitted.answer.next_event(wait_s)
+            yield 0, event
         return
-    pending = {asyncio.create_task(each.next_event()): at for at, each in enumerate(answers)}
+    pending = {
+        asyncio.create_task(answer.next_event()): index for index, answer in enumerate(answers)
+    }
     try:
         while pending:
             done, _ = await asyncio.wait(
@@ -72,81 +76,88 @@ async def choice_events(
             if not done:
                 yield 0, None
             for task in sorted(done, key=pending.__getitem__):
-                row, index = task.result(), pending.pop(task)
-                if not isinstance(row, Finished):
+                event, index = task.result(), pending.pop(task)
+                if not isinstance(event, Finished):
                     pending[asyncio.create_task(answers[index].next_event())] = index
-                if row is not None:
-                    yield index, row
+                if event is not None:
+                    yield index, event
     finally:
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """What one choice said from its begin to its end: each run of a channel, each call."""
+    """The complete output of one choice: its texts by channel and its calls, in order."""
 
     parts: list[tuple[str, CallStart | None, list[str]]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: Finished = field(init=False)
+    finished: Finished = field(init=False)
 
-    def take(self, row: Delta | Finished) -> None:
-        """Add what comes next; a channel that says nothing begins no run."""
-        if isinstance(row, Finished):
-            self.end = row
+    def add(self, event: Delta | Finished) -> None:
+        """Add the next event of the choice; an empty text begins no new part."""
+        if isinstance(event, Finished):
+            self.finished = event
             return
-        self.logprobs += row.logprobs
-        if row.call is not None or (
-            row.text and not (self.parts and self.parts[-1][0] == row.channel)
+        self.logprobs += event.logprobs
+        if event.call is not None or (
+            event.text and not (self.parts and self.parts[-1][0] == event.channel)
         ):
-            self.parts.append((row.channel, row.call, [row.text]))
-        elif row.text:
-            self.parts[-1][2].append(row.text)
+            self.parts.append((event.channel, event.call, [event.text]))
+        elif event.text:
+            self.parts[-1][2].append(event.text)
 
     def text(self, channel: str) -> str:
-        """Return all that was said in `channel`."""
-        return "".join(text for kind, _, texts in self.parts if kind == channel for text in texts)
+        """Return the whole text of `channel`."""
+        return "".join(
+            text
+            for part_channel, _, texts in self.parts
+            if part_channel == channel
+            for text in texts
+        )
 
     @property
     def calls(self) -> list[tuple[CallStart, str]]:
-        """Each call, and the text of its arguments."""
+        """Return each call with the text of its arguments."""
         return [(call, "".join(texts)) for _, call, texts in self.parts if call is not None]
 
 
 async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], Usage]:
-    """Return the choices of `admitted` once all are complete, and what they cost together.
+    """Return the choices of `admitted` once all are complete, and their total usage.
 
     Raises:
-        RequestError: one broke off.
+        RequestError: one choice failed.
     """
     wholes = [WholeChoice() for _ in admitted.answers]
     async with aclosing(choice_events(admitted)) as events:
-        async for index, row in events:
-            assert row is not None, "nobody asked for silences"
-            wholes[index].take(row)
-    return wholes, merged([each.end.usage for each in wholes], admitted.request.choices)
+        async for index, event in events:
+            assert event is not None, "nobody asked for silences"
+            wholes[index].add(event)
+    return wholes, total_usage(
+        [choice.finished.usage for choice in wholes], admitted.request.choices
+    )
 
 
-def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
-    """Return what the choices of a request cost together: a prompt counts once for its own."""
+def total_usage(usages: Sequence[Usage], per_prompt: int) -> Usage:
+    """Return the total usage of a request; each prompt counts once, whatever its choices."""
     assert usages and len(usages) % per_prompt == 0, (len(usages), per_prompt)
     firsts = usages[::per_prompt]
     return dataclasses.replace(
         firsts[0],
-        prompt_tokens=sum(row.prompt_tokens for row in firsts),
-        cached_tokens=sum(row.cached_tokens for row in firsts),
-        source=next((row.source for row in firsts if row.cached_tokens), "none"),
-        prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
-        matched_tokens=sum(row.matched_tokens for row in firsts),
-        canonical_tokens=sum(row.canonical_tokens for row in firsts),
-        idle_tokens=max(row.idle_tokens for row in firsts),
-        completion_tokens=sum(row.completion_tokens for row in usages),
-        reasoning_tokens=sum(row.reasoning_tokens for row in usages),
-        image_ms=sum(row.image_ms for row in usages),
-        accepted_prediction_tokens=sum(row.accepted_prediction_tokens for row in usages),
-        rejected_prediction_tokens=sum(row.rejected_prediction_tokens for row in usages),
-        decode_forwards=sum(row.decode_forwards for row in usages),
+        prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+        cached_tokens=sum(usage.cached_tokens for usage in firsts),
+        source=next((usage.source for usage in firsts if usage.cached_tokens), "none"),
+        prefilled_tokens=sum(usage.prefilled_tokens for usage in firsts),
+        matched_tokens=sum(usage.matched_tokens for usage in firsts),
+        canonical_tokens=sum(usage.canonical_tokens for usage in firsts),
+        idle_tokens=max(usage.idle_tokens for usage in firsts),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        image_ms=sum(usage.image_ms for usage in usages),
+        accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in usages),
+        rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in usages),
+        decode_forwards=sum(usage.decode_forwards for usage in usages),
     )
 
 
@@ -154,68 +165,68 @@ def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
 
 
 def sse_event(kind: str, data: dict[str, Any]) -> bytes:
-    """Return one named event, its type repeated in the data as the official APIs do."""
+    """Return one named event; the data repeats its type, as the official APIs do."""
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
-def sse_data(row: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(row) + b"\n\n"
+def sse_data(data: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class FrameWriter(Protocol):
-    """Writes the frames of one stream, in the words of its dialect. Owner: its HTTP task."""
+    """Writes the frames of one stream in its dialect. Owner: the request's HTTP task."""
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         return []
 
-    def grown(self, index: int, row: Delta) -> list[bytes]: ...
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]: ...
 
-    def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
-        """Return the end of a choice; `usage` is of all, where this is the last of them."""
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
+        """Return the end of a choice; the last choice to end gets the total `usage`."""
         ...
 
-    def alive(self) -> bytes:
-        """Return the frame that keeps a silent stream alive; it tells how far the prefill is."""
+    def keep_alive_frame(self) -> bytes:
+        """Return the frame that keeps a silent stream alive and reports the prefill's progress."""
         ...
 
-    def broken(self, error: RequestError) -> list[bytes]:
-        """Return the end of a stream that breaks off."""
+    def error_frames(self, error: RequestError) -> list[bytes]:
+        """Return the end of a stream that failed."""
         ...
 
 
 async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, an error is its end.
+    """Yield the frames of the stream of `admitted`; after a failure an error is the last frame.
 
-    A stream that would fall silent, also where its model writes what is not told, says that it is
-    alive.
+    A keep-alive frame goes out after PING_S without a frame, also while the model writes text that
+    is not sent.
     """
-    usages: dict[int, Usage] = {}  # by choice, once it has ended
+    usages: dict[int, Usage] = {}  # by index of the choices that have ended
     try:
-        for frame in writer.begun():
+        for frame in writer.opening_frames():
             yield frame
         sent_at = time.monotonic()
         async with aclosing(choice_events(admitted, PING_S)) as events:
-            async for index, row in events:
-                found: list[bytes] = []
-                if isinstance(row, Delta):
-                    found = writer.grown(index, row)
-                elif row is not None:
-                    usages[index], usage = row.usage, None
+            async for index, event in events:
+                new_frames: list[bytes] = []
+                if isinstance(event, Delta):
+                    new_frames = writer.delta_frames(index, event)
+                elif event is not None:
+                    usages[index], usage = event.usage, None
                     if len(usages) == len(admitted.answers):
-                        of_all = [usages[each] for each in sorted(usages)]
-                        usage = merged(of_all, admitted.request.choices)
-                    found = writer.ended(index, row, usage)
+                        of_all = [usages[choice] for choice in sorted(usages)]
+                        usage = total_usage(of_all, admitted.request.choices)
+                    new_frames = writer.final_frames(index, event, usage)
                 now = time.monotonic()
-                if row is None or (not found and now - sent_at >= PING_S):
-                    found = [writer.alive()]
-                if found:
+                if event is None or (not new_frames and now - sent_at >= PING_S):
+                    new_frames = [writer.keep_alive_frame()]
+                if new_frames:
                     sent_at = now
-                for frame in found:
+                for frame in new_frames:
                     yield frame
     except RequestError as error:
-        for answer in admitted.answers:  # the others compute for nobody, also where he reads late
+        for answer in admitted.answers:  # at once: a client may read the error late
             answer.close()
-        for frame in writer.broken(error):
+        for frame in writer.error_frames(error):
             yield frame
 
 
@@ -223,7 +234,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
 
 
 def extra_fields(usage: Usage) -> dict[str, Any]:
-    """Return the fields of ours that the usage of every dialect has."""
+    """Return the fields that Hearth adds to the usage of every dialect."""
     return {
         "kv_cache": {
             "cache_hit": usage.cached_tokens > 0,
@@ -244,7 +255,7 @@ def extra_fields(usage: Usage) -> dict[str, Any]:
 
 
 def prediction_fields(usage: Usage) -> dict[str, int]:
-    """Return what came of drafted tokens, in the words of chat completions."""
+    """Return how many drafted tokens were accepted and rejected, as chat completions name them."""
     return {
         "accepted_prediction_tokens": usage.accepted_prediction_tokens,
         "rejected_prediction_tokens": usage.rejected_prediction_tokens,
@@ -252,23 +263,28 @@ def prediction_fields(usage: Usage) -> dict[str, int]:
 
 
 def prefill_fields(answer: AnswerStream) -> dict[str, int]:
-    """Return how far the prefill is, for a stream that is silent meanwhile."""
+    """Return the progress of the prefill, for the keep-alive frames of a stream."""
     return {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
 
 
 def image_fields(usage: Usage) -> dict[str, int]:
-    """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
+    """Return the prompt's image tokens, as both OpenAI dialects name them."""
     return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
 
 
-def logprob_rows(rows: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return each token with its log probability, and those of its alternatives."""
+def logprob_entries(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return each token with its log probability and its likeliest alternatives."""
     return [
-        _row(each.token, each.token_bytes, each.logprob)
-        | {"top_logprobs": [_row(text, octets, value) for _, text, octets, value in each.top]}
-        for each in rows
+        _logprob_entry(entry.token, entry.token_bytes, entry.logprob)
+        | {
+            "top_logprobs": [
+                _logprob_entry(text, token_bytes, value)
+                for _, text, token_bytes, value in entry.top
+            ]
+        }
+        for entry in logprobs
     ]
 
 
-def _row(text: str, octets: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
+def _logprob_entry(text: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(token_bytes), "logprob": max(logprob, LOGPROB_MIN)}

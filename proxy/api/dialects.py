@@ -1,6 +1,6 @@
-"""Lists the client APIs: a row has all by which the server knows one.
+"""Lists the client APIs: one `ApiDialect` for each has all that the server needs to know.
 
-Each has a folder beside this file, with its `parse`, its `events` and its `errors`.
+Each API has a folder beside this file, with the modules `parse`, `events` and `errors`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ from hearth.proxy.api.responses import (
     parse as responses_parse,
 )
 from hearth.proxy.http.http_exchange import EVENT_STREAM
-from hearth.proxy.request.parsed_request import CrossedDialect, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, LiteLLMDialect, ParsedRequest
 from hearth.shared.errors import RequestError
 
 
@@ -42,15 +42,15 @@ from hearth.shared.errors import RequestError
 class ApiDialect:
     """One client API."""
 
-    paths: tuple[str, ...]  # that are answered
-    parse: Callable[[dict[str, Any]], ParsedRequest]  # of a body; raises RequestError
-    whole: Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]  # the answer as JSON
-    writer: Callable[[AdmittedRequest], FrameWriter]  # of the answer as a stream
-    error_body: Callable[[RequestError, str], dict[str, Any]]  # of an answer; with the request's id
-    error_event: Callable[[RequestError], bytes]  # the end of another server's stream
-    crossed: CrossedDialect  # as which LiteLLM knows it; not its own: local models alone answer
-    count_path: str = ""  # which is asked how many tokens a prompt is; "" = there is none
-    media_type: bytes = EVENT_STREAM  # of a stream
+    paths: tuple[str, ...]  # paths of its requests
+    parse: Callable[[dict[str, Any]], ParsedRequest]  # parses a body; raises RequestError
+    whole: Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]  # gives the whole answer as JSON
+    writer: Callable[[AdmittedRequest], FrameWriter]  # writes the answer as a stream
+    error_body: Callable[[RequestError, str], dict[str, Any]]  # takes the request id too
+    error_event: Callable[[RequestError], bytes]  # last event of a relayed stream
+    litellm_dialect: LiteLLMDialect  # its name in LiteLLM; another API's name: local models only
+    count_path: str = ""  # path that counts a prompt's tokens; "" = none
+    media_type: bytes = EVENT_STREAM  # content type of a stream
 
 
 def _ollama(path: str, parse: Callable[[dict[str, Any]], ParsedRequest]) -> ApiDialect:
@@ -61,7 +61,7 @@ def _ollama(path: str, parse: Callable[[dict[str, Any]], ParsedRequest]) -> ApiD
         ollama_events.OllamaWriter,
         ollama_errors.error_body,
         ollama_errors.error_event,
-        crossed="chat",
+        litellm_dialect="chat",
         media_type=ollama_events.MEDIA_TYPE,
     )
 
@@ -74,7 +74,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         chat_events.ChatWriter,
         chat_errors.error_body,
         chat_errors.error_event,
-        crossed="chat",
+        litellm_dialect="chat",
     ),
     "completions": ApiDialect(
         ("/v1/completions", "/completions"),
@@ -83,7 +83,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         completions_events.CompletionWriter,
         completions_errors.error_body,
         completions_errors.error_event,
-        crossed="completions",
+        litellm_dialect="completions",
     ),
     "messages": ApiDialect(
         ("/v1/messages",),
@@ -92,7 +92,7 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         messages_events.MessageWriter,
         messages_errors.error_body,
         messages_errors.error_event,
-        crossed="messages",
+        litellm_dialect="messages",
         count_path="/v1/messages/count_tokens",
     ),
     "responses": ApiDialect(
@@ -102,11 +102,11 @@ DIALECTS: Final[dict[Dialect, ApiDialect]] = {
         responses_events.ResponseWriter,
         responses_errors.error_body,
         responses_errors.error_event,
-        crossed="responses",
+        litellm_dialect="responses",
         count_path="/v1/responses/input_tokens",
     ),
     "ollama_chat": _ollama("/api/chat", ollama_parse.parse_chat),
     "ollama_generate": _ollama("/api/generate", ollama_parse.parse_generate),
 }
-ANSWER_PATHS: Final = {path: name for name, row in DIALECTS.items() for path in row.paths}
-COUNT_PATHS: Final = {row.count_path: name for name, row in DIALECTS.items() if row.count_path}
+ANSWER_PATHS: Final = {path: name for name, api in DIALECTS.items() for path in api.paths}
+COUNT_PATHS: Final = {api.count_path: name for name, api in DIALECTS.items() if api.count_path}

@@ -1,17 +1,17 @@
-"""Holds what the errors of all dialects share: the text that people read, and the headers."""
+"""Writes the parts of an error that all dialects share: its text and its headers."""
 
 from typing import Final
 
 from hearth.shared.errors import Overloaded, RequestError
 
 TOO_LONG: Final = "context_length_exceeded"
-# llama.cpp's words, by which a LiteLLM in front of several servers knows such a prompt, and agents
-# behind one, which are told no code then.
+# llama.cpp's words. A LiteLLM in front of this server knows a prompt that is too long by them, and
+# so do the agents behind it, which receive no error code.
 TOO_LONG_WORDS: Final = "exceeds the available context size"
 
 
 def error_text(error: RequestError) -> str:
-    """Return what people and programs are told."""
+    """Return the text of `error` for people and programs."""
     text = str(error)
     if error.code != TOO_LONG or TOO_LONG_WORDS in text:
         return text

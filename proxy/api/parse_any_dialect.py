@@ -1,4 +1,4 @@
-"""Parses a client's body into our request: its dialect's fields, and what all dialects share."""
+"""Parses a client's body into a ParsedRequest, whatever its dialect."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, prompt_limits
-from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.body.message_content import log_left_out
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.prompt_documents import DocumentReader, holds_documents, with_documents
@@ -20,7 +20,7 @@ from hearth.shared.wire_messages import Prompt, Sampling
 
 
 def has_files(request: ParsedRequest) -> bool:
-    """Return whether `complete` has images or documents to read."""
+    """Return whether `request` has images or documents that `complete` will read."""
     return shows_images(request.prompt) or holds_documents(request.prompt)
 
 
@@ -38,42 +38,42 @@ class BodyParser:
         self.documents = DocumentReader()
         self._stored = stored
 
-    def expanded(
+    def expand(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return `body` with what it refers to of stored responses. Raises: RequestError."""
-        return self._stored.expanded(key_digest(headers), body) if dialect == "responses" else body
+        """Return `body` with the stored items that it refers to put in. Raises: RequestError."""
+        return self._stored.expand(key_digest(headers), body) if dialect == "responses" else body
 
-    def parsed(
+    def parse(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
-        """Return the request in an expanded `body`, for `complete`. Any thread.
+        """Return the request in an expanded `body`; `complete` comes next. Any thread.
 
         The names of `headers` are in lower case.
 
         Raises:
-            RequestError: a field is not what the API allows, or needs what this server lacks.
+            RequestError: a field has a value that the API or this server does not allow.
         """
         prompt_limits.check_body(body)
         request = DIALECTS[dialect].parse(body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
-        note_left_out(request.left_out)
+        log_left_out(request.left_out)
         speaker = dataclasses.replace(
             session_of(headers, body, key_digest(headers)), title=title_of(request.prompt.messages)
         )
         prompt, *more = (
-            dataclasses.replace(each, speaker=speaker)
-            for each in (request.prompt, *request.more_prompts)
+            dataclasses.replace(prompt, speaker=speaker)
+            for prompt in (request.prompt, *request.more_prompts)
         )
         return dataclasses.replace(
             request, prompt=prompt, more_prompts=tuple(more), use_kv_cache=use_kv_cache
         )
 
-    def raw(
+    def raw_request(
         self, prompt: Prompt, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
-        """Return the request about a raw `prompt` that is not to be answered."""
+        """Return the request for a raw `prompt` whose tokens are only counted or converted."""
         speaker = session_of(headers, body, key_digest(headers))
         prompt = dataclasses.replace(prompt, speaker=speaker)
         return ParsedRequest("completions", "", prompt, Sampling(), stream=False, body=body)
@@ -84,13 +84,14 @@ class BodyParser:
         hold: Callable[[int], None] = lambda _: None,
         size: int = 0,
     ) -> ParsedRequest:
-        """Return a request of `parsed` with its images and documents read, its messages named.
+        """Return `request` with its images and documents read, and its messages named.
 
-        It waits only where `has_files` tells so, or where `size`, its body's, is that of a large
-        one. `hold` is told the bytes that are kept of images, and the sizes of documents' texts.
+        It blocks the event loop only briefly: it awaits if `has_files(request)`, or if `size`, the
+        size of the body in bytes, is large. `hold` receives the bytes of kept images and the sizes
+        of document texts.
 
         Raises:
-            RequestError: an image or a document cannot be had; or what `hold` raises.
+            RequestError: an image or a document cannot be read, or `hold` refuses more bytes.
         """
         prompt = request.prompt
         owner = prompt.speaker.key

@@ -1,4 +1,4 @@
-"""Serves `POST /v1/cache/prefill`: a prompt in any dialect's body is read before it is asked."""
+"""Serves `POST /v1/cache/prefill`, which prefills a prompt of any dialect ahead of its request."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _DIALECTS: Final = get_args(Dialect)
 def dialect_of(
     body: Mapping[str, Any], headers: Mapping[str, str], query: Mapping[str, str]
 ) -> Dialect:
-    """Return whose body this is: `dialect` in the query says so, else what only one API has.
+    """Return the dialect of `body`: `dialect` in the query names it, or else fields of one API.
 
     Raises:
-        RequestError: the query names none.
+        RequestError: the query names no known dialect.
     """
     if (wanted := query.get("dialect")) is not None:
         if wanted not in _DIALECTS:
@@ -31,17 +31,17 @@ def dialect_of(
         return "completions"
     tools = body.get("tools")
     has_schemas = type(tools) is list and any(
-        type(row) is dict and "input_schema" in row for row in tools
+        type(tool) is dict and "input_schema" in tool for tool in tools
     )
     is_anthropic = "anthropic-version" in headers or "system" in body or has_schemas
     return "messages" if is_anthropic else "chat"
 
 
-def prepared(request: ParsedRequest) -> ParsedRequest:
-    """Return what a worker is asked for: to read the prompt of `request`, once, and to keep it.
+def prefill_request(request: ParsedRequest) -> ParsedRequest:
+    """Return the request that makes a worker prefill the prompt of `request` and keep its KV.
 
     Raises:
-        RequestError: it is not to be kept, or is several prompts.
+        RequestError: the body turns the cache off, or has several prompts.
     """
     body = request.body
     if body.get("use_kv_cache") is False:
@@ -55,17 +55,17 @@ def prepared(request: ParsedRequest) -> ParsedRequest:
         use_kv_cache=True,
         prefill_only=True,
         pin=fields.boolean(body, "pin"),
-        prediction="",  # nothing is answered
+        prediction="",  # there is no answer to draft
     )
 
 
 async def prefill_result(
     answer: AnswerStream, request: ParsedRequest, model: str
 ) -> dict[str, Any]:
-    """Return what the client is answered once its prompt was read.
+    """Return the body of the response, once the prompt is prefilled.
 
     Raises:
-        RequestError: it was not, or its pin was refused.
+        RequestError: the prefill failed, or the pin was refused.
     """
     finished = await answer.next_event()
     assert isinstance(finished, Finished), "a prefill gives nothing but its end"

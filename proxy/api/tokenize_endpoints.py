@@ -1,7 +1,7 @@
-"""Serves `/tokenize`, `/detokenize` and `/apply-template`, as llama.cpp's and vLLM's clients ask.
+"""Serves `/tokenize`, `/detokenize` and `/apply-template` for clients of llama.cpp and vLLM.
 
-Each answer has the fields of both servers. Messages are tokenised as a request with the same body
-would be computed, sampled turns included: the count is that of `count_tokens`.
+Each response has the fields of both servers. Messages give the same tokens as a request with the
+same body, sampled turns included, and the same count as `count_tokens`.
 """
 
 import itertools
@@ -20,23 +20,23 @@ TOKENIZE: Final = "/tokenize"
 DETOKENIZE: Final = "/detokenize"
 APPLY_TEMPLATE: Final = "/apply-template"
 PATHS: Final = (TOKENIZE, DETOKENIZE, APPLY_TEMPLATE)
-TEXT_BYTES_MAX: Final = 1024 * 1024  # with pieces: 17 MB of JSON, of which one call is 0.1 s
-_PIECE_WEIGHT: Final = 8  # of a token that is told with its text, beside one that is not
+TEXT_BYTES_MAX: Final = 1024 * 1024  # gives 17 MB of JSON with pieces, encoded in 0.1 s
+_PIECE_WEIGHT: Final = 8  # work for a token with its text, relative to its id alone
 
 
 def raw_prompt(path: str, body: Mapping[str, Any]) -> tuple[Prompt, TokenQuery] | None:
-    """Return what is asked about a text or about tokens; None where it is about messages.
+    """Return the text or the tokens in `body` with the query about them; None for messages.
 
-    A beginning-of-text token is put before vLLM's `prompt`; before llama.cpp's `content` on demand.
+    By default a beginning-of-text token precedes vLLM's `prompt`, but not llama.cpp's `content`.
 
     Raises:
-        RequestError: a field is not what both servers' clients send, or the text is too long.
+        RequestError: a field has an invalid value, or the text is too long.
     """
     if path == DETOKENIZE:
-        ids = fields.rows(body.get("tokens"), "tokens")
-        for index, each in enumerate(ids):
-            if type(each) is not int or not 0 <= each <= TOKEN_ID_MAX:
-                fields.refuse(f"tokens[{index}]", each, "the id of a token")
+        ids = fields.json_list(body.get("tokens"), "tokens")
+        for index, token_id in enumerate(ids):
+            if type(token_id) is not int or not 0 <= token_id <= TOKEN_ID_MAX:
+                fields.refuse(f"tokens[{index}]", token_id, "the id of a token")
         prompt = Prompt([], ids=ids) if ids else Prompt([], text="")
         return prompt, TokenQuery("text", adds_beginning=False)
     name = next((name for name in ("content", "prompt") if body.get(name) is not None), "")
@@ -52,7 +52,7 @@ def raw_prompt(path: str, body: Mapping[str, Any]) -> tuple[Prompt, TokenQuery] 
         )
     switch = "add_special" if name == "content" else "add_special_tokens"
     query = TokenQuery(
-        _told(body),
+        _wanted_form(body),
         adds_beginning=fields.boolean(body, switch, default=name == "prompt"),
         reads_controls=fields.boolean(body, "parse_special", default=True),
     )
@@ -60,51 +60,51 @@ def raw_prompt(path: str, body: Mapping[str, Any]) -> tuple[Prompt, TokenQuery] 
 
 
 def template_query(path: str, body: Mapping[str, Any]) -> TokenQuery:
-    """Return what is asked about messages.
+    """Return the query about the messages of `body`.
 
     Raises:
-        RequestError: there are none, or it asks for another rendering than a request would get.
+        RequestError: the body has no messages, or wants another template than the model's own.
     """
     if body.get("messages") is None and body.get("input") is None:
         needed = "messages" if path == APPLY_TEMPLATE else "content, prompt or messages"
         raise RequestError(f"{path} needs {needed}.", code="missing_field", param="messages")
     if body.get("chat_template") is not None:
         fields.refuse("chat_template", body["chat_template"], "none: the model's own is used")
-    tells = "text" if path == APPLY_TEMPLATE else _told(body)
+    wanted = "text" if path == APPLY_TEMPLATE else _wanted_form(body)
     has_header = fields.boolean(body, "add_generation_prompt", default=True)
-    continues = fields.boolean(body, "continue_final_message")  # its header is the last message's
-    return TokenQuery(tells, adds_header=has_header or continues)
+    continues = fields.boolean(body, "continue_final_message")  # the last message has the header
+    return TokenQuery(wanted, adds_header=has_header or continues)
 
 
 def answer_size(counted: Counted) -> int:
-    """Return about how many bytes of a body are as much work as `answer` is."""
+    """Return the work of `answer`, as the size in bytes of a body that takes about as long."""
     return len(counted.ids) * (_PIECE_WEIGHT if counted.piece_ends else 1) + len(counted.text)
 
 
 def answer(
     path: str, body: Mapping[str, Any], counted: Counted, context_tokens: int | None
 ) -> bytes:
-    """Return the JSON that the client is answered. Any thread."""
+    """Return the body of the response. Any thread."""
     if path == DETOKENIZE:
         return orjson.dumps({"content": counted.text, "prompt": counted.text})
     if path == APPLY_TEMPLATE:
         return orjson.dumps({"prompt": counted.text})
     ids = _numbers(counted.ids)
-    row: dict[str, Any] = {
+    data: dict[str, Any] = {
         "count": counted.tokens,
         "max_model_len": context_tokens,
         "tokens": ids,
         "token_strs": None,
     }
     if fields.boolean(body, "with_pieces"):
-        named = zip(ids, _pieces(counted), strict=True)
-        row["tokens"] = [{"id": each, "piece": _shown(piece)} for each, piece in named]
+        tokens = zip(ids, _pieces(counted), strict=True)
+        data["tokens"] = [{"id": token_id, "piece": _shown(piece)} for token_id, piece in tokens]
     if fields.boolean(body, "return_token_strs"):
-        row["token_strs"] = [piece.decode("utf-8", "replace") for piece in _pieces(counted)]
-    return orjson.dumps(row)
+        data["token_strs"] = [piece.decode("utf-8", "replace") for piece in _pieces(counted)]
+    return orjson.dumps(data)
 
 
-def _told(body: Mapping[str, Any]) -> str:
+def _wanted_form(body: Mapping[str, Any]) -> str:
     wants = [fields.boolean(body, name) for name in ("with_pieces", "return_token_strs")]
     return "pieces" if any(wants) else "ids"
 
@@ -121,7 +121,7 @@ def _pieces(counted: Counted) -> Iterator[bytes]:
 
 
 def _shown(piece: bytes) -> str | list[int]:
-    """Return a token's text; the bytes of one that is a part of a character, as llama.cpp does."""
+    """Return a token's text, or its bytes if it is part of a character, as llama.cpp does."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

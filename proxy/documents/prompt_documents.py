@@ -16,7 +16,7 @@ import orjson
 
 from hearth.proxy.documents.pdf_refusals import ANSWER_BYTES_MAX, PdfRefused
 from hearth.proxy.http.base64_data import decode_base64
-from hearth.proxy.request.content_pieces import ContentPart, join, merged
+from hearth.proxy.request.content_pieces import ContentPart, join, merge_texts
 from hearth.shared.errors import RequestError
 from hearth.shared.helper_process import HelperLost, run_helper
 from hearth.shared.memory_by_owner import MemoryByOwner
@@ -280,7 +280,7 @@ async def with_documents(
                 pieces.append(await text_of(part, is_result))
             else:
                 pieces.append(part["text"] if part["type"] == "text" else part)
-        return message | {"content": merged(join(pieces))}
+        return message | {"content": merge_texts(join(pieces))}
 
     try:
         async with asyncio.timeout(DOCUMENTS_WAIT_S_MAX):

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.body.field_readers import Body, boolean, integer, refuse, rows, text
+from hearth.proxy.api.body.field_readers import Body, boolean, integer, json_list, refuse, text
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Embedded, Reranked
 
@@ -63,7 +63,7 @@ def read_rerank(body: Body) -> RerankRequest:
     query = text(body, "query")
     if not query:
         refuse("query", query, "a string that is not empty")
-    inputs = rows(body.get("documents"), "documents")
+    inputs = json_list(body.get("documents"), "documents")
     _check_count(inputs, "documents")
     documents = [_document(document, index) for index, document in enumerate(inputs)]
     top = integer(body, "top_n", 1, 2**31)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.body.message_content import log_left_out
 from hearth.proxy.gateway.cloud_fields import BODY, Row
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
@@ -148,7 +148,7 @@ def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
     elif "thinking" in picked:
         end_thinking(picked)
     check_schemas(picked)
-    note_left_out(left_out)
+    log_left_out(left_out)
     return picked
 
 

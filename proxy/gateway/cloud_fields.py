@@ -58,7 +58,7 @@ class Fields:
     unless: Rule | None
 
     def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
-        row = value if type(value) is dict else fields.record(value, param)
+        row = value if type(value) is dict else fields.json_object(value, param)
         if self.unless is not None and self.unless(row, role):
             return None
         names = self.names
@@ -94,7 +94,7 @@ class Kinds:
     is_strict: bool = False
 
     def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
-        row = value if type(value) is dict else fields.record(value, param)
+        row = value if type(value) is dict else fields.json_object(value, param)
         kind = row.get("type") or ("message" if "role" in row else self.untyped)
         if type(kind) is str:
             found = self.of.get(kind) or self.of.get(_DATED.sub("", kind))
@@ -117,7 +117,7 @@ class Rows:
         if param.count("[") > NESTED_MAX:
             fields.refuse(param, value, f"lists nested up to {NESTED_MAX} deep")
         found, judge = [], self.part.__call__
-        for index, item in enumerate(fields.rows(value, param)):
+        for index, item in enumerate(fields.json_list(value, param)):
             if (kept := judge(item, f"{param}[{index}]", role, left_out)) is not None:
                 found.append(kept)
         return found if found or not value or self.may_be_empty else None

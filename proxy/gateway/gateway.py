@@ -357,7 +357,7 @@ class Gateway:
         if call.dialect == "responses":
             maker = self._stored.maker(key, body)
             with contextlib.suppress(RequestError):  # it may be kept elsewhere
-                body = self._stored.expanded(key, body)  # whose opening is the conversation's
+                body = self._stored.expand(key, body)  # whose opening is the conversation's
         naming = functools.partial(session_digest, key, group, exchange.headers, body)
         working = work_on_body(call.size, naming)
         is_large = call.size > SMALL_BYTES_MAX
@@ -486,7 +486,7 @@ class Gateway:
                 return
             response = await work_on_body(len(part), functools.partial(final_response, part))
             if response is not None:
-                make = functools.partial(self._stored.made, whole, response, deployment.id)
+                make = functools.partial(self._stored.entry_for, whole, response, deployment.id)
                 entry = await work_on_body(size, make)
                 if entry is not None:
                     self._stored.add(key, response, entry)

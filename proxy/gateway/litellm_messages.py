@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from hearth.proxy.gateway.cloud_bodies import CloudDialect
 from hearth.proxy.request.encoder_names import EncoderKind
-from hearth.proxy.request.parsed_request import CrossedDialect
+from hearth.proxy.request.parsed_request import LiteLLMDialect
 from hearth.shared.wire_messages import Usage
 
-AccountDialect = CrossedDialect | EncoderKind  # what a local answer is an answer to
+AccountDialect = LiteLLMDialect | EncoderKind  # what a local answer is an answer to
 
 REQUEST_HEADER: Final = "x-hearth-request"  # of a cloud call, to LiteLLM's app only: our request id
 # Headers that a key may come in, of which LiteLLM takes the first in its own order.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.api.answer_frames import WholeChoice, merged
+from hearth.proxy.api.answer_frames import WholeChoice, total_usage
 from hearth.proxy.api.dialects import ANSWER_PATHS
 from hearth.proxy.gateway.config_file import leaves
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
@@ -136,7 +136,7 @@ class LocalAccount:
         if self.keeps_texts:
             self._first = first = WholeChoice()
             # Its log tells no log probabilities, which take 5 kB a token.
-            answers[0].recorded = lambda row: first.take(replace(row, logprobs=[]))
+            answers[0].recorded = lambda row: first.add(replace(row, logprobs=[]))
 
     @property
     def is_told(self) -> bool:
@@ -161,7 +161,7 @@ class LocalAccount:
         if self._request is not None:
             told = [answer.usage for answer in self._answers if answer.usage is not None]
             if len(told) == len(self._answers):
-                usage = merged(told, self._request.choices)
+                usage = total_usage(told, self._request.choices)
             first = self._answers[0]
             if usage is not None and usage.completion_tokens:
                 wait_s = first.asked_at - self._began_at + usage.ttft_ms / 1000

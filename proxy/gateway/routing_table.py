@@ -312,8 +312,8 @@ def local_names(settings: Settings) -> dict[str, str]:
     for encoder in encoders_of(settings).values():
         for name in (encoder.public, *encoder.names.aliases):
             found.setdefault(name, encoder.public)
-    if names.former:
-        found.setdefault(names.former, names.public)
+    if names.former_name:
+        found.setdefault(names.former_name, names.public)
     return found
 
 

@@ -140,8 +140,11 @@ class AdminRoutes:
 
     async def _model(self, exchange: HttpExchange) -> None:
         name, group = self.names.group(self._name(exchange.path), self._groups())
-        facts, is_anthropic = group.facts(self._facts_of), exchange.is_anthropic and not group.told
-        row = self.names.row(name, facts, is_anthropic=is_anthropic, group=group)
+        facts, is_anthropic = (
+            group.facts(self._facts_of),
+            exchange.is_anthropic and not group.model_fields,
+        )
+        row = self.names.model_entry(name, facts, is_anthropic=is_anthropic, group=group)
         await exchange.send_json(200, row)
 
     async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:

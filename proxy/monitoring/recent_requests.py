@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.proxy.api.answer_frames import merged
+from hearth.proxy.api.answer_frames import total_usage
 from hearth.proxy.monitoring.metrics import (
     CANCELLED,
     MATCHES,
@@ -238,7 +238,7 @@ def _request_row(
     usages = [each.usage for each in answers if each.usage is not None]
     if len(usages) < len(answers):  # it broke off: what it cost is not told in full
         return row
-    usage = merged(usages, request.choices)
+    usage = total_usage(usages, request.choices)
     return row | {
         "prompt": usage.prompt_tokens,
         "cached": usage.cached_tokens,

@@ -1,1 +1,1 @@
-"""Holds a request in our own types: its fields, model, session, and the names of its messages."""
+"""Holds a parsed request, and finds its model, its session and the digests of its messages."""

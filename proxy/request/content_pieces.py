@@ -1,6 +1,6 @@
-"""Joins the pieces of a message's content: texts, and what is named until it is read.
+"""Joins the pieces of a message's content.
 
-A piece is a text, or a record with a `type`: the image or the document that stands there.
+A piece is a text, or an object with a `type` for an image or a document that is read later.
 """
 
 import itertools
@@ -8,31 +8,33 @@ from collections.abc import Sequence
 from typing import Any
 
 ContentPart = str | dict[str, Any]
-MessageContent = str | list[Any]  # of a message, as hearth.shared.wire_messages.Prompt has it
+MessageContent = str | list[Any]  # as in the messages of wire_messages.Prompt
 
 
 def join(pieces: Sequence[ContentPart]) -> MessageContent:
-    """Return `pieces` as a message's content: a string where one text is all, else parts."""
+    """Return `pieces` as a content: a string for at most one text, else a list of parts."""
     texts = [piece for piece in pieces if isinstance(piece, str)]
     if len(texts) == len(pieces) < 2:
         return join_text(texts)
-    return [{"type": "text", "text": each} if isinstance(each, str) else each for each in pieces]
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces
+    ]
 
 
-def as_one(pieces: list[ContentPart]) -> list[ContentPart]:
-    """Return the pieces of one block of a client's: one text where they are texts only."""
-    text = merged(join(pieces))
+def joined_if_texts(pieces: list[ContentPart]) -> list[ContentPart]:
+    """Return the pieces of one block, joined to one text if all of them are texts."""
+    text = merge_texts(join(pieces))
     return [text] if pieces and isinstance(text, str) else pieces
 
 
-def merged(content: MessageContent) -> MessageContent:
-    """Return `content` with neighbouring texts as one: what it says, however it was cut."""
+def merge_texts(content: MessageContent) -> MessageContent:
+    """Return `content` with neighbouring texts joined, so that equal contents compare equal."""
     if isinstance(content, str):
         return content
     parts: list[Any] = []
-    for is_text, run in itertools.groupby(content, lambda part: bool(part["type"] == "text")):
-        told = list(run)
-        parts += [{"type": "text", "text": text_of(told)}] if is_text else told
+    for is_text, group in itertools.groupby(content, lambda part: bool(part["type"] == "text")):
+        neighbours = list(group)
+        parts += [{"type": "text", "text": text_of(neighbours)}] if is_text else neighbours
     return text_of(parts) if [part["type"] for part in parts] == ["text"] else parts
 
 

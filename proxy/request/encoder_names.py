@@ -15,8 +15,7 @@ SETTINGS: Final[dict[EncoderKind, str]] = {
     "embeddings": "EMBEDDING_MODEL",
     "rerank": "RERANK_MODEL",
 }
-# What programs call such a model that were written for OpenAI's or Cohere's, beside
-# CATCH_ALL_MODELS.
+# Names that programs written for OpenAI or Cohere use, accepted beside CATCH_ALL_MODELS.
 USUAL_NAMES: Final[dict[EncoderKind, str]] = {
     "embeddings": "text-embedding-*",
     "rerank": "rerank-*",
@@ -25,7 +24,7 @@ USUAL_NAMES: Final[dict[EncoderKind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """The names of one model that embeds or ranks. A value that nobody changes."""
+    """The names of one model that embeds or ranks."""
 
     kind: EncoderKind
     path: str  # as in the setting
@@ -36,16 +35,16 @@ class EncoderNames:
         return self.names.public
 
     def is_own(self, name: str) -> bool:
-        """Whether `name` is a name of the model itself, and no pattern that it answers to."""
+        """Return whether `name` is the model's own, and does not only match one of its patterns."""
         return bool(self.names.find_exact(name) or self.names.find_loose(name))
 
     def check(self, name: Any) -> str:
-        """Return `name`, or the model's own where a request has none.
+        """Return `name`, or the model's own name if the request has none.
 
         Raises:
-            RequestError: it is no text (400), or no name of this model (404).
+            RequestError: `name` is not a string (400), or not a name of this model (404).
         """
-        name = self.names.named(name)
+        name = self.names.name_or_default(name)
         if self.names.find(name) is None:
             raise RequestError(
                 f"The model {name!r:.200} is not served at /v1/{self.kind}, which "
@@ -59,17 +58,17 @@ class EncoderNames:
 
 
 def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
-    """Return the names of the models that are set, by what they do.
+    """Return the names of the configured encoder models.
 
     Raises:
-        StartError: one has a name that no header can carry, or that a model of text has.
+        StartError: a name cannot stand in a header, or is the name of a text model.
     """
     paths = {
         "embeddings": (settings.embedding_model, settings.embedding_name),
         "rerank": (settings.rerank_model, settings.rerank_name),
     }
-    texts = ModelNames.of(settings)
-    found = {}
+    text_models = ModelNames.of(settings)
+    encoders = {}
     for kind in KINDS:
         path, name = paths[kind]
         if not path:
@@ -79,14 +78,16 @@ def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
                 f"{SETTINGS[kind]} is {path!r}, whose name {name!r} is not plain ASCII. Rename "
                 "the directory."
             )
-        if name in texts.listed:
+        if name in text_models.listed:
             raise StartError(
                 f"{SETTINGS[kind]} is {path!r}, and {name!r} is the name of a model that answers "
                 "with text. Give that one another, as PROXY_MODEL_ID does."
             )
         patterns = (*settings.catch_all_models, USUAL_NAMES[kind])
         builtin = builtin_model(path)
-        others = () if builtin is None else (builtin.source, builtin.hub_id.rpartition("/")[2])
-        names = ModelNames(name, (*ServedModel(name, path).names[1:], *others), patterns)
-        found[kind] = EncoderNames(kind, path, names)
-    return found
+        builtin_names = (
+            () if builtin is None else (builtin.source, builtin.hub_id.rpartition("/")[2])
+        )
+        names = ModelNames(name, (*ServedModel(name, path).names[1:], *builtin_names), patterns)
+        encoders[kind] = EncoderNames(kind, path, names)
+    return encoders

@@ -1,4 +1,4 @@
-"""Finds the model that a name in a request stands for, and lists the names that are served."""
+"""Finds the model that a name in a request stands for, and lists the served names."""
 
 import functools
 import logging
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
-LATEST: Final = ":latest"  # which Ollama puts behind a name without a tag
-TOLD_MAX: Final = 40  # names in one refusal
+LATEST: Final = ":latest"  # tag that Ollama adds to a name without a tag
+NAMES_SHOWN_MAX: Final = 40  # names in one error text
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that a worker can be started with."""
 
-    name: str  # the public one
-    path: str = ""  # as in MODEL_PATH; "" = what MODEL_PATH says
+    name: str  # public name
+    path: str = ""  # directory or hub id; "" = the model of MODEL_PATH
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return what its worker's environment has beyond this server's."""
+        """Return the environment variables that the model's worker gets beyond the server's own."""
         if not self.path:
             return {}
-        # A draft model and adapters fit one model alone.
+        # The server's draft model and adapters fit only the default model.
         return {
             "MODEL_PATH": self.path,
             "PROXY_MODEL_ID": self.name,
@@ -47,17 +47,17 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what requests may call it: its name, its path, the last part of that."""
+        """Return the names that requests may use: public name, path, last part of the path."""
         last = Path(os.path.expanduser(self.path.removeprefix("builtin:"))).name
-        return tuple(dict.fromkeys(row for row in (self.name, self.path, last) if row))
+        return tuple(dict.fromkeys(name for name in (self.name, self.path, last) if name))
 
 
 def models_of(settings: Settings) -> tuple[ServedModel, ...]:
     """Return every model of this server, the default one first.
 
     Raises:
-        StartError: an entry of MODELS has no path, or a name that another one has, or one that
-            no header can carry.
+        StartError: an entry of MODELS has no path, the name of another model, or a name that
+            cannot stand in a header.
     """
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}
@@ -88,7 +88,7 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
 
 def sources_of(settings: Settings) -> list[str]:
-    """Return each directory or hub id that this server loads: models, those beside, adapters."""
+    """Return each directory or hub id that this server loads, adapters included."""
     models = [settings.model_path, settings.draft_model]
     models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
@@ -99,7 +99,7 @@ def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str,
     """Return the names of the default model's adapters.
 
     Raises:
-        StartError: one has the name of a model.
+        StartError: an adapter has the name of a model.
     """
     names = [name for name, _ in settings.adapters]
     taken = {settings.model_name, *settings.model_aliases, *(model.name for model in others)}
@@ -113,44 +113,44 @@ def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str,
 
 
 def loose_name(name: str) -> str:
-    """Return what names have in common that differ in case, or in Ollama's `:latest`."""
+    """Return `name` without case and without Ollama's `:latest`."""
     return name.casefold().removesuffix(LATEST) or name
 
 
-def _firsts(pairs: Iterable[tuple[str, V]]) -> dict[str, V]:
-    """Return the pairs of (name, what it means); of those with one name the first counts."""
-    found: dict[str, V] = {}
-    for name, meant in pairs:
-        found.setdefault(name, meant)
-    return found
+def _first_meanings(pairs: Iterable[tuple[str, V]]) -> dict[str, V]:
+    """Return (name, meaning) pairs as a dict; the first pair of a name counts."""
+    firsts: dict[str, V] = {}
+    for name, meaning in pairs:
+        firsts.setdefault(name, meaning)
+    return firsts
 
 
 def loose_names(known: Mapping[str, V]) -> dict[str, V]:
-    """Return `known` by loose names; of two that are one then the first counts."""
-    return _firsts((loose_name(name), meant) for name, meant in known.items())
+    """Return `known` by loose names; the first of equal loose names counts."""
+    return _first_meanings((loose_name(name), meaning) for name, meaning in known.items())
 
 
 # Kept for a moment: that the former model's name was told: nothing of a request
-@functools.cache  # once, not once a request
-def _tell_former(former: str, public: str) -> None:
+@functools.cache  # the warning is logged once
+def _warn_former(former: str, public: str) -> None:
     log.warning("the model %r, which requests name, is gone: %r answers them", former, public)
 
 
-def _found(name: str, known: Mapping[str, str]) -> str | None:
-    """Return what `name` means, or the longest end of it behind a provider's."""
+def _lookup(name: str, known: Mapping[str, str]) -> str | None:
+    """Return the meaning of `name`, or of its longest known end after a provider's "/"."""
     if name not in known:
-        ends = (row for row in known if name.endswith(f"/{row}"))
+        ends = (known_name for known_name in known if name.endswith(f"/{known_name}"))
         name = max(ends, key=len, default=name)
     return known.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """What is told of a name in the list of models: who answers to it."""
+    """The model or provider behind a name in the list of models."""
 
     owner: str  # "hearth", or the provider
-    local: str | None  # the local model, as a `target`; None = none
-    told: Mapping[str, Any] = field(default_factory=dict)  # of one that answers with no text
+    local: str | None  # `target` of the local model; None = not local
+    model_fields: Mapping[str, Any] = field(default_factory=dict)  # of a model without text answers
 
     def facts(self, facts_of: Callable[[str], ModelFacts | None]) -> ModelFacts | None:
         return None if self.local is None else facts_of(self.local)
@@ -158,19 +158,18 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The names that this server answers to: those of the default model, then those of the others.
+    """The names that this server answers to.
 
-    A value that nobody changes. `public` is the default model's name; `aliases` and `patterns`
-    stand for that model too.
+    `public` is the default model's name; `aliases` and `patterns` stand for that model too.
     """
 
     public: str
     aliases: tuple[str, ...]
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
-    adapters: tuple[str, ...] = ()  # of the default model: each is a name of its own
-    former: str = ""  # what the default model's place once had: it answers to that, unlisted
-    about: str = ""  # what is said of the default model, beyond what its files tell
+    adapters: tuple[str, ...] = ()  # names of the default model's adapters
+    former_name: str = ""  # former default model's name: still answered, not listed
+    description: str = ""  # description of the default model in the list
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -178,7 +177,7 @@ class ModelNames:
         """Return the names that `settings` give.
 
         Raises:
-            StartError: MODELS names none, or the public name of one cannot be served.
+            StartError: an entry of MODELS or ADAPTERS is invalid, or a name cannot be served.
         """
         _, *others = models_of(settings)
         is_first = builtin_model(settings.model_path) is SMOLLM2
@@ -194,32 +193,31 @@ class ModelNames:
 
     @property
     def models(self) -> list[str]:
-        """Return the public names of the models themselves."""
-        return [self.public, *(row.name for row in self.others)]
+        """Return the public names of all models, without aliases and adapters."""
+        return [self.public, *(model.name for model in self.others)]
 
     @property
     def listed(self) -> list[str]:
-        others = (row.name for row in self.others)
+        others = (model.name for model in self.others)
         return list(dict.fromkeys((self.public, *self.aliases, *self.adapters, *others)))
 
     def find(self, name: str) -> str | None:
-        """Return the public name of the model, or the adapter, that `name` stands for.
+        """Return the public name of the model or adapter that `name` stands for; None if unknown.
 
-        Public names go first, then aliases, then paths and their last parts; then all of these
-        without case and without `:latest`; then the former model's name, and patterns, which stand
-        for the default model.
-        Clients may put a provider before a name.
+        Names are tried in this order: public names; aliases; paths and their last parts; all of
+        these without case and `:latest`; the former model's name; patterns. The last two stand for
+        the default model. A name may begin with a provider and "/".
         """
         return self.find_exact(name) or self.find_loose(name) or self.find_pattern(name)
 
     def find_exact(self, name: str) -> str | None:
-        return _found(name, self.known())
+        return _lookup(name, self.known())
 
     def find_loose(self, name: str) -> str | None:
         loose = loose_name(name)
-        found = _found(loose, loose_names(self.known()))
-        if found is None and self.former and loose.rpartition("/")[2] == self.former:
-            _tell_former(self.former, self.public)
+        found = _lookup(loose, loose_names(self.known()))
+        if found is None and self.former_name and loose.rpartition("/")[2] == self.former_name:
+            _warn_former(self.former_name, self.public)
             return self.public
         return found
 
@@ -229,34 +227,31 @@ class ModelNames:
         return self.public if any(fits) else None
 
     def known(self) -> dict[str, str]:
-        """Return the public name that each name stands for."""
+        """Return the public name of each exact name."""
         public = ((name, name) for name in (*self.models, *self.adapters))
         aliases = ((name, self.public) for name in self.aliases)
         paths = ((name, model.name) for model in self.others for name in model.names)
-        return _firsts((*public, *aliases, *paths))
+        return _first_meanings((*public, *aliases, *paths))
 
     def target(self, name: str) -> str:
-        """Return the model, or the adapter, that `name` asks for; "" where there is no choice.
-
-        `name` has passed `check`.
-        """
+        """Return the model or adapter of `name`, a result of `check`; "" = the only model."""
         return (self.find(name) or self.public) if self.others or self.adapters else ""
 
     def adapter_of(self, target: str) -> str:
-        """Return `target`, of `self.target`, where it is an adapter; else ""."""
+        """Return `target`, a result of `self.target`, if it is an adapter; else ""."""
         return target if target in self.adapters else ""
 
     def model_of(self, target: str) -> str:
-        """Return the model of `target`, an adapter's too; "" where there is one model only."""
+        """Return the model of `target`, which may be an adapter; "" = the only model."""
         if not self.others:
             return ""
         return self.public if target in self.adapters else target
 
-    def named(self, name: Any) -> str:
-        """Return `name`, or the default model's where a request has none.
+    def name_or_default(self, name: Any) -> str:
+        """Return `name`, or the default model's name if the request has none.
 
         Raises:
-            RequestError: it is no text.
+            RequestError: `name` is not a string.
         """
         if name is None or name == "":
             return self.public
@@ -270,36 +265,39 @@ class ModelNames:
         return name
 
     def check(self, name: Any, more: Iterable[str] = ()) -> str:
-        """Return `name`, or the default model's, where this server answers to it.
+        """Return `name`, or the default model's name, after a check that it is served.
 
         Raises:
-            RequestError: it is no text (400), or not served here (404, which also lists `more`).
+            RequestError: `name` is not a string (400), or is not served (404; the error text also
+                lists `more`).
         """
-        name = self.named(name)
+        name = self.name_or_default(name)
         if self.find(name) is None:
-            raise self.unknown(name, more)
+            raise self.unknown_name_error(name, more)
         return name
 
     def group(self, name: str, groups: Mapping[str, ListedGroup]) -> tuple[str, ListedGroup]:
-        """Return the name that is listed for `name`, and who answers to it; `groups` come first.
+        """Return the listed name for `name` and its group; `groups` win over local names.
 
         Raises:
-            RequestError: nobody does.
+            RequestError: `name` is not served.
         """
         if name not in groups and self.find_exact(name) is None:
-            listed = loose_names({row: row for row in (*groups, *self.listed)})
+            listed = loose_names(
+                {listed_name: listed_name for listed_name in (*groups, *self.listed)}
+            )
             name = listed.get(loose_name(name), name)
         if name in groups:
             return name, groups[name]
         target = self.target(self.check(name, groups))
         return self.adapter_of(target) or name, ListedGroup("hearth", target)
 
-    def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
-        """Return the refusal of a name that nothing has; `more` are those of a LiteLLM config."""
+    def unknown_name_error(self, name: str, more: Iterable[str] = ()) -> RequestError:
+        """Return the error for an unknown name; `more` are the names of a LiteLLM config."""
         names = list(dict.fromkeys((*self.listed, *more, *self.patterns)))
-        served = ", ".join(names[:TOLD_MAX])
-        if len(names) > TOLD_MAX:
-            served += f" and {len(names) - TOLD_MAX} more, which GET /v1/models lists"
+        served = ", ".join(names[:NAMES_SHOWN_MAX])
+        if len(names) > NAMES_SHOWN_MAX:
+            served += f" and {len(names) - NAMES_SHOWN_MAX} more, which GET /v1/models lists"
         return RequestError(
             f"The model {name!r:.200} is not served here. Served: {served}. To have it "
             "answered by the default model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
@@ -315,24 +313,24 @@ class ModelNames:
         *,
         is_anthropic: bool,
     ) -> dict[str, Any]:
-        """Return what /v1/models answers, in the shape of the API that was asked.
+        """Return the body of /v1/models, in Anthropic's or OpenAI's form.
 
-        `facts_of` gives what is known of a `target`; `more` are the names of a LiteLLM config.
+        `facts_of` gives the known facts of a `target`; `more` has the names of a LiteLLM config.
         """
-        own = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
-        # What has no text is last: programs take the first, and ask it for text.
-        groups = sorted({**own, **more}.items(), key=lambda each: bool(each[1].told))
-        rows = [
-            self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, group=group)
+        own_groups = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
+        # Models without text answers come last, as programs pick the first model for text.
+        groups = sorted({**own_groups, **more}.items(), key=lambda item: bool(item[1].model_fields))
+        entries = [
+            self.model_entry(name, group.facts(facts_of), is_anthropic=is_anthropic, group=group)
             for name, group in groups
-            if not (is_anthropic and group.told)
+            if not (is_anthropic and group.model_fields)
         ]
         if not is_anthropic:
-            return {"object": "list", "data": rows}
-        first, last = rows[0]["id"], rows[-1]["id"]
-        return {"data": rows, "has_more": False, "first_id": first, "last_id": last}
+            return {"object": "list", "data": entries}
+        first, last = entries[0]["id"], entries[-1]["id"]
+        return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
 
-    def row(
+    def model_entry(
         self,
         name: str,
         facts: ModelFacts | None,
@@ -340,13 +338,13 @@ class ModelNames:
         is_anthropic: bool = False,
         group: ListedGroup | None = None,
     ) -> dict[str, Any]:
-        """Return the entry of one name; sizes are known once a worker has loaded the model.
+        """Return the entry of one name in the list of models.
 
-        With a `group`, who answers to the name, it has what is told of that.
+        `facts` is None before a worker has loaded the model. A `group` adds its own fields.
         """
         if is_anthropic:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
-            row: dict[str, Any] = {
+            entry: dict[str, Any] = {
                 "type": "model",
                 "id": name,
                 "display_name": name,
@@ -354,17 +352,17 @@ class ModelNames:
                 "lifecycle": "active",
             }
             tokens = facts.context_tokens if facts is not None else None
-            return row | {"max_input_tokens": tokens, "max_tokens": tokens}
-        row = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
+            return entry | {"max_input_tokens": tokens, "max_tokens": tokens}
+        entry = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
         if group is not None:
-            row |= {"owned_by": group.owner, **group.told}
-        if name in self.adapters:  # as vLLM tells it
-            row["parent"] = self.public
-        if self.about and self.find_exact(name) == self.public:  # as OpenRouter tells it, both
-            row["description"] = self.about
+            entry |= {"owned_by": group.owner, **group.model_fields}
+        if name in self.adapters:  # the field that vLLM has
+            entry["parent"] = self.public
+        if self.description and self.find_exact(name) == self.public:  # OpenRouter's field
+            entry["description"] = self.description
         if facts is None:
-            return row
-        return row | {
+            return entry
+        return entry | {
             "context_length": facts.context_tokens,
             "max_model_len": facts.context_tokens,
             "architecture": {

@@ -1,7 +1,4 @@
-"""Holds one request in our own types, from its parsing to the module that answers it.
-
-A body is parsed once and submitted.
-"""
+"""Holds one parsed request, from the parser to the module that answers it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -9,15 +6,15 @@ from typing import Any, Literal
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling
 
-CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has them too
-Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
+LiteLLMDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has these too
+Dialect = Literal[LiteLLMDialect, "ollama_chat", "ollama_generate"]
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A client's request in our own types; a value, which nobody changes.
+    """A client's request, with its options as typed fields.
 
-    `body` is what the client sent, for answers that echo it.
+    `body` is the client's JSON, for answers that repeat its fields.
     """
 
     dialect: Dialect
@@ -29,31 +26,31 @@ class ParsedRequest:
     include_usage: bool = False  # streamed chat only
     left_out: tuple[str, ...] = ()  # types of tools and content that this server has no use for
     constraints: Constraints = field(default_factory=Constraints)
-    choices: int = 1  # answers wanted to the same prompt
-    more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
-    target: str = ""  # public name of the model that is to answer; "" = there is one only
-    adapter: str = ""  # that it is to have; "" = none
-    use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
-    prefill_only: bool = False  # the prompt is read and nothing is answered
-    pin: bool = False  # what is kept of the prompt stays until it is unpinned
+    choices: int = 1  # answers wanted for each prompt
+    more_prompts: tuple[Prompt, ...] = ()  # further raw prompts, each answered like `prompt`
+    target: str = ""  # public name of the model that answers; "" = the only model
+    adapter: str = ""  # LoRA adapter that the model uses; "" = none
+    use_kv_cache: bool = True  # False = no kept KV is read, and none is kept
+    prefill_only: bool = False  # the prompt is prefilled, without an answer
+    pin: bool = False  # the prompt's kept KV stays until it is unpinned
     prediction: str = ""  # the client's guess of the answer's text; no part of the prompt
-    is_repeat: bool = False  # a further choice: its prompt counts for the first
+    is_repeat: bool = False  # a further choice: the first choice counts the prompt
 
     @property
     def served_as(self) -> str:
-        """Return the name of what answers: its adapter's, or its model's; "" = there is one."""
+        """Return the name of the adapter or else the model that answers; "" = the only model."""
         return self.adapter or self.target
 
     @property
     def is_stored(self) -> bool:
-        """Return whether its response is kept for later requests; by default, as the cache is."""
+        """Return whether the response is kept; by default it is if the cache is used."""
         store = self.body.get("store")
         return store is not False and (self.use_kv_cache or store is True)
 
     def submissions(self) -> "list[ParsedRequest]":
-        """Return the request of each choice: all of the first prompt, then of the next.
+        """Return one request for each choice, all choices of the first prompt first.
 
-        Each choice has a seed of its own, so that they differ and can be asked for again.
+        Each choice has its own seed, so that the choices differ and can be repeated.
         """
         assert self.choices >= 1, self.choices
         seed = self.sampling.seed
@@ -62,9 +59,11 @@ class ParsedRequest:
             dataclasses.replace(
                 self,
                 prompt=prompt,
-                sampling=dataclasses.replace(self.sampling, seed=own) if index else self.sampling,
+                sampling=dataclasses.replace(self.sampling, seed=own_seed)
+                if index
+                else self.sampling,
                 is_repeat=index > 0,
             )
             for prompt in (self.prompt, *self.more_prompts)
-            for index, own in enumerate(seeds)
+            for index, own_seed in enumerate(seeds)
         ]

@@ -1,8 +1,8 @@
-"""Finds who sends a request: the session that it belongs to, its key, its program and its title.
+"""Finds the session, the API key's digest, the program and the title of a request.
 
-A session has the name that its client gives it in headers or body; one without is known by its
-first question, or by how it opens. Nothing here is trusted: it groups what a client asks, and
-whoever forges it groups its own. A title is for people, and is shown to the session's own key.
+A client may name the session in a header or in the body. A request without such a name is grouped
+by its first question or by its first messages. Nothing here is trusted: a forged name only groups
+the forger's own requests. A title is for people, and only the session's own API key sees it.
 """
 
 import re
@@ -19,33 +19,34 @@ from hearth.shared.wire_messages import MessageName, Speaker
 CLAUDE_CODE_HEADER: Final = "x-claude-code-session-id"
 VALUE_CHARS_MAX: Final = 256
 KEY_DIGITS: Final = 16
-USER_ID_CHARS_MAX: Final = 4_096  # of a metadata.user_id, which holds more than the session
+USER_ID_CHARS_MAX: Final = 4_096  # of metadata.user_id, which has more than the session
 
-# A session's header, its agent's, and its parent's, of which the first that is there counts.
+# (header of the session, header of its agent, headers of its parent: the first present one counts)
 _HEADERS: Final = (
     (CLAUDE_CODE_HEADER, "x-claude-code-agent-id", ()),
     ("x-session-id", "", ("x-parent-session-id",)),
-    # Codex: the thread is a sub-agent's own, the session is its main thread's in all of them.
+    # Codex: each sub-agent has its own thread id, and all share the session id of the main thread.
     ("thread-id", "", ("x-codex-parent-thread-id", "session-id")),
     ("session-id", "", ("x-codex-parent-thread-id",)),
     ("session_id", "", ("x-codex-parent-thread-id",)),
 )
 _FIELDS: Final = ("prompt_cache_key", "session_id", "conversation_id", "thread_id", "chat_id")
-_USER_SESSION: Final = "_session_"  # in Claude Code's older user ids, before a UUID
+_USER_SESSION: Final = "_session_"  # stands before the UUID in older user ids of Claude Code
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def key_digest(headers: Mapping[str, str]) -> str:
-    """Return what the API key of a request is known by, "" = it is everybody's.
+    """Return the digest of a request's API key; "" for a request without an API key.
 
-    `headers`, in lower case here and below, are those that `HearthApp` has put the key into.
+    The names of `headers` are in lower case, here and below. `ProxyApp` has copied the API key to
+    `x-api-key`.
     """
-    key = headers.get("x-api-key", "")
-    return sha256(key.encode()).hexdigest()[:KEY_DIGITS] if key else ""
+    api_key = headers.get("x-api-key", "")
+    return sha256(api_key.encode()).hexdigest()[:KEY_DIGITS] if api_key else ""
 
 
-def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) -> Speaker:
-    """Return who sent a request, as far as it tells. Never raises; `key` is `key_digest`'s."""
+def session_of(headers: Mapping[str, str], body: Mapping[str, Any], api_key: str) -> Speaker:
+    """Return the sender of a request; `api_key` is the digest. Never raises."""
     client, client_name = client_of(headers)
     names = {"client": client, "client_name": client_name}
     for session_header, agent_header, parent_headers in _HEADERS:
@@ -53,27 +54,31 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) ->
             parents = [_name(headers.get(header)) for header in parent_headers]
             parent = next((name for name in parents if name), "")
             agent = _name(headers.get(agent_header))
-            return Speaker(key, session, agent, parent if parent != session else "", **names)
-    # The session's names in `body`, the most telling first.
-    nested = [row for row in (body.get("metadata"), body.get("extra_body")) if type(row) is dict]
-    users = [_user_session(row.get("user_id")) for row in nested]
-    told = [_name(place.get(field)) for field in _FIELDS for place in (body, *nested)]
-    return Speaker(key, next(filter(None, users + told), ""), **names)
+            return Speaker(api_key, session, agent, parent if parent != session else "", **names)
+    # A user id with a session comes first, as it is the most specific.
+    nested_objects = [
+        row for row in (body.get("metadata"), body.get("extra_body")) if type(row) is dict
+    ]
+    user_sessions = [_user_session(row.get("user_id")) for row in nested_objects]
+    names_in_body = [
+        _name(holder.get(field)) for field in _FIELDS for holder in (body, *nested_objects)
+    ]
+    return Speaker(api_key, next(filter(None, user_sessions + names_in_body), ""), **names)
 
 
 def _user_session(user_id: Any) -> str:
-    """Return the session in Messages' metadata.user_id; a user's id alone is none."""
+    """Return the session in Messages' metadata.user_id; "" for an id of the user alone."""
     if type(user_id) is not str or len(user_id) > USER_ID_CHARS_MAX:
         return ""
-    row = parse_argument(user_id)
-    if row is not None:
-        return _name(row.get("session_id"))
+    user = parse_argument(user_id)
+    if user is not None:
+        return _name(user.get("session_id"))
     _, found, last = user_id.rpartition(_USER_SESSION)
     return _name(last) if found and _UUID.fullmatch(last) else ""
 
 
 def _name(value: Any) -> str:
-    """Return `value` where it can name something: a short text that can be printed, a number."""
+    """Return `value` if it is a short printable text or an integer; else ""."""
     if type(value) is int and value.bit_length() <= 64:
         return str(value)
     if type(value) is not str or not 0 < len(value) <= VALUE_CHARS_MAX:
@@ -83,12 +88,12 @@ def _name(value: Any) -> str:
 
 # ---------------------------------------------------------------- the program
 
-PAGE_HEADER: Final = "x-hearth-page"  # of this server's own page, whose browser has its own name
-AGENT_CHARS_MAX: Final = 512  # of a User-Agent, which are looked at
+PAGE_HEADER: Final = "x-hearth-page"  # sent by Hearth's own page
+AGENT_CHARS_MAX: Final = 512  # characters of a User-Agent that are read
 NAME_CHARS_MAX: Final = 32
 
-# What a User-Agent begins with, in lower case -> the name for people. Seen in captured requests of
-# each agent, and in the sources of the SDKs.
+# First product of a User-Agent, in lower case -> the program's name for people.
+# Source: captured requests of each agent, and the sources of the SDKs.
 _NAMES: Final = {
     "claude-cli": "Claude Code",
     "codex_exec": "Codex",
@@ -113,8 +118,8 @@ _NAMES: Final = {
     "code": "VS Code",
     "edg": "Edge",
 }
-_SDKS: Final = ("python", "js", "java", "go", "ruby")  # "OpenAI/Python 2.3.0": no version of it
-# A browser says that it is all of its ancestors; these name no program of anyone's.
+_SDKS: Final = ("python", "js", "java", "go", "ruby")  # "OpenAI/Python 2.3.0": not a version
+# A browser also names its ancestors; these products identify no program.
 _ANCESTORS: Final = frozenset(
     ("mozilla", "applewebkit", "khtml", "gecko", "safari", "version", "mobile", "electron")
 )
@@ -126,9 +131,10 @@ _NO_WORD: Final = re.compile(r"[^a-z0-9]+")
 
 
 def client_of(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return which program sends: a word for ids, the same for every version, a name for people.
+    """Return the program that sent a request, as a word for ids and as a name for people.
 
-    They are as "claude-code" and "Claude Code 2.1"; empty where it does not say. Never raises.
+    Examples are "claude-code", the same for every version, and "Claude Code 2.1". Both are empty if
+    the program is unknown. Never raises.
     """
     if PAGE_HEADER in headers:
         return "hearth-page", "Hearth's page"
@@ -141,28 +147,33 @@ def client_of(headers: Mapping[str, str]) -> tuple[str, str]:
     word = _NO_WORD.sub("-", name.lower()).strip("-")
     if not word:
         return "", ""
-    found = _VERSION.match(version)
-    told = ".".join(part for part in found.groups() if part) if found else ""
-    return word, f"{name} {told}".strip()
+    match = _VERSION.match(version)
+    version_text = ".".join(part for part in match.groups() if part) if match else ""
+    return word, f"{name} {version_text}".strip()
 
 
 def _products(agent: str) -> list[tuple[str, str]]:
-    """Return the products of a User-Agent with their versions, its comments left out."""
+    """Return the (name, version) of each product in a User-Agent, without its comments."""
     words = _PRODUCT.findall(re.sub(r"\([^()]*\)", " ", agent))
-    found: list[tuple[str, str]] = []
+    products: list[tuple[str, str]] = []
     for word in words:
         name, _, version = word.partition("/")
         if version.lower() in _SDKS:
-            found.append((word, ""))
-        elif not version and found and found[-1][0].lower().endswith(_SDKS) and not found[-1][1]:
-            found[-1] = (found[-1][0], word)
+            products.append((word, ""))
+        elif (
+            not version
+            and products
+            and products[-1][0].lower().endswith(_SDKS)
+            and not products[-1][1]
+        ):
+            products[-1] = (products[-1][0], word)
         elif name:
-            found.append((name, version.rpartition("/")[2]))
-    return found
+            products.append((name, version.rpartition("/")[2]))
+    return products
 
 
 def _chosen(products: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return the product that is the program: the first; of a browser's, the one that it is."""
+    """Return the product that names the program: the first product, or the browser's own."""
     if not products:
         return "", ""
     first = products[0][0].lower()
@@ -170,52 +181,56 @@ def _chosen(products: Sequence[tuple[str, str]]) -> tuple[str, str]:
         return products[1]
     if first != "mozilla":
         return products[0]
-    own = [row for row in products if row[0].lower() not in _ANCESTORS]
-    named = [row for row in own if row[0].lower() not in _BROWSERS]
+    own = [product for product in products if product[0].lower() not in _ANCESTORS]
+    named = [product for product in own if product[0].lower() not in _BROWSERS]
     return next(iter(named or own), ("Safari" if len(products) > 1 else "browser", ""))
 
 
 # ---------------------------------------------------------------- the conversation
 
 CONVERSATION_DIGITS: Final = 8
-OPENING_MESSAGES_MAX: Final = 8  # that stand before the first question, and with it
+OPENING_MESSAGES_MAX: Final = 8  # up to the first question
 
 
 def conversation_of(
     speaker: Speaker, messages: Sequence[Mapping[str, Any]], names: Sequence[MessageName]
 ) -> str:
-    """Return what a conversation without an id is told by: its client and its first question.
+    """Return an id for a conversation without a session, made of its client and first question.
 
-    It is the same for each of its requests and after a restart. "" where the client names the
-    session, or nothing of the question is stable.
+    All requests of the conversation have the same id, also after a restart. The id is "" if the
+    client names the session, or if the question has only volatile text.
     """
     if speaker.session:
         return ""
-    asked = (name for row, name in zip(messages, names, strict=False) if row["role"] == "user")
-    first = next((name.canonical for name in asked if name.canonical), b"")
+    user_names = (
+        name for message, name in zip(messages, names, strict=False) if message["role"] == "user"
+    )
+    first = next((name.canonical for name in user_names if name.canonical), b"")
     digits = first.hex()[:CONVERSATION_DIGITS]
     return f"{speaker.client or 'client'}-{digits}" if digits else ""
 
 
-def session_digest(key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]) -> bytes:
-    """Return what the session of a request is known by; `key` is the digest of its API key."""
-    speaker = session_of(headers, body, key)
+def session_digest(
+    api_key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]
+) -> bytes:
+    """Return the digest of a request's session within `group`; `api_key` is a digest too."""
+    speaker = session_of(headers, body, api_key)
     name: Any = [speaker.session, speaker.agent] if speaker.session else _opening(body)
-    return blake2b(orjson.dumps([key, group, name]), digest_size=16).digest()
+    return blake2b(orjson.dumps([api_key, group, name]), digest_size=16).digest()
 
 
 def _opening(body: dict[str, Any]) -> list[Any]:
-    """Return what every later turn of the conversation has too: all up to its first question.
+    """Return the texts up to the first question, which every later request has too.
 
-    A text may be a string in one turn and a part in the next, with a mark for a provider's cache.
+    A text may be a string in one request and a part with a `cache_control` mark in the next.
     """
-    rows = body.get("messages", body.get("input", body.get("prompt")))
+    messages = body.get("messages", body.get("input", body.get("prompt")))
     opening = [_texts(body.get("system")), _texts(body.get("instructions"))]
-    if not isinstance(rows, list):
-        rows = [{"role": "user", "content": rows}]
-    for row in rows[:OPENING_MESSAGES_MAX]:
-        role = row.get("role") if isinstance(row, dict) else None
-        opening.append([row] if role is None else [role, *_texts(row.get("content"))])
+    if not isinstance(messages, list):
+        messages = [{"role": "user", "content": messages}]
+    for message in messages[:OPENING_MESSAGES_MAX]:
+        role = message.get("role") if isinstance(message, dict) else None
+        opening.append([message] if role is None else [role, *_texts(message.get("content"))])
         if role == "user":
             break
     return opening
@@ -234,14 +249,14 @@ def _text(part: Any) -> Any:
     return {name: value for name, value in part.items() if name != "cache_control"}
 
 
-# ---------------------------------------------------------------- its title
+# ---------------------------------------------------------------- the title
 
 TITLE_CHARS_MAX: Final = 72
-TEXT_CHARS_MAX: Final = 131_072  # of all messages together, in which the words are sought
-MESSAGES_MAX: Final = 8  # of a person's, in which they are sought
+TEXT_CHARS_MAX: Final = 131_072  # characters of all messages that are searched
+MESSAGES_MAX: Final = 8  # user messages that are searched
 
-# Tags around what the person said, and Claude Code's around a command of its own, as "/init";
-# all other blocks in tags are the client's.
+# Tags around a person's own words, and Claude Code's tags around a command such as "/init". The
+# client wrote the blocks in all other tags.
 _WORDS_TAGS: Final = frozenset(
     ("task", "user_message", "user_query", "feedback", "question", "command-name", "command-args")
 )
@@ -255,50 +270,49 @@ _QUOTES: Final = "\"'`“”"
 
 
 def title_of(messages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first words that a person wrote in `messages`; "" where there are none."""
-    asked = (row for row in messages if row.get("role") == "user")
-    left = TEXT_CHARS_MAX
-    for _, message in zip(range(MESSAGES_MAX), asked, strict=False):
-        text = text_of(message.get("content") or "")[:left]
+    """Return the first words that a person wrote in `messages`; "" if there are none."""
+    user_messages = (message for message in messages if message.get("role") == "user")
+    chars_left = TEXT_CHARS_MAX
+    for _, message in zip(range(MESSAGES_MAX), user_messages, strict=False):
+        text = text_of(message.get("content") or "")[:chars_left]
         if title := _title(text):
             return title
-        left -= len(text)
+        chars_left -= len(text)
     return ""
 
 
 def _title(text: str) -> str:
-    """Return the first line of words in `text`, as far as it fits."""
+    """Return the first line of words in `text`, cut to TITLE_CHARS_MAX."""
     for line in _STAMP.sub(" ", _own_words(text)).splitlines():
         if any(map(str.isalnum, line)):
             words = " ".join(line.split()).strip(_QUOTES)
-            words = "".join(each for each in words if each.isprintable())
+            words = "".join(char for char in words if char.isprintable())
             if len(words) <= TITLE_CHARS_MAX:
                 return words
             head = words[: TITLE_CHARS_MAX - 1]
-            at_word, _, _ = head.rpartition(" ")  # of one long word what fits
+            at_word, _, _ = head.rpartition(" ")  # a single long word is cut inside
             return (at_word if len(at_word) > TITLE_CHARS_MAX // 2 else head).rstrip(",.;: ") + "…"
     return ""
 
 
 def _own_words(text: str) -> str:
-    """Return `text` without the blocks that clients put around what a person wrote.
+    """Return `text` without the blocks that clients add to a person's words.
 
-    Each step leaves a part of the text behind it, and the first tag that nothing closes ends the
-    search: it takes no longer than the text is.
+    The search moves forward only and ends at the first unclosed tag, so its time is linear.
     """
     for begin, end in _FENCES:
         before, found, rest = text.partition(begin)
         if found and end in rest:
             text = before + rest.partition(end)[2]
     outside: list[str] = []
-    inside: list[str] = []  # of tags that hold what the person said
-    at = 0
-    while (tag := _TAG.search(text, at)) is not None:
+    inside: list[str] = []  # texts in tags around a person's own words
+    position = 0
+    while (tag := _TAG.search(text, position)) is not None:
         close = text.find(f"</{tag.group(1)}>", tag.end())
         if close < 0:
             break
-        outside.append(text[at : tag.start()])
+        outside.append(text[position : tag.start()])
         if tag.group(1) in _WORDS_TAGS:
             inside.append(text[tag.end() : close].strip())
-        at = text.index(">", close) + 1
-    return " ".join(inside) if any(inside) else "".join((*outside, text[at:]))
+        position = text.index(">", close) + 1
+    return " ".join(inside) if any(inside) else "".join((*outside, text[position:]))

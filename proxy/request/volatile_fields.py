@@ -1,11 +1,12 @@
-"""Takes volatile fields out of messages: what clients change of a conversation that stays the same.
+"""Removes volatile fields from messages: the parts that clients change in each request.
 
-One table of rules serves all dialects. It serves names, never prompts: the model is fed what the
-client sent, and the model's tokens alone decide which KV is valid. Only telemetry leaves the
-model's input too (`without_telemetry`): it says nothing to a model.
+One table of rules serves all dialects. The rules are for the names of messages, never for prompts:
+the model gets what the client sent, and the model's tokens alone decide which KV is valid. Only
+telemetry is removed from the prompt too (`without_telemetry`), as it means nothing to a model.
 
-Rules are atomic and line-scoped: a `Field` is sought in one line at a time, and a `Block` is whole
-lines of one message, from its begin marker to its end marker, only where both stand.
+A rule never matches in part, nor across messages. A `Field` is searched in one line at a time. A
+`Block` has whole lines of one message, from its begin marker to its end marker, and both must be
+there.
 """
 
 import re
@@ -19,10 +20,9 @@ _BILLING: Final = re.compile(
 
 
 def without_telemetry(text: str) -> str:
-    """Return Messages' first system block without the billing header that it begins with.
+    """Return the first system block of Messages without the billing header at its beginning.
 
-    Only there is it telemetry, and only where every pair is one that is known: with anything else
-    in it, or anywhere else, it is something that somebody wrote.
+    A header with unknown pairs stays, as a person may have written it; so does one further down.
     """
     found = _BILLING.match(text)
     return text if found is None else text[found.end() :]
@@ -33,14 +33,14 @@ def without_telemetry(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A volatile part of a line, which `sentinel` (as re.sub takes it) stands for.
+    """A volatile part of a line, and the `sentinel` that replaces it, as re.sub takes it.
 
-    An empty sentinel takes the line away. No sentinel is longer than what it stands for.
+    An empty sentinel removes the line. A sentinel is never longer than the text that it replaces.
     """
 
     name: str
-    roles: frozenset[str]  # of the messages that it is sought in
-    needles: tuple[str, ...]  # one of them is in each line that matches: texts without are skipped
+    roles: frozenset[str]  # roles of the messages that are searched
+    needles: tuple[str, ...]  # each matching line has one of them; other texts are skipped
     pattern: re.Pattern[str]
     sentinel: str
     evidence: str
@@ -48,10 +48,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines that come and go: from one that begins with `begin` to one that ends with `end`.
+    """Whole lines that come and go, from a line that begins with `begin` to one ending with `end`.
 
-    With `fence_lines` the first is a heading, which JSON in a fence follows within so many lines;
-    with `marks` too, one of them is in that JSON.
+    With `fence_lines` the first line is a heading, and fenced JSON follows within that many lines.
+    With `marks` the JSON has to contain one of them.
     """
 
     name: str
@@ -65,24 +65,24 @@ class Block:
 
 _SYSTEM: Final = frozenset(("system",))
 _USER: Final = frozenset(("user",))
-ASKING_ROLES: Final = frozenset(("system", "user"))  # a date in a tool's result is its result
-_ALL: Final = frozenset(("system", "user", "tool"))  # what the model said is not volatile
+ASKING_ROLES: Final = frozenset(("system", "user"))  # a date in a tool's result is content
+_ALL: Final = frozenset(("system", "user", "tool"))  # an assistant's text is never volatile
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _ZONE: Final = r"(?:UTC|GMT[+-]?\d{0,2}|[ECMP][SD]T|CES?T|BST|IST|JST|KST|\([A-Z][\w/+-]{1,30}\))"
-# A dash leads on to a time that ends there: "2026-11-21 - 10:30 we meet" is what somebody wrote.
+# A time has to follow a dash and to end there: "2026-11-21 - 10:30 we meet" is a person's text.
 _DASH: Final = (
     r"[-–](?= {1,2}\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp][Mm]\b)?"
     rf"(?: {_ZONE})? {{0,4}}(?:[.,;/)<\]]|$))"
 )
-# A date, a time or both: it begins like one and goes on while digits, names and zones do.
+# A date, a time or both: begins like a date, and goes on over digits, names of days and zones.
 _WHEN: Final = (
     rf"(?=(?:{_DAY},? )?(?:{_MONTH} \d|\d{{1,4}}[-/:.]\d|\d{{1,2}} {_MONTH}))"
     rf"(?>(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/"
     rf"|{_DASH})[ ,]*)+)"  # atomic: in Python 3.11.2 a possessive group passes over lookaheads
 )
 _FENCE: Final = "```json"
-# A NUL starts each sentinel, so that no client's text is mistaken for one.
+# Each sentinel begins with NUL, so that no client's text looks like a sentinel.
 
 FIELDS: Final = (
     Field(
@@ -225,27 +225,31 @@ BLOCKS: Final = (
 )
 
 
-TEXT_CHARS_MAX: Final = 4_000_000  # that fields are sought in: it takes up to half a second
+TEXT_CHARS_MAX: Final = 4_000_000  # longest text that is searched, in up to half a second
 
 
 def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
-    """Return `text`, of a message of `role`, less its volatile fields, and the rules that fired.
+    """Return `text`, of a message of `role`, without volatile fields, and the rules that fired.
 
-    A text of millions of characters is somebody's file: it is known as it is.
+    A text longer than TEXT_CHARS_MAX is probably a file, and is returned unchanged.
     """
     if len(text) > TEXT_CHARS_MAX:
         return text, []
-    blocks = [row for row in BLOCKS if role in row.roles and row.begin in text]
-    rules = [row for row in FIELDS if role in row.roles and any(n in text for n in row.needles)]
+    blocks = [block for block in BLOCKS if role in block.roles and block.begin in text]
+    rules = [
+        rule
+        for rule in FIELDS
+        if role in rule.roles and any(needle in text for needle in rule.needles)
+    ]
     if not blocks and not rules:
         return text, []
     lines = text.split("\n")
     fired: dict[str, None] = {}  # in the table's order
     for block in blocks:
-        gone = _lines_of(block, lines)
-        if any(gone):
+        removed = _lines_of(block, lines)
+        if any(removed):
             fired[block.name] = None
-            lines = _without(lines, gone)
+            lines = _without_lines(lines, removed)
     for rule in rules:
         replaced = [
             rule.pattern.sub(rule.sentinel, line)
@@ -255,20 +259,22 @@ def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
         ]
         if replaced != lines:
             fired[rule.name] = None
-            whole = zip(lines, replaced, strict=True)
-            lines = _without(replaced, [bool(line) and not left for line, left in whole])
+            pairs = zip(lines, replaced, strict=True)
+            lines = _without_lines(
+                replaced, [bool(line) and not new_line for line, new_line in pairs]
+            )
     return "\n".join(lines), list(fired)
 
 
-def _without(lines: list[str], gone: list[bool]) -> list[str]:
-    """Return `lines` less those that are `gone`, and less the blank ones that set those apart.
+def _without_lines(lines: list[str], removed: list[bool]) -> list[str]:
+    """Return `lines` without the lines marked in `removed` and the blank lines after them.
 
-    The blank ones after go with them, and at the end of the text those before.
+    If the text ends with removed lines, the blank lines before them are removed too.
     """
     kept: list[str] = []
     follows = False
-    for line, is_gone in zip(lines, gone, strict=True):
-        follows = is_gone or (follows and not line.strip())
+    for line, is_removed in zip(lines, removed, strict=True):
+        follows = is_removed or (follows and not line.strip())
         if not follows:
             kept.append(line)
     while follows and kept and not kept[-1].strip():
@@ -277,22 +283,22 @@ def _without(lines: list[str], gone: list[bool]) -> list[str]:
 
 
 def _lines_of(block: Block, lines: list[str]) -> list[bool]:
-    """Return for each of `lines` whether it belongs to a `block`."""
-    gone = [False] * len(lines)
+    """Return for each of `lines` whether it is part of a `block`."""
+    belongs = [False] * len(lines)
     index = 0
     while index < len(lines):
         end = _end_of(block, lines, index)
         if end is not None:
-            gone[index : end + 1] = [True] * (end + 1 - index)
+            belongs[index : end + 1] = [True] * (end + 1 - index)
             index = end
         index += 1
-    return gone
+    return belongs
 
 
 def _end_of(block: Block, lines: list[str], start: int) -> int | None:
-    """Return the last line of the `block` that begins at `start`; None where none does.
+    """Return the index of the last line of the `block` that begins at `start`; None if none does.
 
-    One that is not closed before the next begins is text.
+    A block that is not closed before the next begin marker is ordinary text.
     """
     first = lines[start].strip()
     if not first.startswith(block.begin):
@@ -313,6 +319,8 @@ def _end_of(block: Block, lines: list[str], start: int) -> int | None:
             return None
         if line.endswith(block.end):
             inside = lines[body:index]
-            is_meant = not block.marks or any(mark in row for row in inside for mark in block.marks)
+            is_meant = not block.marks or any(
+                mark in inner for inner in inside for mark in block.marks
+            )
             return index if is_meant else None
     return None

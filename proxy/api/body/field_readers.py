@@ -1,6 +1,7 @@
-"""Reads single values of a client's body: each reader returns the value or says what is allowed.
+"""Reads single values of a client's body: a reader returns the value or raises a RequestError.
 
-JSON null counts as absent, as it does for the official APIs. Booleans are not numbers.
+The error names the field, its value and the allowed values. JSON null counts as absent, as it does
+for the official APIs. Booleans are not numbers.
 """
 
 import math
@@ -13,7 +14,7 @@ from hearth.shared.errors import RequestError
 Body = Mapping[str, Any]
 T = TypeVar("T")
 
-_SHORT = reprlib.Repr()  # never spells out a value of megabytes
+_SHORT = reprlib.Repr()  # an error text must not repeat megabytes
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
@@ -38,7 +39,7 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
     if value is None:
         return None
     if type(value) is float and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # JavaScript and Lua print whole numbers either way
+        value = int(value)  # JavaScript and Lua may print 5 as 5.0
     if type(value) is not int or not low <= value <= high:
         refuse(name, value, f"a whole number from {low} to {high}")
     return value
@@ -64,7 +65,7 @@ def text(body: Body, name: str, param: str | None = None) -> str | None:
 
 
 def some_text(body: Body, name: str, param: str) -> str:
-    """Return a string that has to be there and may be empty."""
+    """Return a string that is required and may be empty."""
     value = text(body, name, param)
     return value if value is not None else refuse(param, value, "a string")
 
@@ -76,29 +77,29 @@ def required_text(body: Body, name: str, param: str) -> str:
     return value
 
 
-def record(value: Any, param: str) -> dict[str, Any]:
+def json_object(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         refuse(param, value, "an object")
     return value
 
 
-def optional_record(body: Body, name: str) -> dict[str, Any]:
+def optional_object(body: Body, name: str) -> dict[str, Any]:
     value = body.get(name)
-    return {} if value is None else record(value, name)
+    return {} if value is None else json_object(value, name)
 
 
-def rows(value: Any, param: str) -> list[Any]:
+def json_list(value: Any, param: str) -> list[Any]:
     if type(value) is not list:
         refuse(param, value, "a list")
     return value
 
 
-def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each record of the list `value`, with its place."""
-    for index, row in enumerate(rows(value, param)):
+def json_objects(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each object of the list `value` with its path, such as "messages[3]"."""
+    for index, row in enumerate(json_list(value, param)):
         where = f"{param}[{index}]"
-        yield record(row, where), where
+        yield json_object(row, where), where
 
 
-def optional_rows(body: Body, name: str, param: str | None = None) -> list[Any]:
+def optional_list(body: Body, name: str, param: str | None = None) -> list[Any]:
     return _optional(body.get(name), list, param or name, "a list") or []

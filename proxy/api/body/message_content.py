@@ -1,8 +1,9 @@
 """Reads the content of a message: texts, images and files in order, in OpenAI's two notations.
 
-An image is named until it is read: {"type": "image", "url", "param"}, where `param` is the place
-that a refusal names. So is a document, a PDF or a file of text: {"type": "document", "data",
-"param", "head"}, with its base64 or data: URL, and the lines that stand above its text.
+Images and documents are fetched and decoded later. Until then an image is a piece
+{"type": "image", "url", "param"}, and a document (a PDF or a text file) is a piece
+{"type": "document", "data", "param", "head"}. `param` is the path that error texts name, `data` is
+base64 or a data: URL, and `head` has the lines to show above the document's text.
 """
 
 import logging
@@ -13,7 +14,13 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, text_of
+from hearth.proxy.request.content_pieces import (
+    ContentPart,
+    MessageContent,
+    join,
+    joined_if_texts,
+    text_of,
+)
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -31,9 +38,9 @@ def image(url: str, param: str) -> ContentPart:
 
 
 def ends_open(messages: list[Any]) -> bool:
-    """Return whether the last one is an assistant's text, of which the answer is the rest.
+    """Return whether the last message is an assistant's text that the answer has to continue.
 
-    Calls are over with their marks, and nothing said is no beginning.
+    A message with tool calls is complete, and an empty text is no beginning.
     """
     return any(
         last["role"] == "assistant"
@@ -44,10 +51,10 @@ def ends_open(messages: list[Any]) -> bool:
 
 
 def texts_only(pieces: list[ContentPart]) -> list[str]:
-    """Return `pieces` of what may show texts only.
+    """Return `pieces`, which must all be texts.
 
     Raises:
-        RequestError: one of them is an image or a document.
+        RequestError: a piece is an image or a document.
     """
     texts = []
     for piece in pieces:
@@ -64,10 +71,10 @@ def texts_only(pieces: list[ContentPart]) -> list[str]:
 
 
 def read_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
-    """Return `content`, of who may show images; a part without a type is of type `untyped`.
+    """Return the `content` of a role that may show images; `untyped` is the type by default.
 
     Raises:
-        RequestError: it is neither a string nor a list of texts and images.
+        RequestError: `content` is neither a string nor a list of texts and images.
     """
     return content if type(content) is str else join(_pieces(content, param, untyped))
 
@@ -76,7 +83,7 @@ def text_content(content: Any, param: str, *, untyped: str = "") -> MessageConte
     """Return the `content` of a role that may show no images.
 
     Raises:
-        RequestError: it is neither a string nor a list of text parts.
+        RequestError: `content` is neither a string nor a list of text parts.
     """
     return content if type(content) is str else join(texts_only(_pieces(content, param, untyped)))
 
@@ -85,42 +92,43 @@ def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
     if type(content) is not list:
         fields.refuse(param, content, "a string or a list of parts")
     pieces: list[ContentPart] = []
-    for row, where in fields.records(content, param):
-        kind = fields.text(row, "type", f"{where}.type") or untyped
+    for part, where in fields.json_objects(content, param):
+        kind = fields.text(part, "type", f"{where}.type") or untyped
         if kind in _IMAGE_PARTS or kind in _FILE_PARTS:
-            pieces.append(_image(row, where) if kind in _IMAGE_PARTS else _file_part(row, where))
+            pieces.append(_image(part, where) if kind in _IMAGE_PARTS else _file_part(part, where))
         else:
-            pieces.append(_text(row, kind, where))
+            pieces.append(_text(part, kind, where))
     return pieces
 
 
-def _text(row: dict[str, Any], kind: str, param: str) -> str:
+def _text(part: dict[str, Any], kind: str, param: str) -> str:
     if kind in _TEXT_PARTS:
-        return fields.some_text(row, "text", f"{param}.text")
+        return fields.some_text(part, "text", f"{param}.text")
     if kind == "refusal":
-        return fields.text(row, "refusal", f"{param}.refusal") or ""
+        return fields.text(part, "refusal", f"{param}.refusal") or ""
     if "image" not in kind:
         refuse_media(param, kind)
     fields.refuse(f"{param}.type", kind, _ALLOWED)
 
 
-def _image(row: dict[str, Any], param: str) -> ContentPart:
-    """Return the image of a part; chat has its url in an object, Responses has it as it is."""
-    if row.get("file_id") is not None:
-        raise no_files(f"{param}.file_id")
+def _image(part: dict[str, Any], param: str) -> ContentPart:
+    """Return the image of a part; its url is in an object in chat, a plain string in Responses."""
+    if part.get("file_id") is not None:
+        raise uploaded_file_error(f"{param}.file_id")
     where = f"{param}.image_url"
-    given = row.get("image_url")
-    holder = given if type(given) is dict else {"url": given}
+    value = part.get("image_url")
+    holder = value if type(value) is dict else {"url": value}
     return image(fields.required_text(holder, "url", where), where)
 
 
 def result_content(output: Any, param: str, left_out: list[str]) -> MessageContent:
-    """Return the content of a call's result: no client can take one back, so hardly any is refused.
+    """Return the content of a tool call's result.
 
-    The types of parts that no model here reads are added to `left_out`.
+    A part that no model here reads is replaced by a note, and its type is added to `left_out`: a
+    client cannot withdraw a result, so a refusal would end the conversation.
 
     Raises:
-        RequestError: it is no result at all, or an image that cannot be read.
+        RequestError: `output` is not a result, or has an image without a usable url.
     """
     if output is None:
         return ""
@@ -129,7 +137,7 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     if type(output) is not list:
         return text_content(output, param)
     pieces: list[ContentPart] = []
-    for part, where in fields.records(output, param):
+    for part, where in fields.json_objects(output, param):
         kind = fields.text(part, "type", f"{where}.type") or ""
         file = part.get("file", part)
         data = file.get("file_data") if type(file) is dict else None
@@ -141,28 +149,32 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
             pieces.append(_file_part(part, where))
         else:
             left_out.append(kind)
-            pieces.append(omitted(kind or "content"))
+            pieces.append(omission_note(kind or "content"))
     return join(pieces)
 
 
-def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
-    """Return the texts and the thoughts in an assistant's parts; others keep what text they hold.
+def assistant_texts(
+    content: list[Any], param: str, left_out: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the texts and the reasoning texts in the parts of an assistant's message.
+
+    A part of another type goes to `left_out`, and its readable texts are kept.
 
     Raises:
-        RequestError: one of them is no part.
+        RequestError: a part is not an object with a valid type.
     """
     texts: list[str] = []
     thoughts: list[str] = []
-    for row, where in fields.records(content, param):
-        kind = fields.text(row, "type", f"{where}.type") or "text"
+    for part, where in fields.json_objects(content, param):
+        kind = fields.text(part, "type", f"{where}.type") or "text"
         if kind in _TEXT_PARTS or kind == "refusal":
-            texts.append(_text(row, kind, where))
+            texts.append(_text(part, kind, where))
         elif kind in _THOUGHTS:
-            held = (row.get(name) for name in ("thinking", "reasoning", "text", "summary"))
-            thoughts += [text for each in held for text in texts_of(each)]
+            values = (part.get(name) for name in ("thinking", "reasoning", "text", "summary"))
+            thoughts += [text for value in values for text in readable_texts(value)]
         else:
             left_out.append(kind)
-            texts += texts_only(as_one(list(texts_of(row))))
+            texts += texts_only(joined_if_texts(list(readable_texts(part))))
     return texts, thoughts
 
 
@@ -170,32 +182,37 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
 
 
 def document(data: str, param: str, *head: str | None) -> dict[str, Any]:
-    """Return the piece that shows a document below the lines of `head`."""
-    return {"type": "document", "data": data, "param": param, "head": [row for row in head if row]}
+    """Return the piece that shows a document, with the non-empty lines of `head` above it."""
+    return {
+        "type": "document",
+        "data": data,
+        "param": param,
+        "head": [line for line in head if line],
+    }
 
 
-def _file_part(row: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the document of a part; chat has it in an object, Responses as it is.
+def _file_part(part: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return the document of a part: chat has its fields inside `file`, Responses in the part.
 
     Raises:
-        RequestError: it holds no data, but names a file or an address.
+        RequestError: the part names an uploaded file or an address instead of holding data.
     """
-    holder, where = row, param
-    if row.get("file") is not None:
+    holder, where = part, param
+    if part.get("file") is not None:
         where = f"{param}.file"
-        holder = fields.record(row["file"], where)
+        holder = fields.json_object(part["file"], where)
     name = fields.text(holder, "filename", f"{where}.filename")
     if holder.get("file_data") is None:
         if holder.get("file_id") is not None:
-            raise no_files(f"{where}.file_id")
+            raise uploaded_file_error(f"{where}.file_id")
         if holder.get("file_url") is not None:
-            raise no_urls(f"{where}.file_url")
+            raise document_url_error(f"{where}.file_url")
     data = fields.required_text(holder, "file_data", f"{where}.file_data")
     return document(data, f"{where}.file_data", name)
 
 
-def no_files(param: str) -> RequestError:
-    """Return the refusal of what is named as a file of the client's provider."""
+def uploaded_file_error(param: str) -> RequestError:
+    """Return the error for content that names an uploaded file."""
     return RequestError(
         f"{param} names an uploaded file, and this server keeps none. Send the file itself, as a "
         "data: URL or in base64.",
@@ -204,8 +221,8 @@ def no_files(param: str) -> RequestError:
     )
 
 
-def no_urls(param: str) -> RequestError:
-    """Return the refusal of a document that would have to be fetched."""
+def document_url_error(param: str) -> RequestError:
+    """Return the error for a document that is given by its address."""
     return RequestError(
         f"{param} is an address, and this server fetches no documents. Send the document itself, "
         "in base64.",
@@ -214,25 +231,26 @@ def no_urls(param: str) -> RequestError:
     )
 
 
-# ---------------------------------------------------------------- what no model here reads
+# ---------------------------------------------------------------- content that no model here reads
 #
-# Hosted tools, their calls and results, and the like: a client that moves here with such a history
-# must be answered. The text of it stays, the rest is left out, and one line of the log says so.
+# A client may move here with a history from another provider: hosted tools, their calls, their
+# results. Such a request must be answered. The texts in the history are kept, everything else is
+# left out, and one log line names the types that were left out.
 
-_NAMED_MAX: Final = 20  # kinds in one line of the log
-_KIND: Final = re.compile(r"(tool_choice )?[a-z][a-z0-9_]{0,59}")  # words of an API
+_NAMED_MAX: Final = 20  # types in one log line
+_KIND: Final = re.compile(r"(tool_choice )?[a-z][a-z0-9_]{0,59}")  # looks like a type of some API
 _TEXTS: Final = ("title", "url", "text", "stdout", "stderr", "logs")
-# Their content is base64 or the like.
+# Types with content such as base64, which is no text to read.
 _OPAQUE: Final = ("base64", "file", "image_generation_call", "computer_call_output")
 _HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
 
 
-def texts_of(value: Any) -> list[str]:
-    """Return the readable texts in `value`, JSON of a kind that this server does not know."""
+def readable_texts(value: Any) -> list[str]:
+    """Return the readable texts in `value`, JSON of a type that this server does not know."""
     if type(value) is str:
         return [value] if value.strip() else []
     if type(value) is list:
-        return [text for item in value for text in texts_of(item)]
+        return [text for item in value for text in readable_texts(item)]
     if type(value) is not dict:
         return []
     found = [value[name] for name in _TEXTS if type(value.get(name)) is str and value[name].strip()]
@@ -240,12 +258,12 @@ def texts_of(value: Any) -> list[str]:
         found.append(value["data"])
     for name in _HOLDERS:
         if value.get("type") not in _OPAQUE and name in value:
-            found += texts_of(value[name])
+            found += readable_texts(value[name])
     return found
 
 
-def note_left_out(kinds: Iterable[str]) -> None:
-    """Log once what of a request this server has no use for."""
+def log_left_out(kinds: Iterable[str]) -> None:
+    """Log the types of a request's parts that this server left out."""
     named = sorted({kind if _KIND.fullmatch(kind) else "(other)" for kind in kinds})
     if named:
         log.info("left out kinds=%r", ", ".join(named[:_NAMED_MAX]))
@@ -255,13 +273,13 @@ def is_media(kind: str) -> bool:
     return "image" in kind or "audio" in kind or "video" in kind
 
 
-def omitted(kind: str) -> str:
-    """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
+def omission_note(kind: str) -> str:
+    """Return the note that replaces content of type `kind` in a tool's result."""
     return f"[{kind.removeprefix('input_').removesuffix('_url')} omitted: no model here reads it]"
 
 
 def refuse_media(param: str, kind: str) -> None:
-    """Raise where a content part of type `kind` is something that no model here can read."""
+    """Raise a RequestError if `kind` is a type of media that no model here can read."""
     if is_media(kind):
         raise RequestError(
             f"{param} is of type {kind!r}; text is read here and, by models that take them, "

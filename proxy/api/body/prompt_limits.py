@@ -1,6 +1,6 @@
-"""Refuses prompts of so many parts that rendering them would take long, whatever they say.
+"""Refuses prompts with so many parts that rendering them would take too long.
 
-The limits are far above what agents send, and hold for the prompts of every dialect and endpoint.
+The limits are far above what agents send, and hold for every dialect and endpoint.
 """
 
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from hearth.shared.wire_messages import Constraints, Prompt
 MESSAGES_MAX: Final = 20_000
 PARTS_MAX: Final = 20_000  # of the contents of all messages together
 TOOLS_MAX: Final = 10_000
-TOOL_VALUES_MAX: Final = 200_000  # JSON values in all tools together; in an answer's schema too
+TOOL_VALUES_MAX: Final = 200_000  # JSON values in all tools together, and in an answer's schema
 OPTION_VALUES_MAX: Final = 1_000  # in chat_template_kwargs
 CALL_VALUES_MAX: Final = 500_000  # in the arguments of all calls together
 
 
 def check_body(body: dict[str, Any]) -> None:
-    """Refuse what a body has too much of before it is taken apart.
+    """Check the limits on a raw body, before a dialect parses it.
 
     Raises:
-        RequestError: more than a limit above.
+        RequestError: the body exceeds a limit.
     """
     for name in ("messages", "input"):
         _check_count(body.get(name), name, MESSAGES_MAX, "messages")
     for name in ("tools", "functions"):
         _check_count(body.get(name), name, TOOLS_MAX, "tools")
-    tools = [tool for name in ("tools", "functions") for tool in _rows(body.get(name))]
+    tools = [tool for name in ("tools", "functions") for tool in _objects(body.get(name))]
     _check_values(_values_in(tools), "tools", TOOL_VALUES_MAX)
     options = _values_in(body.get("chat_template_kwargs"))
     _check_values(options, "chat_template_kwargs", OPTION_VALUES_MAX)
@@ -39,14 +39,16 @@ def check_body(body: dict[str, Any]) -> None:
 
 
 def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
-    """Refuse what a dialect has made too much of: one message of Messages may become many.
+    """Check the limits on a parsed prompt: one message of a body may become several.
 
     Raises:
-        RequestError: more than a limit above.
+        RequestError: the prompt exceeds a limit.
     """
     _check_count(prompt.messages, "messages", MESSAGES_MAX, "messages")
-    contents = [row["content"] for row in prompt.messages if type(row["content"]) is list]
-    _check_count([part for each in contents for part in each], "messages", PARTS_MAX, "parts")
+    contents = [
+        message["content"] for message in prompt.messages if type(message["content"]) is list
+    ]
+    _check_count([part for content in contents for part in content], "messages", PARTS_MAX, "parts")
     tools = [*prompt.tools, *prompt.deferred]
     _check_count(tools, "tools", TOOLS_MAX, "tools")
     _check_values(_values_in(tools), "tools", TOOL_VALUES_MAX)
@@ -54,7 +56,7 @@ def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
     _check_values(_values_in(constraints.schema), "The schema of the answer", TOOL_VALUES_MAX)
     calls = [call for message in prompt.messages for call in message.get("tool_calls") or ()]
     arguments = [call["function"]["arguments"] for call in calls]
-    texts = (each.encode("utf-8", "surrogatepass") for each in arguments if type(each) is str)
+    texts = (text.encode("utf-8", "surrogatepass") for text in arguments if type(text) is str)
     _check_values(_values_in(arguments) + sum(map(json_values, texts)), _CALLS, CALL_VALUES_MAX)
 
 
@@ -62,9 +64,9 @@ _CALLS: Final = "The arguments of all tool calls"
 
 
 def _argument_texts(body: dict[str, Any]) -> Iterator[str]:
-    """Yield the arguments of calls that a body of an OpenAI dialect holds as JSON in strings."""
-    for row in (*_rows(body.get("messages")), *_rows(body.get("input"))):
-        for call in (row, row.get("function_call"), *_rows(row.get("tool_calls"))):
+    """Yield the arguments of the calls in an OpenAI body, which are JSON inside strings."""
+    for item in (*_objects(body.get("messages")), *_objects(body.get("input"))):
+        for call in (item, item.get("function_call"), *_objects(item.get("tool_calls"))):
             for holder in (call, call.get("function")) if type(call) is dict else ():
                 text = holder.get("arguments") if type(holder) is dict else None
                 if type(text) is str:
@@ -72,30 +74,30 @@ def _argument_texts(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _values_in(value: Any) -> int:
-    """Return how many JSON values are in a list or an object; 0 in anything else."""
+    """Return how many JSON values a list or an object contains; 0 for any other value."""
     return value_count(value) - 1
 
 
-def _rows(value: Any) -> list[dict[str, Any]]:
-    return [row for row in value if type(row) is dict] if type(value) is list else []
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if type(item) is dict] if type(value) is list else []
 
 
-def _check_count(value: Any, param: str, most: int, kind: str) -> None:
-    if type(value) is list and len(value) > most:
+def _check_count(value: Any, param: str, limit: int, kind: str) -> None:
+    if type(value) is list and len(value) > limit:
         raise RequestError(
-            f"{param} is a list of {len(value):,} and this server accepts {most:,} {kind}. "
-            f"Remove at least {len(value) - most:,}.",
+            f"{param} is a list of {len(value):,} and this server accepts {limit:,} {kind}. "
+            f"Remove at least {len(value) - limit:,}.",
             code=f"too_many_{kind}",
             param=param,
         )
 
 
-def _check_values(count: int, what: str, most: int) -> None:
-    if count > most:
+def _check_values(count: int, what: str, limit: int) -> None:
+    if count > limit:
         verb = "have" if what in ("tools", _CALLS) else "has"
         raise RequestError(
-            f"{what} {verb} {count:,} JSON values and this server accepts {most:,}. "
-            f"Remove at least {count - most:,}.",
+            f"{what} {verb} {count:,} JSON values and this server accepts {limit:,}. "
+            f"Remove at least {count - limit:,}.",
             code="too_many_values",
             param=what if what in ("tools", "chat_template_kwargs") else None,
         )

@@ -1,4 +1,4 @@
-"""Reads the sampling that all dialects share, with the same bounds, and the answer's format."""
+"""Reads the sampling parameters that all dialects share, and the format of the answer."""
 
 from typing import Any, Final
 
@@ -7,9 +7,9 @@ from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.wire_messages import Sampling
 
 TOKENS_MAX: Final = 2**31 - 1
-INTEGER_MAX: Final = 2**63 - 1  # more than a context's tokens: no limit, in so many words
-UNLIMITED: Final = (-2, -1)  # llama.cpp's, Ollama's and LM Studio's words for no limit
-RANDOM_SEED: Final = -1  # the same servers' word for none
+INTEGER_MAX: Final = 2**63 - 1  # a limit above TOKENS_MAX is accepted, and means no limit
+UNLIMITED: Final = (-2, -1)  # no limit, as llama.cpp, Ollama and LM Studio write it
+RANDOM_SEED: Final = -1  # no seed, as the same servers write it
 TOP_K_MAX: Final = 10_000_000
 PENALTY_MIN: Final = 0.01  # a logit divided by less overflows
 PENALTY_MAX: Final = 10.0
@@ -22,11 +22,11 @@ TOP_LOGPROBS_MAX: Final = 20
 def read_sampling(
     body: Body, *, max_tokens: int | None, stop: str, top_logprobs: int | None = None
 ) -> Sampling:
-    """Return the sampling that `body` asks for; `stop` names its field of stop strings."""
+    """Return the sampling parameters in `body`; `stop` is the name of its field of stop strings."""
     top_p = fields.number(body, "top_p", 0, 1)
-    given = fields.integer(body, "top_k", -1, TOP_K_MAX)
-    top_k = 0 if given == -1 else given  # other servers write -1 for "off"
-    if top_p == 0:  # the limit of ever smaller values: only the likeliest token is left
+    raw_top_k = fields.integer(body, "top_k", -1, TOP_K_MAX)
+    top_k = 0 if raw_top_k == -1 else raw_top_k  # other servers write -1 for "off"
+    if top_p == 0:  # only the likeliest token is left, as in the limit of ever smaller values
         top_p, top_k = 1.0, 1
     names = ("repetition_penalty", "repeat_penalty")  # mlx-lm's; llama.cpp's and Ollama's
     penalties = [fields.number(body, name, PENALTY_MIN, PENALTY_MAX) for name in names]
@@ -36,10 +36,10 @@ def read_sampling(
         top_p=top_p,
         top_k=top_k,
         min_p=fields.number(body, "min_p", 0, 1),
-        repetition_penalty=next((each for each in penalties if each is not None), None),
+        repetition_penalty=next((penalty for penalty in penalties if penalty is not None), None),
         presence_penalty=fields.number(body, "presence_penalty", -2, 2) or 0.0,
         frequency_penalty=fields.number(body, "frequency_penalty", -2, 2) or 0.0,
-        # A random key is 64 bits without a sign.
+        # The random generator is seeded with 64 unsigned bits.
         seed=None if seed is None or seed == RANDOM_SEED else seed % 2**64,
         max_tokens=max_tokens,
         stop=_stops(body, stop),
@@ -50,7 +50,7 @@ def read_sampling(
 
 
 def read_max_tokens(body: Body, *names: str, low: int = 1) -> int | None:
-    """Return the completion limit: the first of `names` that has one; all are checked."""
+    """Return the first token limit among the fields `names` of `body`; all of them are checked."""
     wanted = [name for name in names if body.get(name) not in UNLIMITED]
     limits = [fields.integer(body, name, low, INTEGER_MAX) for name in wanted]
     return next((min(limit, TOKENS_MAX) for limit in limits if limit is not None), None)
@@ -67,47 +67,46 @@ def _stops(body: Body, name: str) -> list[str]:
     for stop in stops:
         if type(stop) is not str or len(stop) > STOP_CHARS_MAX:
             fields.refuse(name, stop, allowed)
-    return [stop for stop in stops if stop]  # forms send an empty one for none
+    return [stop for stop in stops if stop]  # forms send an empty string for no stop
 
 
 def _logit_bias(body: Body) -> dict[str, float]:
-    given = fields.optional_record(body, "logit_bias")
-    if len(given) > BIASES_MAX:
-        fields.refuse("logit_bias", f"{len(given)} entries", f"up to {BIASES_MAX} entries")
+    entries = fields.optional_object(body, "logit_bias")
+    if len(entries) > BIASES_MAX:
+        fields.refuse("logit_bias", f"{len(entries)} entries", f"up to {BIASES_MAX} entries")
     biases = {}
-    for key in given:
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            fields.refuse("logit_bias", key, "a token id in decimal")
-        param = f"logit_bias.{key}"
-        bias = fields.number(given, key, -100, 100, param)
+    for token_id in entries:
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 9):
+            fields.refuse("logit_bias", token_id, "a token id in decimal")
+        param = f"logit_bias.{token_id}"
+        bias = fields.number(entries, token_id, -100, 100, param)
         if bias is None:
             fields.refuse(param, None, "a number from -100 to 100")
-        biases[str(int(key))] = bias
+        biases[str(int(token_id))] = bias
     return biases
 
 
 def read_format(value: Any, param: str, inner: str = "") -> dict[str, Any]:
-    """Return the fields of Constraints that `value` asks for: none where any text is allowed.
+    """Return the fields of Constraints that `value` asks for; {} if any text is allowed.
 
-    A schema is in its field `inner`, or in itself.
-
-    In itself also where the API has it in `inner`, and with a json_object: llama.cpp takes both.
+    The schema is in the field `inner` of `value`, or directly in `value`. The second form is read
+    in every dialect, and with a json_object too, as llama.cpp reads both.
 
     Raises:
-        RequestError: it is none of the API's, or its schema is not an object.
+        RequestError: the format is not one of the API's, or its schema is not an object.
     """
-    row = {} if value is None else fields.record(value, param)
-    kind = row.get("type", "text")
+    answer_format = {} if value is None else fields.json_object(value, param)
+    kind = answer_format.get("type", "text")
     if kind == "text":
         return {}
-    if kind == "json_object" and row.get("schema") is None:
+    if kind == "json_object" and answer_format.get("schema") is None:
         return {"is_json": True}
     if kind not in ("json_object", "json_schema"):
         fields.refuse(f"{param}.type", kind, "text, json_object or json_schema")
-    is_nested = bool(inner) and row.get("schema") is None
+    is_nested = bool(inner) and answer_format.get("schema") is None
     where = f"{param}.{inner}" if is_nested else param
-    holder = fields.record(row.get(inner), where) if is_nested else row
+    holder = fields.json_object(answer_format.get(inner), where) if is_nested else answer_format
     fields.text(holder, "name", f"{where}.name")
     if (strict := holder.get("strict")) is not None and type(strict) is not bool:
         fields.refuse(f"{where}.strict", strict, "true or false; it always holds here")
-    return {"is_json": True, "schema": fields.record(holder.get("schema"), f"{where}.schema")}
+    return {"is_json": True, "schema": fields.json_object(holder.get("schema"), f"{where}.schema")}

@@ -1,8 +1,7 @@
-"""Reads how much the model may think from the many fields in which clients say it.
+"""Reads how much the model may think, from the many fields in which clients write it.
 
-What the model's template makes of it is the worker's to know. Of what a body says twice, the field
-that comes first in `_READERS` holds, and what stands at the top before what is nested in
-`extra_body` or `metadata`.
+The worker translates the wish for the model's chat template. If a body has several such fields,
+the first in `_READERS` wins, and a field at the top wins over one in `extra_body` or `metadata`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,47 +16,47 @@ BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# A wish may come in `chat_template_kwargs`, too, in a template's words; a budget is no switch here.
+# Variables of chat templates: `chat_template_kwargs` may carry a wish too, but no budget.
 _SWITCHES: Final = tuple(name for name, *_ in TEMPLATE_SWITCHES if name != "thinking_budget")
 _NAMES: Final = (*_SWITCHES, "reasoning_effort")
 
 
 def read(body: Body) -> tuple[dict[str, Any], ThinkingWish]:
-    """Return what `body` says for the chat template, and what it wishes in words of our own.
+    """Return the variables that `body` has for the chat template, and its thinking wish.
 
     Raises:
-        RequestError: a field at its top is not what an API allows. Nested ones are not an API's:
-            what is not understood there is passed over.
+        RequestError: a field at the top of `body` has a value that no API allows. Nested fields
+            belong to no API, so their unknown values are ignored.
     """
-    said = list(_said(body, strict=True))
-    given = dict(fields.optional_record(body, "chat_template_kwargs"))
+    wishes = list(_wishes(body, strict=True))
+    template_kwargs = dict(fields.optional_object(body, "chat_template_kwargs"))
     for name in _NESTED:
         nested = body.get(name)
         if type(nested) is dict:
-            said += _said(nested, strict=False)
+            wishes += _wishes(nested, strict=False)
             options = nested.get("chat_template_kwargs")
-            given = (options if type(options) is dict else {}) | given
-    wish = _first(said)
-    given |= {  # a template takes "false" for true
-        each: wish.on
-        for each in _SWITCHES[:2]
-        if _options({each: given.get(each)}, each).on is not None
+            template_kwargs = (options if type(options) is dict else {}) | template_kwargs
+    wish = _combined(wishes)
+    template_kwargs |= {  # booleans, as a template would take the string "false" for true
+        name: wish.on
+        for name in _SWITCHES[:2]
+        if _options({name: template_kwargs.get(name)}, name).on is not None
     }
-    if given.get("reasoning_effort") in _OFF:  # templates have other words, or raise
-        del given["reasoning_effort"]
-    return given, ThinkingWish(False) if wish.on is False else wish
+    if template_kwargs.get("reasoning_effort") in _OFF:  # a word that templates may not know
+        del template_kwargs["reasoning_effort"]
+    return template_kwargs, ThinkingWish(False) if wish.on is False else wish
 
 
-def _first(said: list[ThinkingWish]) -> ThinkingWish:
-    """Return what is `said` as one wish: of each field the first that is there."""
+def _combined(wishes: list[ThinkingWish]) -> ThinkingWish:
+    """Return one wish; each of its fields is the first that any of `wishes` has."""
     return ThinkingWish(
-        next((each.on for each in said if each.on is not None), None),
-        next((each.level for each in said if each.level is not None), None),
-        next((each.budget for each in said if each.budget is not None), None),
+        next((wish.on for wish in wishes if wish.on is not None), None),
+        next((wish.level for wish in wishes if wish.level is not None), None),
+        next((wish.budget for wish in wishes if wish.budget is not None), None),
     )
 
 
-def _said(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
+def _wishes(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
     for name, reader in _READERS:
         value = body.get(name)
         if value is None:
@@ -70,17 +69,17 @@ def _said(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
 
 
 def _options(value: Any, param: str) -> ThinkingWish:
-    """Read what is for the template itself: a word of its own is its own business."""
-    options = fields.record(value, param)
+    """Read the wish in a template's variables; values that only the template knows are ignored."""
+    options = fields.json_object(value, param)
     for name in _NAMES:
-        said = options.get(name)
-        if type(said) is bool or (type(said) is str and said.lower() in (*_OFF, *_ON)):
-            return _word(said, f"{param}.{name}")
+        setting = options.get(name)
+        if type(setting) is bool or (type(setting) is str and setting.lower() in (*_OFF, *_ON)):
+            return _word(setting, f"{param}.{name}")
     return ThinkingWish()
 
 
 def _word(value: Any, param: str) -> ThinkingWish:
-    """Read true or false, a level, or one of the words for on and off."""
+    """Read true or false, a level, or a word that means on or off."""
     if type(value) is bool:
         return ThinkingWish(value)
     word = value.lower() if type(value) is str else ""
@@ -104,10 +103,10 @@ def _level(value: Any, param: str) -> ThinkingWish:
 
 
 def _control(value: Any, param: str) -> ThinkingWish:
-    """Read a word, Anthropic's {type, budget_tokens} or {enabled, effort, level, max_tokens}."""
+    """Read a word, Anthropic's {type, budget_tokens}, or {enabled, effort, level, max_tokens}."""
     if type(value) is not dict:
         return _word(value, param)
-    return _first(
+    return _combined(
         [
             reader(value[name], f"{param}.{name}")
             for name, reader in _CONTROLS
@@ -123,20 +122,20 @@ def _kind(value: Any, param: str) -> ThinkingWish:
 
 
 def _output_config(value: Any, param: str) -> ThinkingWish:
-    """Read Anthropic's effort: it says how hard to work, not whether to think."""
-    effort = fields.record(value, param).get("effort")
+    """Read Anthropic's effort, which sets a level and does not turn thinking on."""
+    effort = fields.json_object(value, param).get("effort")
     level = None if effort is None else _level(effort, f"{param}.effort").level
     return ThinkingWish(None, level)
 
 
 def _budget(value: Any, param: str) -> ThinkingWish:
-    """Read a number of tokens: 0 is none at all, -1 as many as it takes."""
+    """Read a number of tokens: 0 turns thinking off, -1 sets no limit."""
     tokens = fields.integer({param: value}, param, -1, BUDGET_MAX)
     assert tokens is not None, param
     return ThinkingWish(tokens != 0, None, tokens if tokens >= 0 else None)
 
 
-_Reader = Callable[[Any, str], ThinkingWish]  # (value, its name for errors); raises RequestError
+_Reader = Callable[[Any, str], ThinkingWish]  # (value, its path in errors); raises RequestError
 _CONTROLS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("enabled", _word),
     ("type", _kind),

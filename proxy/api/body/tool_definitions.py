@@ -1,6 +1,6 @@
 """Gives the tools of every dialect one shape: {"type": "function", "function": {name, ...}}.
 
-A tool has what its client says of it, in the client's order: nothing is filled in.
+A tool keeps the fields that its client sent, in the client's order; no default is filled in.
 """
 
 import re
@@ -10,18 +10,20 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
-from hearth.proxy.api.body.message_content import note_left_out
+from hearth.proxy.api.body.message_content import log_left_out
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 
 NAME_CHARS_MAX: Final = 256
-GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
-FREE_TEXT: Final = "input"  # a custom tool's one argument, as the model sees it
+GRAMMAR_CHARS_MAX: Final = 8_192  # longest grammar in a custom tool's description
+FREE_TEXT: Final = "input"  # name of a custom tool's only argument, as the model sees it
 MODES: Final = ("none", "auto", "required")
-_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\],]', re.DOTALL)  # of JSON; strings whole
+# Strings, brackets and commas of JSON.
+_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\],]', re.DOTALL)
 _FOR_SERVERS: Final = ("defer_loading", "cache_control")
-_VERSION: Final = re.compile(r"(_preview)?([_-]\d{4}[_-]?\d\d[_-]?\d\d)?$")  # of a hosted tool
+# The version at the end of a hosted tool's type.
+_VERSION: Final = re.compile(r"(_preview)?([_-]\d{4}[_-]?\d\d[_-]?\d\d)?$")
 _FREE_TEXT_SCHEMA: Final = {
     "type": "object",
     "properties": {FREE_TEXT: {"type": "string"}},
@@ -29,90 +31,93 @@ _FREE_TEXT_SCHEMA: Final = {
 }
 
 
-# ---------------------------------------------------------------- what the client offers
+# ---------------------------------------------------------------- tools
 
 
 def function_tool(
-    row: dict[str, Any], param: str, *, schema: str = "parameters", inner: str = ""
+    declared: dict[str, Any], param: str, *, schema: str = "parameters", inner: str = ""
 ) -> dict[str, Any]:
-    """Return the tool that `row` declares; `schema` names its field with the JSON schema.
+    """Return the tool in `declared`; `schema` is the name of its field with the JSON schema.
 
     Raises:
-        RequestError: it has no name, or its schema is not an object.
+        RequestError: the tool has no name, or its schema is not an object.
     """
     prefix = f"{param}.{inner}" if inner else param
-    name = fields.required_text(row, "name", f"{prefix}.name")
+    name = fields.required_text(declared, "name", f"{prefix}.name")
     if len(name) > NAME_CHARS_MAX:
         fields.refuse(f"{prefix}.name", name, f"up to {NAME_CHARS_MAX} characters")
     function: dict[str, Any] = {"name": name}
-    description = fields.text(row, "description", f"{prefix}.description")
+    description = fields.text(declared, "description", f"{prefix}.description")
     if description is not None:
         function["description"] = description
-    if row.get(schema) is not None:
-        function["parameters"] = fields.record(row[schema], f"{prefix}.{schema}")
+    if declared.get(schema) is not None:
+        function["parameters"] = fields.json_object(declared[schema], f"{prefix}.{schema}")
     return {"type": "function", "function": function}
 
 
-def as_sent(row: dict[str, Any]) -> dict[str, Any]:
-    """Return `row` without the fields that tell a server how to keep the tool."""
-    return {key: value for key, value in row.items() if key not in _FOR_SERVERS}
+def without_server_fields(declared: dict[str, Any]) -> dict[str, Any]:
+    """Return `declared` without the fields that only say how a server keeps the tool."""
+    return {name: value for name, value in declared.items() if name not in _FOR_SERVERS}
 
 
-def custom_tool(row: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return a tool that takes free text as a function with one string.
+def custom_tool(declared: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a tool that takes free text, as a function with one string argument.
 
-    Its grammar is told to the model, not enforced: the text is a string within JSON.
+    The description shows the tool's grammar to the model. The grammar is not enforced, as the text
+    is a string inside JSON.
     """
-    texts = [fields.text(row, "description", f"{param}.description") or ""]
-    if grammar := _grammar(row, param):
+    texts = [fields.text(declared, "description", f"{param}.description") or ""]
+    if grammar := _grammar(declared, param):
         texts.append(grammar)
-    shown = {"description": "\n\n".join(text for text in texts if text)} if any(texts) else {}
-    return function_tool({"name": row.get("name"), "parameters": _FREE_TEXT_SCHEMA} | shown, param)
+    description = {"description": "\n\n".join(text for text in texts if text)} if any(texts) else {}
+    return function_tool(
+        {"name": declared.get("name"), "parameters": _FREE_TEXT_SCHEMA} | description, param
+    )
 
 
-def _grammar(row: dict[str, Any], param: str) -> str:
-    """Return what a model is told of a custom tool's format: flat in Responses, nested in chat."""
-    shape = fields.optional_record(row, "format")
-    if shape.get("type") != "grammar":
+def _grammar(declared: dict[str, Any], param: str) -> str:
+    """Return the text that shows a custom tool's grammar; chat nests it one level deeper."""
+    tool_format = fields.optional_object(declared, "format")
+    if tool_format.get("type") != "grammar":
         return ""
-    if shape.get("grammar") is not None:
-        shape = fields.record(shape["grammar"], f"{param}.format.grammar")
-    definition = fields.text(shape, "definition", f"{param}.format.definition") or ""
-    syntax = fields.text(shape, "syntax", f"{param}.format.syntax") or "lark"
+    if tool_format.get("grammar") is not None:
+        tool_format = fields.json_object(tool_format["grammar"], f"{param}.format.grammar")
+    definition = fields.text(tool_format, "definition", f"{param}.format.definition") or ""
+    syntax = fields.text(tool_format, "syntax", f"{param}.format.syntax") or "lark"
     if len(definition) > GRAMMAR_CHARS_MAX:
         definition = f"{definition[:GRAMMAR_CHARS_MAX]}\n..."
     return f"The {FREE_TEXT} has to match this {syntax} grammar:\n{definition}"
 
 
-# ---------------------------------------------------------------- which of them may be called
+# ---------------------------------------------------------------- tool_choice
 
 
-def openai_choice(
-    value: Any, shown: Mapping[str, list[str]], dropped: Collection[str] = ()
+def read_tool_choice(
+    value: Any, shown_names: Mapping[str, list[str]], dropped: Collection[str] = ()
 ) -> Constraints:
-    """Return a `tool_choice` of either OpenAI dialect: what may be called, and what has to be.
+    """Return which tools may be called, and whether one must be, by an OpenAI `tool_choice`.
 
-    `shown` has, for each name that the client may choose by, the names that the model sees;
-    `dropped` the types of the tools that are left out.
+    `shown_names` maps each name that the client may choose to the names that the model sees.
+    `dropped` has the types of the tools that were left out.
 
     Raises:
-        RequestError: the choice is not one of the API's, or of a tool that is not there.
+        RequestError: the choice is not one of the API's, or names a tool that is not in tools.
     """
     if value is None:
         return Constraints()
-    row = {"type": value} if type(value) is str else fields.record(value, "tool_choice")
-    kind = row.get("type")
+    choice = {"type": value} if type(value) is str else fields.json_object(value, "tool_choice")
+    kind = choice.get("type")
     if kind in MODES:
-        return _checked(Constraints(str(kind)), shown, dropped)
+        return _checked(Constraints(str(kind)), shown_names, dropped)
     if kind == "allowed_tools":
-        return _allowed(row, shown)
+        return _allowed_tools(choice, shown_names)
     if kind in ("function", "custom"):
-        name = _chosen_name(row, "tool_choice")
-        if name not in shown and _is_dropped(name, dropped):
-            return _left_out(name)
-        return Constraints("required", _named(name, "tool_choice.name", shown))
+        name = _chosen_name(choice, "tool_choice")
+        if name not in shown_names and _is_dropped(name, dropped):
+            return _no_call(name)
+        return Constraints("required", _names_for_model(name, "tool_choice.name", shown_names))
     if type(kind) is str and _is_dropped(kind, dropped):
-        return _left_out(kind)
+        return _no_call(kind)
     fields.refuse(
         "tool_choice",
         value,
@@ -121,32 +126,32 @@ def openai_choice(
     )
 
 
-def _left_out(chosen: str) -> Constraints:
-    """Return the choice that is left where a client chose what is not run here: no call at all.
+def _no_call(chosen: str) -> Constraints:
+    """Return the choice of no call, for a client that chose a tool that is not run here.
 
-    A client that sends a search of the web as a request of its own can't take one back.
+    Clients send a web search as a request of its own; a refusal would stop them.
     """
-    note_left_out((f"tool_choice {chosen}",))
+    log_left_out((f"tool_choice {chosen}",))
     return Constraints("none")
 
 
 def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
-    """Return whether a tool of `kind` was left out, in whatever version of it."""
-    return _VERSION.sub("", kind) in {_VERSION.sub("", each) for each in dropped}
+    """Return whether a tool of type `kind`, in any version, was left out."""
+    return _VERSION.sub("", kind) in {_VERSION.sub("", dropped_kind) for dropped_kind in dropped}
 
 
 def _checked(
     choice: Constraints, offered: Collection[str], dropped: Collection[str] = ()
 ) -> Constraints:
-    """Return `choice`; where a call is required and all tools are `dropped`, that of none.
+    """Return `choice`, or the choice of no call if a call is required and all tools are dropped.
 
     Raises:
-        RequestError: a call is required and no tool was ever there.
+        RequestError: a call is required and the request has no tools.
     """
     if choice.tool_choice != "required" or offered:
         return choice
     if dropped:
-        return _left_out(choice.tool_choice)
+        return _no_call(choice.tool_choice)
     raise RequestError(
         "tool_choice requires a call, and tools holds none that could be called here.",
         code="invalid_tool_choice",
@@ -154,40 +159,42 @@ def _checked(
     )
 
 
-def _named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
-    """Return the names that the model sees for the tool that a client calls `name`.
+def _names_for_model(name: str, param: str, shown_names: Mapping[str, list[str]]) -> list[str]:
+    """Return the names under which the model sees the client's tool `name`.
 
     Raises:
-        RequestError: there is none.
+        RequestError: the request has no such tool.
     """
-    if name not in shown:
+    if name not in shown_names:
         raise RequestError(
             f"{param} names {name!r:.80}, which is not in tools.",
             code="invalid_tool_choice",
             param=param,
         )
-    return shown[name]
+    return shown_names[name]
 
 
-def _chosen_name(row: dict[str, Any], param: str) -> str:
-    kind = str(row["type"])
-    inner = row if row.get(kind) is None else fields.record(row[kind], f"{param}.{kind}")
+def _chosen_name(choice: dict[str, Any], param: str) -> str:
+    kind = str(choice["type"])
+    inner = (
+        choice if choice.get(kind) is None else fields.json_object(choice[kind], f"{param}.{kind}")
+    )
     return fields.required_text(inner, "name", f"{param}.name")
 
 
-def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> Constraints:
-    """Return the choice among some tools; those that are hosted elsewhere are never called."""
-    inner = row
-    if row.get("allowed_tools") is not None:
-        inner = fields.record(row["allowed_tools"], "tool_choice.allowed_tools")
+def _allowed_tools(choice: dict[str, Any], shown_names: Mapping[str, list[str]]) -> Constraints:
+    """Return the choice among some of the tools; hosted tools among them are never called."""
+    inner = choice
+    if choice.get("allowed_tools") is not None:
+        inner = fields.json_object(choice["allowed_tools"], "tool_choice.allowed_tools")
     mode = inner.get("mode", "auto")
     if mode not in ("auto", "required"):
         fields.refuse("tool_choice.mode", mode, "auto or required")
     names: list[str] = []
     hosted: list[str] = []
-    for tool, param in fields.records(inner.get("tools"), "tool_choice.tools"):
+    for tool, param in fields.json_objects(inner.get("tools"), "tool_choice.tools"):
         if tool.get("type") in ("function", "custom"):
-            names += _named(_chosen_name(tool, param), f"{param}.name", shown)
+            names += _names_for_model(_chosen_name(tool, param), f"{param}.name", shown_names)
         else:
             hosted.append(str(tool.get("type")))
     if not names and mode == "auto":
@@ -199,10 +206,10 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> Constraints
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return an assistant's call; `arguments` becomes an object where it is the text of one.
+    """Return an assistant's call; `arguments` that are the JSON of an object become that object.
 
-    A text that is not JSON stays a text: the model wrote it, and it is what the model must see. So
-    does one with digits that 64 bits, or Python, would have otherwise.
+    A text that is not JSON stays a text, as the model must see what it wrote. So does JSON with
+    numbers that 64 bits or Python would print with other digits.
     """
     if type(arguments) is str:
         parsed = parse_argument(arguments) if arguments.strip() else {}
@@ -215,8 +222,8 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     }
 
 
-def whole_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a call's arguments are; None where they are cut off."""
+def parsed_object(text: str) -> dict[str, Any] | None:
+    """Return the object in the text of a call's arguments; None if the text is cut off."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -224,35 +231,35 @@ def whole_object(text: str) -> dict[str, Any] | None:
     return value if type(value) is dict else None
 
 
-def as_written(text: str) -> orjson.Fragment | None:
-    """Return the object that a call's arguments are, with the digits that were written; or None.
+def object_fragment(text: str) -> orjson.Fragment | None:
+    """Return the object in the text of a call's arguments with its digits unchanged, or None.
 
-    A number that was read would be a float's: 6.02214076e23 and 2**64 are others there.
+    Parsed numbers would become floats, which change 6.02214076e23 and 2**64.
     """
-    return None if whole_object(text) is None else orjson.Fragment(text.replace("\n", " "))
+    return None if parsed_object(text) is None else orjson.Fragment(text.replace("\n", " "))
 
 
-def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
-    """Return the object that a call's arguments are, or what is whole of one that was cut off.
+def complete_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
+    """Return the object in the text of a call's arguments, or the complete pairs of a cut one.
 
-    Only pairs with a comma behind them are sure to be whole: 12 may have been going to be 1234.
+    Only a pair with a comma behind it is surely complete: a final 12 may be the start of 1234.
     """
-    depth, comma = 0, 0  # the last comma between pairs of the outermost object
-    for found in _MARKS.finditer(text):
-        mark = found[0]
+    depth, comma = 0, 0  # position of the last comma between pairs of the outermost object
+    for match in _MARKS.finditer(text):
+        mark = match[0]
         if mark == "," and depth == 1:
-            comma = found.start()
+            comma = match.start()
         depth += (mark in ("{", "[")) - (mark in ("}", "]"))
-    return as_written(text) or (comma and as_written(text[:comma] + "}")) or {}
+    return object_fragment(text) or (comma and object_fragment(text[:comma] + "}")) or {}
 
 
 def free_text(arguments: str) -> str:
-    """Return the text that a custom tool is called with; "" where the call was cut off.
+    """Return the text in a custom tool's call; "" if the call was cut off.
 
-    A model that names the one argument otherwise means the same.
+    A model may give the only argument another name.
     """
-    given = whole_object(arguments) or {}
-    if FREE_TEXT not in given and len(given) == 1:
-        given = {FREE_TEXT: next(iter(given.values()))}
-    found = given.get(FREE_TEXT)
-    return found if type(found) is str else ""
+    pairs = parsed_object(arguments) or {}
+    if FREE_TEXT not in pairs and len(pairs) == 1:
+        pairs = {FREE_TEXT: next(iter(pairs.values()))}
+    text = pairs.get(FREE_TEXT)
+    return text if type(text) is str else ""

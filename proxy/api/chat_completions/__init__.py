@@ -1,1 +1,1 @@
-"""Translates OpenAI's chat completions: their body to our request, our events to their chunks."""
+"""Translates OpenAI's chat completions: a body to a ParsedRequest, events to chunks."""

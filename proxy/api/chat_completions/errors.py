@@ -1,4 +1,4 @@
-"""Tells errors in OpenAI's words, which all of its dialects have."""
+"""Writes errors as all of OpenAI's dialects have them."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ _TYPES: Final = {
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
-    """Return what stands under "error" in OpenAI's answers and streams."""
+    """Return the object under "error" in OpenAI's answers and streams."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {
         "message": error_text(error),
@@ -25,10 +25,10 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 def error_body(error: RequestError, _request_id: str) -> dict[str, Any]:
-    """Return the body of an answer that failed before it began."""
+    """Return the body of a response with an error status."""
     return {"error": openai_error(error)}
 
 
 def error_event(error: RequestError) -> bytes:
-    """Return what ends a stream that broke off."""
+    """Return the last event of a stream that failed."""
     return sse_data({"error": openai_error(error)})

@@ -1,4 +1,4 @@
-"""Turns our events into OpenAI's chat completion, whole or as a stream of its chunks."""
+"""Writes an answer as OpenAI's chat completion, whole or as a stream of chunks."""
 
 import time
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from hearth.proxy.api.answer_frames import (
     WholeChoice,
     extra_fields,
     image_fields,
-    logprob_rows,
+    logprob_entries,
     prediction_fields,
     prefill_fields,
     sse_data,
@@ -29,7 +29,7 @@ _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return `usage` as chat completions have it, with our own fields beside them."""
+    """Return `usage` in the fields of chat completions, with the fields that Hearth adds."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -43,13 +43,13 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
-    """Return `logprobs` of a choice for the tokens in `rows`."""
-    return {"content": logprob_rows(rows), "refusal": None}
+def logprob_fields(logprobs: list[TokenLogprob]) -> dict[str, Any]:
+    """Return the `logprobs` field of a choice."""
+    return {"content": logprob_entries(logprobs), "refusal": None}
 
 
-def shell(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
-    """Return what a completion, or each chunk of one, begins with."""
+def base_fields(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dict[str, Any]:
+    """Return the first fields of a completion or of one of its chunks."""
     return {
         "id": f"{prefix}-{admitted.answer.request_id}",
         "object": kind,
@@ -62,49 +62,49 @@ def shell(admitted: AdmittedRequest, kind: str, prefix: str = "chatcmpl") -> dic
 
 
 class _DeltaWriter:
-    """Writes one choice as the API's deltas, whose calls are numbered.
+    """Writes one choice as the API's deltas, and numbers its calls.
 
-    A custom tool's text, which the model writes inside JSON, waits until it is whole.
+    The text of a custom tool is held back until it is complete, as the model writes it inside JSON.
     """
 
     def __init__(self, body: dict[str, Any]) -> None:
-        """`body` is of the request: it says which shapes calls have."""
+        """Choose the form of the calls by the request's `body`."""
         self._custom = custom_names(body)
         self._is_legacy = is_legacy(body)
         self._calls = 0
-        self._open: CallStart | None = None  # a custom call
-        self._arguments: list[str] = []  # of that
+        self._open: CallStart | None = None  # custom call that is being written
+        self._arguments: list[str] = []  # pieces of its arguments
 
-    def deltas(self, row: Delta) -> list[dict[str, Any]]:
-        """Return what `row` adds; its log probabilities go with the last of these."""
-        if row.channel == "tool_call":
-            found = self._called(row)
+    def deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the API's deltas for `delta`; its log probabilities belong to the last of them."""
+        if delta.channel == "tool_call":
+            deltas = self._call_deltas(delta)
         else:
-            name = "reasoning_content" if row.channel == "reasoning" else "content"
-            found = [{name: row.text}] if row.text else []
-        return found or ([{}] if row.logprobs else [])
+            name = "reasoning_content" if delta.channel == "reasoning" else "content"
+            deltas = [{name: delta.text}] if delta.text else []
+        return deltas or ([{}] if delta.logprobs else [])
 
-    def _called(self, row: Delta) -> list[dict[str, Any]]:
-        if row.call is None:
+    def _call_deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        if delta.call is None:
             if self._open is None:
-                return [self._delta({"function": {"arguments": row.text}})] if row.text else []
-            self._arguments.append(row.text)
+                return [self._delta({"function": {"arguments": delta.text}})] if delta.text else []
+            self._arguments.append(delta.text)
             return []
         ended = self.close()
         self._calls += 1
-        if row.call.name in self._custom:
-            self._open, self._arguments = row.call, [row.text]
+        if delta.call.name in self._custom:
+            self._open, self._arguments = delta.call, [delta.text]
             return ended
-        return [*ended, self._delta(_call(row.call, row.text, self._custom))]
+        return [*ended, self._delta(_call(delta.call, delta.text, self._custom))]
 
     def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return the delta of the newest call, or of a part of it."""
+        """Return the delta of the newest call, or of a piece of its arguments."""
         if self._is_legacy:
             return {"function_call": call["function"]}
         return {"tool_calls": [{"index": self._calls - 1, **call}]}
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the delta of the custom call that was open, if one was."""
+        """Return the delta of the custom call that was held back, if there was one."""
         call, self._open = self._open, None
         if call is None:
             return []
@@ -112,10 +112,10 @@ class _DeltaWriter:
 
 
 def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]:
-    """Return a call; `text` is all of its arguments, or of a function's the beginning."""
+    """Return a call; `text` has its arguments, for a function perhaps only their beginning."""
     if call.name in custom:
-        free = {"name": call.name, "input": tools.free_text(text)}
-        return {"id": call.id, "type": "custom", "custom": free}
+        fields = {"name": call.name, "input": tools.free_text(text)}
+        return {"id": call.id, "type": "custom", "custom": fields}
     return {
         "id": call.id,
         "type": "function",
@@ -133,8 +133,8 @@ def _reason(finished: Finished, body: dict[str, Any]) -> str:
 
 
 def _message(choice: WholeChoice, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the message; its content is null where it only calls."""
-    calls = [_call(*each, custom_names(body)) for each in choice.calls]
+    """Return the message; its content is null if it has only calls."""
+    calls = [_call(*call, custom_names(body)) for call in choice.calls]
     content = choice.text("content") or (None if calls else "")
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning := choice.text("reasoning"):
@@ -150,75 +150,82 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the completion once all of its choices are complete.
 
     Raises:
-        RequestError: one broke off.
+        RequestError: one choice failed.
     """
     body = admitted.request.body
     wants_logprobs = admitted.request.sampling.top_logprobs is not None
     wholes, usage = await whole_choices(admitted)
-    rows = [
+    choices = [
         {
             "index": index,
             "message": _message(choice, body),
             "logprobs": logprob_fields(choice.logprobs) if wants_logprobs else None,
-            "finish_reason": _reason(choice.end, body),
+            "finish_reason": _reason(choice.finished, body),
         }
         for index, choice in enumerate(wholes)
     ]
-    return shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
+    return base_fields(admitted, "chat.completion") | {
+        "choices": choices,
+        "usage": usage_fields(usage),
+    }
 
 
 # ---------------------------------------------------------------- the stream
 
 
 class ChatWriter(FrameWriter):
-    """Writes one stream's chunks. What is the same in all of a choice is serialised once."""
+    """Writes one stream's chunks; the fields that all chunks of a choice share are encoded once."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         count = len(admitted.answers)
         self._answer = admitted.answer
         self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
-        self._shell = shell(admitted, "chat.completion.chunk")
-        opening = sse_data(self._shell).removesuffix(b"}\n\n")
+        self._base_fields = base_fields(admitted, "chat.completion.chunk")
+        opening = sse_data(self._base_fields).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
         self._writers = [_DeltaWriter(self._body) for _ in range(count)]
 
-    def begun(self) -> list[bytes]:
-        """Return each choice's first chunk."""
+    def opening_frames(self) -> list[bytes]:
+        """Return the first chunk of each choice."""
         return [
             self._chunk(index, {"role": "assistant", "content": ""})
             for index in range(len(self._heads))
         ]
 
-    def grown(self, index: int, row: Delta) -> list[bytes]:
-        deltas = self._writers[index].deltas(row)
-        if not row.logprobs:
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]:
+        deltas = self._writers[index].deltas(event)
+        if not event.logprobs:
             return [self._chunk(index, delta) for delta in deltas]
         *others, last = deltas
-        told = {"logprobs": logprob_fields(row.logprobs), "finish_reason": None}
-        return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, told)]
+        rest = {"logprobs": logprob_fields(event.logprobs), "finish_reason": None}
+        return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, rest)]
 
-    def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
         deltas = self._writers[index].close()
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]
-        chunks.append(self._chunk(index, {}, {"finish_reason": _reason(row, self._body)}))
+        chunks.append(self._chunk(index, {}, {"finish_reason": _reason(event, self._body)}))
         if usage is not None and self._includes_usage:
-            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+            chunks.append(
+                sse_data(self._base_fields | {"choices": [], "usage": usage_fields(usage)})
+            )
         return chunks if usage is None else [*chunks, SSE_DONE]
 
-    def alive(self) -> bytes:
-        silent = [{"index": 0, "delta": {}, "finish_reason": None}]
-        return sse_data(self._shell | {"choices": silent, "prefill": prefill_fields(self._answer)})
+    def keep_alive_frame(self) -> bytes:
+        choices = [{"index": 0, "delta": {}, "finish_reason": None}]
+        return sse_data(
+            self._base_fields | {"choices": choices, "prefill": prefill_fields(self._answer)}
+        )
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
     def _chunk(
         self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None
     ) -> bytes:
-        """Return a chunk of one choice; `rest` is the choice's fields behind the delta."""
+        """Return a chunk of one choice; `rest` has the choice's fields after the delta."""
         head = self._heads[index] + orjson.dumps(delta)
         if rest is None:
             return head + _CHUNK_END

@@ -1,1 +1,1 @@
-"""Translates OpenAI's legacy completions, whose prompt is raw and whose text continues it."""
+"""Translates OpenAI's legacy completions, in which the answer continues a raw prompt."""

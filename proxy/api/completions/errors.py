@@ -1,4 +1,4 @@
-"""Tells errors of legacy completions, which are those of chat completions."""
+"""Writes errors of legacy completions, which have the form of chat completions' errors."""
 
 from hearth.proxy.api.chat_completions.errors import error_body, error_event
 

@@ -1,4 +1,4 @@
-"""Turns our events into OpenAI's legacy completion, whole or as a stream of its chunks."""
+"""Writes an answer as OpenAI's legacy completion, whole or as a stream of chunks."""
 
 import codecs
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from hearth.proxy.api.answer_frames import (
     sse_data,
     whole_choices,
 )
-from hearth.proxy.api.chat_completions.events import shell, usage_fields
+from hearth.proxy.api.chat_completions.events import base_fields, usage_fields
 from hearth.proxy.api.completions.errors import error_event
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
@@ -20,52 +20,52 @@ from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 
 @dataclass(slots=True)
 class _TextWriter:
-    """Writes one choice in the API's words, and counts its text for the offsets of its tokens."""
+    """Writes the pieces of one choice, and counts characters for the offsets of its tokens."""
 
     index: int
     wants_logprobs: bool
-    prefix: str  # the prompt, where it is to be repeated
+    prefix: str  # prompt that the first piece repeats; "" for none
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
-    _offset: int = 0  # characters of the tokens so far
+    _offset: int = 0  # characters of all tokens so far
 
     def choice(
-        self, text: str, rows: list[TokenLogprob] | None = None, reason: str | None = None
+        self, text: str, logprobs: list[TokenLogprob] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
         text, self.prefix = self.prefix + text, ""
-        reason = "length" if reason == "prefilled" else reason  # none was asked for
-        told: dict[str, Any] | None = None
-        if self.wants_logprobs and rows:
+        reason = "length" if reason == "prefilled" else reason  # the request asked for no tokens
+        fields: dict[str, Any] | None = None
+        if self.wants_logprobs and logprobs:
             offsets = []
-            for row in rows:
+            for entry in logprobs:
                 offsets.append(self._offset)
-                self._offset += len(self._decoder.decode(row.token_bytes))
-            told = {
-                "tokens": [row.token for row in rows],
-                "token_logprobs": [max(row.logprob, LOGPROB_MIN) for row in rows],
-                "top_logprobs": [_top(row) for row in rows],
+                self._offset += len(self._decoder.decode(entry.token_bytes))
+            fields = {
+                "tokens": [entry.token for entry in logprobs],
+                "token_logprobs": [max(entry.logprob, LOGPROB_MIN) for entry in logprobs],
+                "top_logprobs": [_top(entry) for entry in logprobs],
                 "text_offset": offsets,
             }
-        return {"index": self.index, "text": text, "logprobs": told, "finish_reason": reason}
+        return {"index": self.index, "text": text, "logprobs": fields, "finish_reason": reason}
 
 
-def _top(row: TokenLogprob) -> dict[str, float]:
-    """Return the likeliest tokens by their text, and the one that was sampled."""
-    found: dict[str, float] = {}
-    for _, text, _, logprob in row.top:  # of two tokens with one text the likelier counts
-        found.setdefault(text, max(logprob, LOGPROB_MIN))
-    found.setdefault(row.token, max(row.logprob, LOGPROB_MIN))
-    return found
+def _top(entry: TokenLogprob) -> dict[str, float]:
+    """Return the log probabilities of the likeliest tokens and of the sampled token, by text."""
+    logprobs: dict[str, float] = {}
+    for _, text, _, logprob in entry.top:  # likeliest first: of two equal texts it counts
+        logprobs.setdefault(text, max(logprob, LOGPROB_MIN))
+    logprobs.setdefault(entry.token, max(entry.logprob, LOGPROB_MIN))
+    return logprobs
 
 
 def _writers(admitted: AdmittedRequest) -> list[_TextWriter]:
     request = admitted.request
-    wants = request.sampling.top_logprobs is not None
+    wants_logprobs = request.sampling.top_logprobs is not None
     echoes = bool(request.body.get("echo"))
     return [
-        _TextWriter(index, wants, (row.prompt.text or "") if echoes else "")
-        for index, row in enumerate(request.submissions())
+        _TextWriter(index, wants_logprobs, (submission.prompt.text or "") if echoes else "")
+        for index, submission in enumerate(request.submissions())
     ]
 
 
@@ -73,44 +73,46 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the completions once all are complete.
 
     Raises:
-        RequestError: one broke off.
+        RequestError: one choice failed.
     """
     wholes, usage = await whole_choices(admitted)
-    rows = [
-        writer.choice(choice.text("content"), choice.logprobs, choice.end.reason)
+    choices = [
+        writer.choice(choice.text("content"), choice.logprobs, choice.finished.reason)
         for writer, choice in zip(_writers(admitted), wholes, strict=True)
     ]
-    return shell(admitted, "text_completion", "cmpl") | {
-        "choices": rows,
+    return base_fields(admitted, "text_completion", "cmpl") | {
+        "choices": choices,
         "usage": usage_fields(usage),
     }
 
 
 class CompletionWriter(FrameWriter):
-    """Writes one stream's chunks: a text of one choice in each."""
+    """Writes one stream's chunks, each with a piece of one choice."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._writers = _writers(admitted)
-        self._shell = shell(admitted, "text_completion", "cmpl")
+        self._base_fields = base_fields(admitted, "text_completion", "cmpl")
         self._includes_usage = admitted.request.include_usage
 
-    def begun(self) -> list[bytes]:
-        return [self.alive()]
+    def opening_frames(self) -> list[bytes]:
+        return [self.keep_alive_frame()]
 
-    def grown(self, index: int, row: Delta) -> list[bytes]:
-        return [self._chunk(self._writers[index].choice(row.text, row.logprobs))]
+    def delta_frames(self, index: int, event: Delta) -> list[bytes]:
+        return [self._chunk(self._writers[index].choice(event.text, event.logprobs))]
 
-    def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
-        chunks = [self._chunk(self._writers[index].choice("", reason=row.reason))]
+    def final_frames(self, index: int, event: Finished, usage: Usage | None) -> list[bytes]:
+        chunks = [self._chunk(self._writers[index].choice("", reason=event.reason))]
         if usage is not None and self._includes_usage:
-            chunks.append(sse_data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+            chunks.append(
+                sse_data(self._base_fields | {"choices": [], "usage": usage_fields(usage)})
+            )
         return chunks if usage is None else [*chunks, SSE_DONE]
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         return self._chunk(self._writers[0].choice(""))
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse_data(self._shell | {"choices": [choice]})
+        return sse_data(self._base_fields | {"choices": [choice]})

@@ -1,4 +1,4 @@
-"""Turns the body of a legacy completion into our request: its prompts are raw, with no template."""
+"""Parses the body of a legacy completion, with raw prompts, into a ParsedRequest."""
 
 from typing import Any, Final, NoReturn
 
@@ -19,7 +19,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     """Return the request in `body`.
 
     Raises:
-        RequestError: a field is not what the API allows, or needs what this server lacks.
+        RequestError: a field has a value that the API or this server does not allow.
     """
     prompts = _prompts(body.get("prompt"))
     count = fields.integer(body, "n", 1, CHOICES_MAX) or 1
@@ -27,7 +27,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         fields.refuse("n", count, f"up to {ANSWERS_MAX} answers to all prompts together")
     top_logprobs = fields.integer(body, "logprobs", 0, LOGPROBS_MAX)
     _refuse_unsupported(body, prompts[0], count, top_logprobs)
-    stream_options = fields.optional_record(body, "stream_options")
+    stream_options = fields.optional_object(body, "stream_options")
     limit = sampling_params.read_max_tokens(body, "max_tokens", "n_predict", low=0)
     return ParsedRequest(
         dialect="completions",
@@ -46,12 +46,12 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """Return the prompts, each a text or the ids of its tokens."""
-    if type(value) is not list or (value and all(type(row) is int for row in value)):
+    """Return the prompts, each as a text or as token ids."""
+    if type(value) is not list or (value and all(type(item) is int for item in value)):
         return [_prompt(value, "prompt")]
     if not 1 <= len(value) <= PROMPTS_MAX:
         fields.refuse("prompt", f"a list of {len(value)}", f"1 to {PROMPTS_MAX} prompts")
-    return [_prompt(row, f"prompt[{index}]") for index, row in enumerate(value)]
+    return [_prompt(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
 
 
 def _prompt(value: Any, param: str) -> Prompt:

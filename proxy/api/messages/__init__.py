@@ -1,1 +1,1 @@
-"""Translates Anthropic's Messages API: its body to our request, our events to its stream."""
+"""Translates Anthropic's Messages API: a body to a ParsedRequest, events to its stream."""

@@ -1,4 +1,4 @@
-"""Turns our events into Anthropic's message, whole or as a stream."""
+"""Writes an answer as Anthropic's message, whole or as a stream of events."""
 
 import re
 from typing import Any, Final
@@ -21,26 +21,26 @@ from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 
 _STOP_REASONS: Final = {
     **{"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
-    "prefilled": "max_tokens",  # which were 0
+    "prefilled": "max_tokens",  # the request set max_tokens to 0
 }
 _DELTA_HEAD: Final = b"event: content_block_delta\ndata: "
-_DELTAS: Final = {  # by channel: the type of a block's piece, and its field
+_DELTAS: Final = {  # type and field of a delta, by channel
     "tool_call": ("input_json_delta", "partial_json"),
     "reasoning": ("thinking_delta", "thinking"),
     "content": ("text_delta", "text"),
 }
-_BLANKS: Final = r"[ \t\r\n]*"  # of JSON
-_BEGINNING: Final = re.compile(  # of an input
+_BLANKS: Final = r"[ \t\r\n]*"  # white space in JSON
+_BEGINNING: Final = re.compile(  # of a tool's input: an object, or anything else
     rf'{_BLANKS}(?:(?P<object>\{{{_BLANKS}["}}])|\{{{_BLANKS}[^ \t\r\n"}}]|[^ \t\r\n{{])'
 )
-_HIDDEN: Final = "omitted"  # the thinking.display under which only its signature is sent
+_HIDDEN: Final = "omitted"  # thinking.display of clients that only want the signature
 
 
 def usage_fields(usage: Usage, is_marked: bool) -> dict[str, Any]:
-    """Return `usage` as Messages have it: input, creation and read together are the prompt.
+    """Return `usage` in the fields of Messages; the three input fields add up to the prompt.
 
-    What was not read from the cache was prefilled and is kept; it counts as its creation where the
-    client marked what to keep (`is_marked`), and as plain input where it did not.
+    The tokens that were not cached were prefilled. They count as cache creation if the client
+    marked parts for caching (`is_marked`), else as plain input.
     """
     return {
         **_input_fields(usage, is_marked),
@@ -60,7 +60,7 @@ def _input_fields(prompt: Usage | AnswerStream, is_marked: bool) -> dict[str, in
 
 
 def _is_marked(admitted: AdmittedRequest) -> bool:
-    """Return whether the client marked anything with `cache_control`."""
+    """Return whether the client marked any part with `cache_control`."""
     body = admitted.request.body
     blocks: list[Any] = [body]
     for value in (body.get("tools"), body.get("system"), body.get("messages")):
@@ -69,10 +69,10 @@ def _is_marked(admitted: AdmittedRequest) -> bool:
 
 
 def _within(content: Any) -> list[Any]:
-    """Return the rows of `content` and those within them: messages, blocks, blocks of results."""
-    rows = content if type(content) is list else []
-    inner = (row.get("content") for row in rows if type(row) is dict)
-    return [*rows, *(block for each in inner for block in _within(each))]
+    """Return the items of `content` and all items within them: messages, blocks, result blocks."""
+    items = content if type(content) is list else []
+    contents = (item.get("content") for item in items if type(item) is dict)
+    return [*items, *(block for inner in contents for block in _within(inner))]
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
 
 
 def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
-    """Return the message before anything of it is there."""
+    """Return the message without its content."""
     answer = admitted.answer
     return {
         "id": f"msg_{answer.request_id}",
@@ -98,12 +98,12 @@ def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
 
 
 def _block(channel: str, call: CallStart | None, text: str, signature: str) -> dict[str, Any]:
-    """Return the block that has said `text`; with "" it is as it begins."""
+    """Return a block with `text`; with "" it is the block as a stream opens it."""
     if call is not None:
-        found = _BEGINNING.match(text)
-        given = tools.whole_pairs(text) if found and found["object"] else {}
-        # The id as it is: the worker finds the turn again by it.
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+        match = _BEGINNING.match(text)
+        tool_input = tools.complete_pairs(text) if match and match["object"] else {}
+        # The id stays unchanged, as the worker finds the turn by it.
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input}
     if channel == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": signature}
     return {"type": "text", "text": text}
@@ -118,7 +118,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the message once it is complete.
 
     Raises:
-        RequestError: it broke off.
+        RequestError: the answer failed.
     """
     (choice,), usage = await whole_choices(admitted)
     is_marked, hides = _is_marked(admitted), _hides_thinking(admitted)
@@ -130,73 +130,75 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         )
         for channel, call, texts in choice.parts
     ]
-    if not blocks and choice.end.reason != "prefilled":
+    if not blocks and choice.finished.reason != "prefilled":
         blocks = [{"type": "text", "text": ""}]
-    told = {"content": blocks, "usage": usage_fields(usage, is_marked)}
-    return _shell(admitted, is_marked) | told | _ending(choice.end)
+    fields = {"content": blocks, "usage": usage_fields(usage, is_marked)}
+    return _shell(admitted, is_marked) | fields | _ending(choice.finished)
 
 
 class MessageWriter(FrameWriter):
-    """The events of one message as it grows: its blocks are opened, grown and closed.
+    """Writes the events of one message: it opens, extends and closes the message's blocks.
 
-    A tool's input is complete in its block's end only. What the stream gives of it is an object,
-    which clients' SDKs raise without, and begins as one: a text that is none is told as `{}`. An
-    object that was cut off stays cut, and the whole message has its complete pairs: closed by us,
-    a client would take half a command for a whole one and run it.
+    The deltas of a tool's input must add up to an object, as clients' SDKs raise otherwise. A text
+    that does not begin as an object is sent as `{}`. An object that was cut off stays cut off: if
+    it were closed, a client would run half a command. The whole message has its complete pairs.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._admitted, self._answer = admitted, admitted.answer
-        self._index = -1  # of the newest block
-        self._channel = ""  # of the open block; "" where none is open
-        self._input = ""  # of the open call, while it has not begun
-        self._is_object: bool | None = None  # the open call's input; None where it has not begun
+        self._index = -1  # index of the newest block
+        self._channel = ""  # channel of the open block; "" = none is open
+        self._input = ""  # white space before the input of the open call
+        self._is_object: bool | None = None  # type of the open call's input; None = not known yet
         self._is_marked = _is_marked(admitted)
         self._hides_thinking = _hides_thinking(admitted)
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         shell = _shell(self._admitted, self._is_marked)
-        return [sse_event("message_start", {"message": shell}), self.alive()]
+        return [sse_event("message_start", {"message": shell}), self.keep_alive_frame()]
 
-    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
-        """Return the events behind the last piece: of an empty text where there was none at all."""
-        is_empty = self._index < 0 and row.reason != "prefilled"
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
+        """Return the last events; a message without any block gets an empty text block."""
+        is_empty = self._index < 0 and event.reason != "prefilled"
         frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
-        told = {"delta": _ending(row), "usage": usage_fields(row.usage, self._is_marked)}
-        ends = [sse_event("message_delta", told), sse_event("message_stop", {})]
-        return [*frames, *self._close(is_cut=row.is_cut), *ends]
+        message_delta = {
+            "delta": _ending(event),
+            "usage": usage_fields(event.usage, self._is_marked),
+        }
+        ends = [sse_event("message_delta", message_delta), sse_event("message_stop", {})]
+        return [*frames, *self._close(is_cut=event.is_cut), *ends]
 
-    def alive(self) -> bytes:
+    def keep_alive_frame(self) -> bytes:
         return sse_event("ping", {"prefill": prefill_fields(self._answer)})
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
-    def grown(self, _index: int, row: Delta) -> list[bytes]:
-        """Return the events for `row`, which may end one block and begin the next."""
+    def delta_frames(self, _index: int, delta: Delta) -> list[bytes]:
+        """Return the events for `delta`, which may close one block and open the next."""
         frames = []
-        if row.call is not None or row.channel != self._channel:
-            if row.call is None and not row.text:
-                return []  # nothing to open a block for
-            frames = [*self._close(), self._open(row)]
-        text = row.text
+        if delta.call is not None or delta.channel != self._channel:
+            if delta.call is None and not delta.text:
+                return []  # an empty text opens no block
+            frames = [*self._close(), self._open(delta)]
+        text = delta.text
         if self._channel == "tool_call":
             if self._is_object is None:
                 self._input = text = self._input + text
-                if found := _BEGINNING.match(text):
-                    self._is_object = bool(found["object"])
+                if match := _BEGINNING.match(text):
+                    self._is_object = bool(match["object"])
             text = text if self._is_object else ""
         if text and not (self._channel == "reasoning" and self._hides_thinking):
             frames.append(self._delta(text))
         return frames
 
     def _close(self, *, is_cut: bool = False) -> list[bytes]:
-        """Return the events that end the open block; none where none is open."""
+        """Return the events that close the open block; none if no block is open."""
         if not self._channel:
             return []
         frames = []
         if self._channel == "tool_call" and not self._is_object:
-            is_bare = is_cut and self._is_object is None  # and told as {} it would be run
+            is_bare = is_cut and self._is_object is None  # a client would run {}
             cut = self._input if self._input.strip() else "{"
             frames.append(self._delta(cut if is_bare else "{}"))
         elif self._channel == "reasoning" and (signature := self._answer.signature):
@@ -206,17 +208,17 @@ class MessageWriter(FrameWriter):
         self._channel = ""
         return [*frames, sse_event("content_block_stop", {"index": self._index})]
 
-    def _open(self, row: Delta) -> bytes:
-        self._index, self._channel, self._input = self._index + 1, row.channel, ""
+    def _open(self, delta: Delta) -> bytes:
+        self._index, self._channel, self._input = self._index + 1, delta.channel, ""
         self._is_object = None
-        start = {"index": self._index, "content_block": _block(row.channel, row.call, "", "")}
+        start = {"index": self._index, "content_block": _block(delta.channel, delta.call, "", "")}
         return sse_event("content_block_start", start)
 
     def _delta(self, text: str) -> bytes:
         kind, name = _DELTAS[self._channel]
-        row = {
+        data = {
             "type": "content_block_delta",
             "index": self._index,
             "delta": {"type": kind, name: text},
         }
-        return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse_event`, in half the time
+        return _DELTA_HEAD + orjson.dumps(data) + b"\n\n"  # like `sse_event`, but twice as fast

@@ -1,4 +1,4 @@
-"""Turns the body of an Anthropic Messages request, and the blocks in it, into our request."""
+"""Parses the body of an Anthropic Messages request into a ParsedRequest."""
 
 import dataclasses
 import itertools
@@ -12,19 +12,25 @@ from hearth.proxy.api.body import (
 )
 from hearth.proxy.api.body.message_content import (
     document,
+    document_url_error,
     ends_open,
     image,
     is_media,
-    no_files,
-    no_urls,
-    omitted,
+    omission_note,
+    readable_texts,
     refuse_media,
-    texts_of,
     texts_only,
+    uploaded_file_error,
 )
 from hearth.proxy.api.messages.errors import THREAD_UNSUPPORTED
 from hearth.proxy.api.messages.tools import MessagesTools, read_choice, read_tools
-from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
+from hearth.proxy.request.content_pieces import (
+    ContentPart,
+    join,
+    join_text,
+    joined_if_texts,
+    merge_texts,
+)
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
@@ -32,46 +38,46 @@ from hearth.shared.wire_messages import Prompt
 
 ROLES: Final = ("system", "user", "assistant")
 _RESULT: Final = "tool_result"
-_TEMPLATES_KNOW: Final = ("text", "image", _RESULT)  # the words that show any other are ours
-_Placed = tuple[dict[str, Any], str]  # a block, and where it stands
-_READABLE: Final = ("text", "content", "base64")  # sources of a document
+_TEMPLATES_KNOW: Final = ("text", "image", _RESULT)  # other blocks become texts of our own
+_Placed = tuple[dict[str, Any], str]  # a block and its path in the body
+_READABLE: Final = ("text", "content", "base64")  # types of a document's source
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
     """Return the request in `body`.
 
     Raises:
-        RequestError: a field is not what the API allows, or needs what this server lacks.
+        RequestError: a field has a value that the API or this server does not allow.
     """
     if body.get("thread") is not None:
-        # We would have to hold the conversation: passed over, it would lose its history. At this
-        # code the SDK sends the whole from then on.
+        # The history would have to be stored here. After this error code the SDK sends the whole
+        # conversation in each request.
         raise RequestError(
             "thread is not supported; send the whole conversation in messages.",
             code=THREAD_UNSUPPORTED,
             param="thread",
         )
-    found = read_tools(body)
-    given = fields.rows(body.get("messages"), "messages")
-    if not given:
+    request_tools = read_tools(body)
+    raw_messages = fields.json_list(body.get("messages"), "messages")
+    if not raw_messages:
         raise RequestError(
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
         )
-    conversation = _MessagesReader(found)
-    conversation.read_system(body.get("system"))
-    for index, value in enumerate(given):
-        conversation.read(value, f"messages[{index}]")
+    reader = _MessagesReader(request_tools)
+    reader.read_system(body.get("system"))
+    for index, raw_message in enumerate(raw_messages):
+        reader.read(raw_message, f"messages[{index}]")
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_tokens", low=0)
     return ParsedRequest(
         dialect="messages",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            conversation.messages,
-            found.shown,
+            reader.messages,
+            request_tools.shown,
             template_kwargs,
-            found.deferred,
-            continues=ends_open(conversation.messages),
+            request_tools.deferred,
+            continues=ends_open(reader.messages),
             thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
@@ -79,28 +85,28 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         ),
         stream=fields.boolean(body, "stream"),
         body=body,
-        left_out=(*found.dropped, *conversation.left_out),
+        left_out=(*request_tools.dropped, *reader.left_out),
         constraints=dataclasses.replace(
-            read_choice(body, found), **_format(body), thinking_budget=thinking.budget
+            read_choice(body, request_tools), **_format(body), thinking_budget=thinking.budget
         ),
         prefill_only=limit == 0,
     )
 
 
 def _format(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of Constraints that ask for a JSON schema, by its name or the beta's."""
-    config = fields.optional_record(body, "output_config")
+    """Return the fields of Constraints for a JSON schema; the beta had another field for it."""
+    config = fields.optional_object(body, "output_config")
     for value, param in (
         (config.get("format"), "output_config.format"),
         (body.get("output_format"), "output_format"),
     ):
         if value is not None:
-            shape = fields.record(value, param)
-            if shape.get("type") != "json_schema":
-                fields.refuse(f"{param}.type", shape.get("type"), "json_schema")
+            answer_format = fields.json_object(value, param)
+            if answer_format.get("type") != "json_schema":
+                fields.refuse(f"{param}.type", answer_format.get("type"), "json_schema")
             return {
                 "is_json": True,
-                "schema": fields.record(shape.get("schema"), f"{param}.schema"),
+                "schema": fields.json_object(answer_format.get("schema"), f"{param}.schema"),
             }
     return {}
 
@@ -109,16 +115,16 @@ def _format(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class _MessagesReader:
-    """Turns messages into ours, each into one or more, in its blocks' order."""
+    """Reads messages; each becomes one or more of the prompt's messages, in its blocks' order."""
 
-    def __init__(self, found: MessagesTools) -> None:
-        """Tools that the conversation itself defines are added to `found`."""
+    def __init__(self, request_tools: MessagesTools) -> None:
+        """Add tools that the conversation itself defines to `request_tools`."""
         self.messages: list[Any] = []
-        self.left_out: list[str] = []  # types of blocks that no model here reads
-        self._tools = found
+        self.left_out: list[str] = []  # types of the blocks that were left out
+        self._tools = request_tools
 
     def read_system(self, system: Any) -> None:
-        """Take the system prompt; a first block that is telemetry alone is left out."""
+        """Read the system prompt; telemetry in its first block is removed."""
         if system is None:
             return
         if type(system) is str:
@@ -133,25 +139,25 @@ class _MessagesReader:
             self.messages.append({"role": "system", "content": text})
 
     def read(self, value: Any, param: str) -> None:
-        """Take the next message.
+        """Read the next message.
 
         Raises:
-            RequestError: it is none, or holds what no model here can read.
+            RequestError: the message is malformed, or has a block that no model here can read.
         """
-        row = fields.record(value, param)
-        role = row.get("role")
+        message = fields.json_object(value, param)
+        role = message.get("role")
         if type(role) is not str or role not in ROLES:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
-        content = row.get("content")
+        content = message.get("content")
         where = f"{param}.content"
         if role == "system" and content is None:
-            return  # one that carries settings only
+            return  # it carries settings only
         if type(content) is str:
             self.messages.append({"role": role, "content": content})
             return
         if type(content) is not list:
             fields.refuse(where, content, "a string or a list of blocks")
-        blocks = list(fields.records(content, where))
+        blocks = list(fields.json_objects(content, where))
         reader = {"system": self._later_system, "user": self._user, "assistant": self._assistant}
         reader[role](blocks)
 
@@ -166,33 +172,35 @@ class _MessagesReader:
             elif (name := self._changed_tool(block, param)) and block["type"] == "tool_addition":
                 loaded.append(name)
             elif name:
-                gone = f"The tool {name} is not available from here on."
-                texts[-1:] = [join_text([*texts[-1:], gone])]
+                notice = f"The tool {name} is not available from here on."
+                texts[-1:] = [join_text([*texts[-1:], notice])]
         message: dict[str, Any] = {"role": "system", "content": join(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
     def _changed_tool(self, block: dict[str, Any], param: str) -> str:
-        """Return which tool comes or goes in mid-conversation; "" of a server's."""
-        tool = fields.record(block.get("tool"), f"{param}.tool")
+        """Return the name of the tool that `block` adds or removes; "" for a hosted tool."""
+        tool = fields.json_object(block.get("tool"), f"{param}.tool")
         kind = tool.get("type")
         if kind == "tool_definition" and block["type"] == "tool_addition":
             where = f"{param}.tool.definition"
-            return self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
+            return self._tools.add(
+                fields.json_object(tool.get("definition"), where), where, late=True
+            )
         if kind == "tool_reference":
             return fields.required_text(tool, "name", f"{param}.tool.name")
-        self.left_out.append(str(kind))  # which are not run here
+        self.left_out.append(str(kind))  # hosted: not run here
         return ""
 
     def _user(self, blocks: list[_Placed]) -> None:
         count = len(self.messages)
         is_plain = all(block.get("type") in _TEMPLATES_KNOW for block, _ in blocks)
-        for are_results, run in itertools.groupby(
-            blocks, lambda each: each[0].get("type") == _RESULT
+        for is_result, group in itertools.groupby(
+            blocks, lambda placed: placed[0].get("type") == _RESULT
         ):
-            if are_results:
-                self.messages += [self._tool_result(*each) for each in run]
-            elif pieces := [piece for each in run for piece in self._block(*each)]:
-                content = join(pieces) if is_plain else merged(join(pieces))
+            if is_result:
+                self.messages += [self._tool_result(*placed) for placed in group]
+            elif pieces := [piece for placed in group for piece in self._block(*placed)]:
+                content = join(pieces) if is_plain else merge_texts(join(pieces))
                 self.messages.append({"role": "user", "content": content})
         if len(self.messages) == count:
             self.messages.append({"role": "user", "content": ""})
@@ -207,10 +215,12 @@ class _MessagesReader:
             elif kind == "tool_use":
                 name = fields.required_text(block, "name", f"{param}.name")
                 call_id = fields.required_text(block, "id", f"{param}.id")
-                given = block.get("input")
-                given = {} if given is None else fields.record(given, f"{param}.input")
-                calls.append(tools.tool_call(call_id, name, given))
-            elif kind == "redacted_thinking":  # nothing to show: at most a name of what was thought
+                tool_input = block.get("input")
+                tool_input = (
+                    {} if tool_input is None else fields.json_object(tool_input, f"{param}.input")
+                )
+                calls.append(tools.tool_call(call_id, name, tool_input))
+            elif kind == "redacted_thinking":  # no text to show; its data may name a turn
                 signatures.append(fields.text(block, "data", f"{param}.data"))
                 self.left_out.append(kind)
             else:
@@ -232,36 +242,36 @@ class _MessagesReader:
         if type(content) is str:
             pieces.append(content)
         elif content is not None:
-            for part, where in fields.records(content, f"{param}.content"):
+            for part, where in fields.json_objects(content, f"{param}.content"):
                 kind = fields.text(part, "type", f"{where}.type") or ""
-                if kind == "tool_reference":  # the name of a deferred tool, which it loads
+                if kind == "tool_reference":  # loads a deferred tool
                     name = fields.required_text(part, "tool_name", f"{where}.tool_name")
                     references.append(name)
                 elif _is_lost(kind, part):
-                    # No client can take a result back: refused, it would end the session.
+                    # A client cannot withdraw a result, so a refusal would end the conversation.
                     self.left_out.append(kind)
-                    pieces.append(omitted(kind))
+                    pieces.append(omission_note(kind))
                 else:
                     pieces += self._block(part, where)
-        if fields.boolean(block, "is_error"):  # templates have no other place for it
+        if fields.boolean(block, "is_error"):  # templates have no field for an error
             head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
             assert isinstance(head, str), type(head)
             pieces.insert(0, head if head.lower().startswith("error") else f"Error: {head}")
         message = {"role": "tool", "tool_call_id": call_id, "content": join(pieces)}
         return message | {"tool_references": references} if references else message
 
-    # ---------------------------------------------------------------- what blocks show
+    # ---------------------------------------------------------------- blocks
 
     def _pieces(self, content: Any, param: str) -> list[ContentPart]:
         if type(content) is str:
             return [content]
         if type(content) is not list:
             fields.refuse(param, content, "a string or a list of blocks")
-        blocks = fields.records(content, param)
+        blocks = fields.json_objects(content, param)
         return [piece for block, where in blocks for piece in self._block(block, where)]
 
     def _block(self, block: dict[str, Any], param: str) -> list[ContentPart]:
-        """Return what a block shows: nothing where it is of a kind that has nothing to show."""
+        """Return the pieces that a block shows; none for a block without readable texts."""
         kind = fields.text(block, "type", f"{param}.type")
         if kind == "text":
             return [fields.some_text(block, "text", f"{param}.text")]
@@ -271,35 +281,37 @@ class _MessagesReader:
             return self._document(block, param)
         if kind == "search_result":
             title = fields.text(block, "title", f"{param}.title") or ""
-            return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
+            return joined_if_texts([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
         refuse_media(param, kind)
         self.left_out.append(kind)
-        return as_one(list(texts_of(block)))
+        return joined_if_texts(list(readable_texts(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
-        source = fields.record(block.get("source"), where)
+        source = fields.json_object(block.get("source"), where)
         kind = source.get("type")
-        named = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
-        head = [row for row in named if row]
+        lines = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
+        head = [line for line in lines if line]
         if kind == "text":
-            return as_one([*head, fields.required_text(source, "data", f"{where}.data")])
+            return joined_if_texts([*head, fields.required_text(source, "data", f"{where}.data")])
         if kind == "content":
-            return as_one([*head, *self._pieces(source.get("content"), f"{where}.content")]) or [""]
+            return joined_if_texts(
+                [*head, *self._pieces(source.get("content"), f"{where}.content")]
+            ) or [""]
         if kind == "base64":
             data = fields.required_text(source, "data", f"{where}.data")
             return [document(data, where, *head)]
         if kind == "url":
-            raise no_urls(where)
+            raise document_url_error(where)
         if kind == "file":
-            raise no_files(where)
+            raise uploaded_file_error(where)
         fields.refuse(f"{where}.type", kind, "text, content or base64")
 
 
 def _is_lost(kind: str, block: dict[str, Any]) -> bool:
-    """Return whether no model here can read `block`."""
+    """Return whether no model here can read `block`, of type `kind`."""
     if kind == "document":
         source = block.get("source")
         return type(source) is not dict or source.get("type") not in _READABLE
@@ -309,7 +321,7 @@ def _is_lost(kind: str, block: dict[str, Any]) -> bool:
 def _image(block: dict[str, Any], param: str) -> ContentPart:
     where = f"{param}.source"
     try:
-        source = fields.record(block.get("source"), where)
+        source = fields.json_object(block.get("source"), where)
         kind = source.get("type")
         if kind == "base64":
             media_type = fields.required_text(source, "media_type", f"{where}.media_type")
@@ -318,7 +330,7 @@ def _image(block: dict[str, Any], param: str) -> ContentPart:
         if kind == "url":
             return image(fields.required_text(source, "url", f"{where}.url"), where)
         if kind == "file":
-            raise no_files(where)
+            raise uploaded_file_error(where)
         fields.refuse(f"{where}.type", kind, "base64 or url")
     except RequestError as error:
         text = f"{param} is an image that cannot be read: {error}"

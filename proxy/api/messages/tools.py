@@ -1,8 +1,8 @@
-"""Turns Anthropic's tools and tool_choice into our tools and what of them may be called.
+"""Parses Anthropic's tools and tool_choice.
 
-Tools that Anthropic defines and the client runs (bash, text editor, memory) carry no schema: the
-model of their maker knows them. Here they are shown as functions with the arguments that the
-client's side of them reads. Hosted tools are left out, and so is computer use: it needs images.
+Tools that Anthropic defines and the client runs (bash, text editor, memory) come without a schema,
+as Anthropic's models know them. Here they become functions with the arguments that clients read.
+Hosted tools are left out, and so is computer use, which needs images.
 """
 
 import dataclasses
@@ -20,32 +20,36 @@ class MessagesTools:
     """The tools of one request, in the client's order."""
 
     shown: list[Any] = field(default_factory=list)
-    deferred: list[Any] = field(default_factory=list)  # shown where they are loaded
-    dropped: list[str] = field(default_factory=list)  # types of those that are left out
-    dropped_names: list[str] = field(default_factory=list)  # of those that have one
+    deferred: list[Any] = field(default_factory=list)  # shown once a message loads them
+    dropped: list[str] = field(default_factory=list)  # types of the tools that are left out
+    dropped_names: list[str] = field(default_factory=list)  # their names; "" for none
 
     @property
     def names(self) -> list[str]:
         return [tool["function"]["name"] for tool in (*self.shown, *self.deferred)]
 
-    def add(self, row: dict[str, Any], param: str, *, late: bool = False) -> str:
-        """Take in one tool and return its name; "" where it is left out.
+    def add(self, declared: dict[str, Any], param: str, *, late: bool = False) -> str:
+        """Add one tool and return its name; "" if the tool is left out.
 
         Raises:
-            RequestError: it is none.
+            RequestError: the tool is malformed.
         """
-        kind = fields.text(row, "type", f"{param}.type")
+        kind = fields.text(declared, "type", f"{param}.type")
         if kind in (None, "custom"):
-            tool = tools.function_tool(row, param, schema="input_schema")
+            tool = tools.function_tool(declared, param, schema="input_schema")
         elif known := [tool for begin, tool in _CLIENT_TOOLS if kind.startswith(begin)]:
-            description, schema = known[0]  # of a tool that the client runs
-            shown = {"name": row.get("name"), "description": description, "parameters": schema}
-            tool = tools.function_tool(shown, param)
+            description, schema = known[0]  # a tool that Anthropic defines and the client runs
+            function = {
+                "name": declared.get("name"),
+                "description": description,
+                "parameters": schema,
+            }
+            tool = tools.function_tool(function, param)
         else:
             self.dropped.append(kind)
-            self.dropped_names.append(fields.text(row, "name", f"{param}.name") or "")
+            self.dropped_names.append(fields.text(declared, "name", f"{param}.name") or "")
             return ""
-        is_late = fields.boolean(row, "defer_loading") or late
+        is_late = fields.boolean(declared, "defer_loading") or late
         (self.deferred if is_late else self.shown).append(tool)
         name: str = tool["function"]["name"]
         return name
@@ -55,33 +59,33 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
     """Return the tools of `body`.
 
     Raises:
-        RequestError: one of them is none.
+        RequestError: a tool is malformed.
     """
-    found = MessagesTools()
-    for row, param in fields.records(fields.optional_rows(body, "tools"), "tools"):
-        found.add(row, param)
-    if any(kind.startswith(_HOSTED_SEARCH) for kind in found.dropped):
-        # Nobody is left to load what waits for the search.
-        found.shown, found.deferred = found.shown + found.deferred, []
-    return found
+    offered = MessagesTools()
+    for declared, param in fields.json_objects(fields.optional_list(body, "tools"), "tools"):
+        offered.add(declared, param)
+    if any(kind.startswith(_HOSTED_SEARCH) for kind in offered.dropped):
+        # The search is not run here, so nothing else would load the deferred tools.
+        offered.shown, offered.deferred = offered.shown + offered.deferred, []
+    return offered
 
 
-def read_choice(body: dict[str, Any], found: MessagesTools) -> Constraints:
-    """Return what `body` says may be called, and whether by several calls in one turn.
+def read_choice(body: dict[str, Any], request_tools: MessagesTools) -> Constraints:
+    """Return which tools may be called, by the `tool_choice` of `body`.
 
     Raises:
-        RequestError: it is not one of the API's choices, or of a tool that is not there.
+        RequestError: the choice is not one of the API's, or names a tool that is not in tools.
     """
-    row = fields.optional_record(body, "tool_choice")
-    kind = row.get("type", "auto")
-    parallel = not fields.boolean(row, "disable_parallel_tool_use")
+    raw_choice = fields.optional_object(body, "tool_choice")
+    kind = raw_choice.get("type", "auto")
+    parallel = not fields.boolean(raw_choice, "disable_parallel_tool_use")
     if kind not in ("auto", "any", "tool", "none"):
         fields.refuse("tool_choice.type", kind, "auto, any, tool or none")
-    named = {"type": "function", "name": row.get("name")}
-    choice = tools.openai_choice(
-        {"any": "required", "tool": named}.get(kind, kind),
-        {name: [name] for name in found.names},
-        [*found.dropped, *found.dropped_names],
+    chosen_tool = {"type": "function", "name": raw_choice.get("name")}
+    choice = tools.read_tool_choice(
+        {"any": "required", "tool": chosen_tool}.get(kind, kind),
+        {name: [name] for name in request_tools.names},
+        [*request_tools.dropped, *request_tools.dropped_names],
     )
     return dataclasses.replace(choice, parallel_calls=parallel)
 
@@ -91,8 +95,8 @@ def _schema(required: list[str], **properties: Any) -> dict[str, Any]:
 
 
 def _text(description: str, *choices: str) -> dict[str, Any]:
-    shape: dict[str, Any] = {"type": "string", "description": description}
-    return shape | {"enum": list(choices)} if choices else shape
+    schema: dict[str, Any] = {"type": "string", "description": description}
+    return schema | {"enum": list(choices)} if choices else schema
 
 
 _EDITS: Final = {

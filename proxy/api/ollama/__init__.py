@@ -1,1 +1,1 @@
-"""Speaks Ollama's API: reads its bodies, writes its answers, tells what models are here."""
+"""Speaks Ollama's API: reads its bodies, writes its answers, lists the models."""

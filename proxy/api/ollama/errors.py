@@ -1,4 +1,4 @@
-"""Tells errors as Ollama does: by their text alone."""
+"""Writes errors as Ollama does, with their text alone."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from hearth.shared.errors import RequestError
 
 
 def error_body(error: RequestError, _request_id: str) -> dict[str, Any]:
-    """Return the body of an answer that failed before it began."""
+    """Return the body of a response with an error status."""
     return {"error": error_text(error)}
 
 
 def error_event(error: RequestError) -> bytes:
-    """Return the line that ends a stream that broke off."""
+    """Return the last line of a stream that failed."""
     return orjson.dumps({"error": str(error)}) + b"\n"

@@ -1,4 +1,4 @@
-"""Turns our events into the answers of Ollama's /api/chat and /api/generate, whole or as lines."""
+"""Writes an answer as Ollama's /api/chat and /api/generate do, whole or as a stream of lines."""
 
 import functools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from hearth.proxy.api.answer_frames import (
     AdmittedRequest,
     FrameWriter,
     extra_fields,
-    logprob_rows,
+    logprob_entries,
     whole_choices,
 )
 from hearth.proxy.api.body import tool_definitions as tools
@@ -24,26 +24,26 @@ from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob
 
 MEDIA_TYPE: Final = b"application/x-ndjson"
 _NS_PER_MS: Final = 1_000_000
-_MORE: Final = {"done": False}  # of a line that another follows
+_MORE: Final = {"done": False}  # in every line but the last
 
 
-def line(row: dict[str, Any]) -> bytes:
+def json_line(data: dict[str, Any]) -> bytes:
     """Return one line of a stream."""
-    return orjson.dumps(row) + b"\n"
+    return orjson.dumps(data) + b"\n"
 
 
 def timestamp(at_s: float | None = None) -> str:
-    """Return the time `at_s` of the clock on the wall, or now, as the API writes it."""
+    """Return the wall-clock time `at_s`, by default now, as the API writes it."""
     at = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
     return at.isoformat().replace("+00:00", "Z")
 
 
 def empty_answer(dialect: Dialect, model: str, reason: str) -> dict[str, Any]:
-    """Return the whole answer to a request that asked nothing: `reason` is "load" or "unload"."""
-    return _row(dialect, model) | {"done": True, "done_reason": reason}
+    """Return the answer to a request without a question; `reason` is "load" or "unload"."""
+    return _answer(dialect, model) | {"done": True, "done_reason": reason}
 
 
-def _row(
+def _answer(
     dialect: Dialect,
     model: str,
     *,
@@ -52,29 +52,29 @@ def _row(
     calls: Sequence[dict[str, Any]] = (),
     logprobs: Sequence[TokenLogprob] = (),
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": model, "created_at": timestamp()}
-    told: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    answer: dict[str, Any] = {"model": model, "created_at": timestamp()}
+    extras: dict[str, Any] = {"thinking": thinking} if thinking else {}
     if calls:
-        told["tool_calls"] = calls
+        extras["tool_calls"] = calls
     if dialect == CHAT:
-        row["message"] = {"role": "assistant", "content": content, **told}
+        answer["message"] = {"role": "assistant", "content": content, **extras}
     else:
-        row |= {"response": content, **told}
+        answer |= {"response": content, **extras}
     if logprobs:
-        row["logprobs"] = logprob_rows(logprobs)
-    return row
+        answer["logprobs"] = logprob_entries(logprobs)
+    return answer
 
 
-def _told_as(admitted: AdmittedRequest) -> tuple[Dialect, str]:
+def _dialect_and_model(admitted: AdmittedRequest) -> tuple[Dialect, str]:
     return admitted.request.dialect, admitted.request.model or admitted.model
 
 
 def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> list[dict[str, Any]]:
-    """Return the call of a `text`, with `{}` for one that is no object.
+    """Return the call with `text` as its arguments, or `{}` if `text` is not an object.
 
-    `is_cut`: the answer was cut off; such a call can't be made, so it is left out.
+    With `is_cut` the answer was cut off. A call whose arguments are incomplete is then left out.
     """
-    arguments = tools.as_written(text or "{}")
+    arguments = tools.object_fragment(text or "{}")
     if arguments is None and is_cut:
         return []
     function = {"index": index, "name": call.name, "arguments": arguments or {}}
@@ -82,16 +82,16 @@ def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> li
 
 
 def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[str, Any]:
-    """Return the fields of an answer's end; `content` is all that it said.
+    """Return the fields at the end of an answer; `content` is the answer's whole text.
 
-    Durations are in ns. Clients divide by them: nothing takes under 1 ms. Loading is all that is
-    neither reading nor answering: the model's loading, and the queue.
+    Durations are in ns, and at least 1 ms for reading and answering, as clients divide by them. The
+    load duration is the rest: loading the model, and waiting in the queue.
     """
     request, usage = admitted.request, finished.usage
     read_ms = max(1, usage.ttft_ms - usage.queue_ms)
     answer_ms = max(1, usage.finish_ms - usage.ttft_ms)
-    total_ms = max(round((awake_s() - admitted.came_at) * 1000), read_ms + answer_ms)
-    row: dict[str, Any] = {
+    total_ms = max(round((awake_s() - admitted.received_at) * 1000), read_ms + answer_ms)
+    fields: dict[str, Any] = {
         "done": True,
         "done_reason": "length" if finished.reason == "length" else "stop",
         "total_duration": total_ms * _NS_PER_MS,
@@ -101,80 +101,80 @@ def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[st
         "eval_count": usage.completion_tokens,
         "eval_duration": answer_ms * _NS_PER_MS,
     }
-    if request.dialect != CHAT and request.prompt.messages:  # not of a raw prompt
-        row["context"] = context_of(request.prompt.messages, content)
-    return row | extra_fields(usage)
+    if request.dialect != CHAT and request.prompt.messages:  # empty for a raw prompt
+        fields["context"] = context_of(request.prompt.messages, content)
+    return fields | extra_fields(usage)
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the answer once it is complete.
 
     Raises:
-        RequestError: it broke off.
+        RequestError: the answer failed.
     """
     (choice,), _ = await whole_choices(admitted)
-    content, end, last = choice.text("content"), choice.end, len(choice.calls) - 1
+    content, end, last = choice.text("content"), choice.finished, len(choice.calls) - 1
     is_open = bool(choice.parts) and choice.parts[-1][1] is not None
     calls = [
-        called
+        call_fields
         for index, (call, text) in enumerate(choice.calls)
-        for called in _call(call, text, index, is_cut=end.is_cut and is_open and index == last)
+        for call_fields in _call(call, text, index, is_cut=end.is_cut and is_open and index == last)
     ]
-    said = _row(
-        *_told_as(admitted),
+    answer = _answer(
+        *_dialect_and_model(admitted),
         content=content,
         thinking=choice.text("reasoning"),
         calls=calls,
         logprobs=choice.logprobs,
     )
-    return said | _end(admitted, end, content)
+    return answer | _end(admitted, end, content)
 
 
 class OllamaWriter(FrameWriter):
-    """Writes one stream's lines: a part of the answer in each, calls when they are whole.
+    """Writes one stream's lines, each with a piece of the answer or with complete calls.
 
-    A sign of life is an empty part, as there are no comments in JSON lines.
+    The keep-alive line has an empty piece, as JSON lines have no comments.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._admitted = admitted
-        self._row = functools.partial(_row, *_told_as(admitted))
+        self._line_fields = functools.partial(_answer, *_dialect_and_model(admitted))
         self._contents: list[str] = []
-        self._call: CallStart | None = None  # that is being written
-        self._arguments: list[str] = []  # of that
-        self._count = 0  # calls that were whole
+        self._call: CallStart | None = None  # call that is being written
+        self._arguments: list[str] = []  # pieces of its arguments
+        self._count = 0  # calls sent so far
 
-    def grown(self, _index: int, row: Delta) -> list[bytes]:
-        is_call = row.channel == "tool_call"
-        has_ended = row.call is not None or (row.text and not is_call)
-        said: dict[str, Any] = {
-            "calls": self._ended() if has_ended else [],
-            "logprobs": row.logprobs,
+    def delta_frames(self, _index: int, event: Delta) -> list[bytes]:
+        is_call = event.channel == "tool_call"
+        has_ended = event.call is not None or (event.text and not is_call)
+        fields: dict[str, Any] = {
+            "calls": self._end_call() if has_ended else [],
+            "logprobs": event.logprobs,
         }
         if is_call:
-            self._call = row.call or self._call
-            self._arguments.append(row.text)
-        elif row.channel == "reasoning":
-            said["thinking"] = row.text
+            self._call = event.call or self._call
+            self._arguments.append(event.text)
+        elif event.channel == "reasoning":
+            fields["thinking"] = event.text
         else:
-            said["content"] = row.text
-            self._contents.append(row.text)
-        return [line(self._row(**said) | _MORE)] if any(said.values()) else []
+            fields["content"] = event.text
+            self._contents.append(event.text)
+        return [json_line(self._line_fields(**fields) | _MORE)] if any(fields.values()) else []
 
-    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
-        calls = self._ended(is_cut=row.is_cut)
-        told = [line(self._row(calls=calls) | _MORE)] if calls else []
-        end = _end(self._admitted, row, "".join(self._contents))
-        return [*told, line(self._row() | end)]
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
+        calls = self._end_call(is_cut=event.is_cut)
+        lines = [json_line(self._line_fields(calls=calls) | _MORE)] if calls else []
+        end = _end(self._admitted, event, "".join(self._contents))
+        return [*lines, json_line(self._line_fields() | end)]
 
-    def alive(self) -> bytes:
-        return line(self._row() | _MORE)
+    def keep_alive_frame(self) -> bytes:
+        return json_line(self._line_fields() | _MORE)
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         return [error_event(error)]
 
-    def _ended(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
-        """Return the call that was being written, if one was."""
+    def _end_call(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
+        """Return the call that was being written; [] if there is none."""
         call, text = self._call, "".join(self._arguments)
         self._call, self._arguments = None, []
         calls = [] if call is None else _call(call, text, self._count, is_cut=is_cut)

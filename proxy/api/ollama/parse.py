@@ -1,7 +1,7 @@
-"""Turns the body of Ollama's /api/chat or /api/generate into our request.
+"""Parses the body of Ollama's /api/chat or /api/generate into a ParsedRequest.
 
-Each becomes the body of a chat completion, which is then read as any other: so a conversation is
-the same prompt, and finds the same KV, whichever of the two APIs it comes by.
+The body is translated to the body of a chat completion and parsed as one. So a conversation gives
+the same prompt, and finds the same KV, through either API.
 """
 
 import contextlib
@@ -23,29 +23,33 @@ from hearth.shared.wire_messages import Prompt
 CHAT: Final[Dialect] = "ollama_chat"
 GENERATE: Final[Dialect] = "ollama_generate"
 
-# Options that mean here what they mean there. Others (num_ctx, num_gpu, mirostat ...) are about
-# loading a model or samplers that are not here, and are passed over as Ollama passes over them.
+# Options with the same meaning here as in Ollama. Others (num_ctx, num_gpu, mirostat ...) are about
+# loading a model, or about samplers that this server lacks. They are ignored, as Ollama ignores
+# options that it does not know.
 _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty"),
 )
 _DURATION: Final = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)?)+")
 _DATA: Final = "data:"
-_IMAGE: Final = "data:image/png;base64,"  # its first bytes tell what kind it is
+_IMAGE: Final = "data:image/png;base64,"  # whatever its format: the image reader looks at the bytes
 
 
 def parse_chat(body: dict[str, Any]) -> ParsedRequest:
     """Return the request in a body of /api/chat.
 
     Raises:
-        RequestError: a field is not what the API allows, or needs what this server lacks.
+        RequestError: a field has a value that the API or this server does not allow.
     """
-    given = fields.rows(body.get("messages"), "messages")
-    rows = [_message(value, f"messages[{index}]") for index, value in enumerate(given)]
-    parsed = _parsed(CHAT, body, rows)
-    for index, row in enumerate(parsed.prompt.messages):
-        _name_images(row, f"messages[{index}].images")
-        row.pop("name", None)  # of a result's tool, which its call has
+    raw_messages = fields.json_list(body.get("messages"), "messages")
+    messages = [
+        _message(raw_message, f"messages[{index}]")
+        for index, raw_message in enumerate(raw_messages)
+    ]
+    parsed = _parsed(CHAT, body, messages)
+    for index, message in enumerate(parsed.prompt.messages):
+        _name_images(message, f"messages[{index}].images")
+        message.pop("name", None)  # the tool's name, which the call has already
     prompt = dataclasses.replace(parsed.prompt, continues=ends_open(parsed.prompt.messages))
     return dataclasses.replace(parsed, prompt=prompt)
 
@@ -60,27 +64,27 @@ def parse_generate(body: dict[str, Any]) -> ParsedRequest:
     prompt = fields.text(body, "prompt") or ""
     if fields.boolean(body, "raw"):
         return _raw(body, prompt)
-    rows = messages_of(body.get("context"))
+    messages = messages_of(body.get("context"))
     if system := fields.text(body, "system"):
-        others = [row for row in rows if row["role"] != "system"]
-        rows = [{"role": "system", "content": system}, *others]
-    asked = {"role": "user", "content": _content(body, prompt, "images")}
-    parsed = _parsed(GENERATE, body, [*rows, asked])
+        others = [message for message in messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": system}, *others]
+    question = {"role": "user", "content": _content(body, prompt, "images")}
+    parsed = _parsed(GENERATE, body, [*messages, question])
     _name_images(parsed.prompt.messages[-1], "images")
     return parsed
 
 
-def is_question(dialect: Dialect, body: Body) -> bool:
-    """Return whether `body` asks for an answer; else it has the model loaded, or unloaded."""
-    asking = ("messages",) if dialect == CHAT else ("prompt", "images")
-    return any(body.get(name) for name in asking)
+def asks_for_answer(dialect: Dialect, body: Body) -> bool:
+    """Return whether `body` asks for an answer; otherwise it loads or unloads the model."""
+    names = ("messages",) if dialect == CHAT else ("prompt", "images")
+    return any(body.get(name) for name in names)
 
 
-def unloads(body: Body) -> bool:
-    """Return whether the model is to be unloaded once the request is answered: keep_alive is 0.
+def asks_to_unload(body: Body) -> bool:
+    """Return whether `keep_alive` is 0: the model is unloaded once the request is answered.
 
     Raises:
-        RequestError: it is no duration.
+        RequestError: `keep_alive` is not a duration.
     """
     value = body.get("keep_alive")
     if value is None:
@@ -101,19 +105,19 @@ _UNSUPPORTED: Final = {
 
 def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> ParsedRequest:
     logprobs = fields.boolean(body, "logprobs")
-    options, shape = _options(body), body.get("format")
-    if type(shape) is dict:
-        shape = {"type": "json_schema", "json_schema": {"schema": shape}}
-    elif shape == "json":
-        shape = {"type": "json_object"}
-    elif shape not in (None, ""):
-        fields.refuse("format", shape, "'json' or a JSON schema")
+    options, answer_format = _options(body), body.get("format")
+    if type(answer_format) is dict:
+        answer_format = {"type": "json_schema", "json_schema": {"schema": answer_format}}
+    elif answer_format == "json":
+        answer_format = {"type": "json_object"}
+    elif answer_format not in (None, ""):
+        fields.refuse("format", answer_format, "'json' or a JSON schema")
     chat = {
         **options,
         "model": body.get("model"),
         "messages": messages,
         "tools": body.get("tools") if dialect == CHAT else None,
-        "response_format": shape or None,
+        "response_format": answer_format or None,
         "think": body.get("think"),
         "stream": fields.boolean(body, "stream", default=True),
         "logprobs": logprobs,
@@ -123,11 +127,11 @@ def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> Pars
 
 
 def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
-    """Return the request whose prompt goes to the model as it is."""
+    """Return the request for a `prompt` that the model gets without a template."""
     for name in ("images", "format", "context"):
         if body.get(name):
             fields.refuse(name, body[name], "nothing together with raw: true")
-    top = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
+    top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
     options = _options(body)
     return ParsedRequest(
         dialect=GENERATE,
@@ -137,7 +141,7 @@ def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
             options,
             max_tokens=sampling_params.read_max_tokens(options, "max_tokens"),
             stop="stop",
-            top_logprobs=top if fields.boolean(body, "logprobs") else None,
+            top_logprobs=top_logprobs if fields.boolean(body, "logprobs") else None,
         ),
         stream=fields.boolean(body, "stream", default=True),
         body=body,
@@ -145,46 +149,46 @@ def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
 
 
 def _options(body: Body) -> dict[str, Any]:
-    """Return the options as the sampling fields of the other dialects."""
-    given = fields.optional_record(body, "options")
-    found = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
-    limit = fields.integer(given, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
-    return found if limit is None or limit <= 0 else {**found, "max_tokens": limit}
+    """Return the options as the sampling fields of a chat completion."""
+    options = fields.optional_object(body, "options")
+    sampling = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
+    limit = fields.integer(options, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
+    return sampling if limit is None or limit <= 0 else {**sampling, "max_tokens": limit}
 
 
 # ---------------------------------------------------------------- messages
 
 
 def _message(value: Any, param: str) -> dict[str, Any]:
-    row = fields.record(value, param)
-    role = row.get("role")
-    calls = fields.records(row.get("tool_calls") or [], f"{param}.tool_calls")
+    raw = fields.json_object(value, param)
+    role = raw.get("role")
+    calls = fields.json_objects(raw.get("tool_calls") or [], f"{param}.tool_calls")
     return {
         "role": role.lower() if type(role) is str else role,
-        "content": _content(row, row.get("content"), f"{param}.images"),
-        "reasoning_content": fields.text(row, "thinking", f"{param}.thinking"),
+        "content": _content(raw, raw.get("content"), f"{param}.images"),
+        "reasoning_content": fields.text(raw, "thinking", f"{param}.thinking"),
         "tool_calls": [call | {"type": "function"} for call, _ in calls],
-        "tool_call_id": fields.text(row, "tool_call_id", f"{param}.tool_call_id"),
-        "name": fields.text(row, "tool_name", f"{param}.tool_name"),
+        "tool_call_id": fields.text(raw, "tool_call_id", f"{param}.tool_call_id"),
+        "name": fields.text(raw, "tool_name", f"{param}.tool_name"),
     }
 
 
-def _content(row: Body, content: Any, param: str) -> Any:
-    """Return `content` behind the images of its message, where Ollama has them."""
-    images = fields.rows(row["images"], param) if row.get("images") else []
+def _content(holder: Body, content: Any, param: str) -> Any:
+    """Return `content` with the images of its message before it, as Ollama orders them."""
+    images = fields.json_list(holder["images"], param) if holder.get("images") else []
     if not images:
         return content
-    shown = []
+    parts = []
     for index, value in enumerate(images):
         if type(value) is not str or not value:
             fields.refuse(f"{param}[{index}]", value, "the image in base64")
         url = value if value.startswith(_DATA) else _IMAGE + value
-        shown.append({"type": "image_url", "image_url": {"url": url}})
-    return [*shown, {"type": "text", "text": content}] if content else shown
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return [*parts, {"type": "text", "text": content}] if content else parts
 
 
 def _name_images(message: dict[str, Any], param: str) -> None:
-    """Have refusals name the images of a parsed message by their places in Ollama's body."""
+    """Give a parsed message's images their paths in Ollama's body, for error texts."""
     parts = message["content"] if type(message["content"]) is list else []
     for index, part in enumerate(part for part in parts if part["type"] == "image"):
         part["param"] = f"{param}[{index}]"
@@ -192,43 +196,43 @@ def _name_images(message: dict[str, Any], param: str) -> None:
 
 # ---------------------------------------------------------------- the context of /api/generate
 #
-# Ollama's `context` is token ids, which only the worker knows. Clients take it for what it is
-# called, an encoding of the conversation: here it is the JSON of the messages, three bytes a
-# number, which clients send back.
+# Ollama's `context` is a list of token ids, which only the worker knows. Clients treat it as an
+# opaque encoding of the conversation and send it back. Here it encodes the JSON of the messages,
+# three bytes in each number.
 
-CONTEXT_BYTES_MAX: Final = 256 * 1024  # of JSON: encoding it takes the event loop some ms
-_NUMBER_BYTES: Final = 3  # which every client can hold in a number
+CONTEXT_BYTES_MAX: Final = 256 * 1024  # of JSON; encoding it blocks the event loop for some ms
+_NUMBER_BYTES: Final = 3  # in one number, which is then exact in every client
 _SPOKEN: Final = ("system", "user", "assistant")
 
 
 def context_of(messages: list[Any], answer: str) -> list[int]:
-    """Return the encoding of `messages` and the answer to them; [] where they are too long.
-
-    Images are left out.
-    """
-    rows = [[row["role"], text_of(row["content"])] for row in messages]
-    octets = orjson.dumps([*rows, ["assistant", answer]])
-    if len(octets) > CONTEXT_BYTES_MAX:
+    """Return the encoding of the texts of `messages` and of `answer`; [] if they are too long."""
+    texts = [[message["role"], text_of(message["content"])] for message in messages]
+    encoded = orjson.dumps([*texts, ["assistant", answer]])
+    if len(encoded) > CONTEXT_BYTES_MAX:
         return []
-    octets += b" " * (-len(octets) % _NUMBER_BYTES)
-    starts = range(0, len(octets), _NUMBER_BYTES)
-    return [int.from_bytes(octets[start : start + _NUMBER_BYTES], "big") for start in starts]
+    encoded += b" " * (-len(encoded) % _NUMBER_BYTES)
+    starts = range(0, len(encoded), _NUMBER_BYTES)
+    return [int.from_bytes(encoded[start : start + _NUMBER_BYTES], "big") for start in starts]
 
 
 def messages_of(context: Any) -> list[dict[str, Any]]:
-    """Return the messages in a `context` of ours; none where there is none.
+    """Return the messages in a `context` that this server encoded; [] for no context.
 
     Raises:
-        RequestError: it is another server's.
+        RequestError: `context` comes from another server.
     """
     if not context:
         return []
-    numbers = fields.rows(context, "context")
+    numbers = fields.json_list(context, "context")
     if len(numbers) * _NUMBER_BYTES <= CONTEXT_BYTES_MAX + _NUMBER_BYTES:
         with contextlib.suppress(AttributeError, OverflowError, TypeError, ValueError):
-            octets = b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)
-            messages = [{"role": role, "content": text} for role, text in orjson.loads(octets)]
-            if all(row["role"] in _SPOKEN and type(row["content"]) is str for row in messages):
+            encoded = b"".join(number.to_bytes(_NUMBER_BYTES, "big") for number in numbers)
+            messages = [{"role": role, "content": text} for role, text in orjson.loads(encoded)]
+            if all(
+                message["role"] in _SPOKEN and type(message["content"]) is str
+                for message in messages
+            ):
                 return messages
     raise RequestError(
         "context is not what this server has answered: it holds a conversation, not the tokens of "

@@ -1,4 +1,4 @@
-"""Serves Ollama's routes about models: what is there, what is loaded, and what is refused."""
+"""Serves Ollama's routes about models: lists them, shows one, and refuses changes."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +15,9 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.version import VERSION
 
 PREFIX: Final = "/api/"
-OLLAMA_VERSION: Final = "0.32.0"  # whose API these routes follow: clients ask for a lowest one
+OLLAMA_VERSION: Final = "0.32.0"  # version of the API of these routes; clients check it
 _BLOBS: Final = "/api/blobs/"
-_REMEDIES: Final = {  # of what is refused, by path
+_REMEDIES: Final = {  # what to do instead of a refused route, by path
     "/api/pull": "Run `hearth pull` on this machine, and name the model in MODEL_PATH or MODELS.",
     "/api/push": "Nothing is sent from here to a registry.",
     "/api/create": "Name a model in MODEL_PATH or MODELS, and LoRA adapters in ADAPTERS.",
@@ -25,16 +25,16 @@ _REMEDIES: Final = {  # of what is refused, by path
     "/api/delete": "Run `hearth rm` on this machine.",
     _BLOBS: "Run `hearth pull` on this machine.",
 }
-FOR_EVER_S: Final = 100 * 365 * 86_400.0  # a model that nothing unloads expires so late
+FOR_EVER_S: Final = 100 * 365 * 86_400.0  # expiry of a model that is never unloaded
 _UNITS: Final = (("B", 10**9), ("M", 10**6), ("K", 10**3))
-_BITS_RAW: Final = 15  # a parameter; fewer are quantised
+_BITS_RAW: Final = 15  # per parameter; a model with fewer is quantised
 
-ModelRow = Mapping[str, Any]  # an entry of /v1/models; one that was never loaded has no figures
+ModelEntry = Mapping[str, Any]  # entry of /v1/models; without figures before the model is loaded
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]
 
 
 class OllamaRoutes:
-    """Answers what Ollama's clients ask about models. Owner: the event loop."""
+    """Answers the requests of Ollama's clients about models. Owner: the event loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class OllamaRoutes:
         unload_s: float,
         groups: Callable[[], Mapping[str, ListedGroup]],
     ) -> None:
-        """`unload_s` as of ModelSwapper; `groups` gives who answers to names beside `names`."""
+        """Take `unload_s` as ModelSwapper does; `groups` returns the groups that `names` lacks."""
         self._names = names
         self._pool = pool
         self._unload_s = unload_s
@@ -58,7 +58,7 @@ class OllamaRoutes:
         }
 
     def methods(self, path: str) -> Methods:
-        """Return what `path` is answered by; nothing where it is none of Ollama's."""
+        """Return the handlers of `path` by HTTP method; {} if the path is not one of Ollama's."""
         return self._table.get(_BLOBS if path.startswith(_BLOBS) else path, {})
 
     async def _version(self, exchange: HttpExchange) -> None:
@@ -66,34 +66,37 @@ class OllamaRoutes:
 
     async def _tags(self, exchange: HttpExchange) -> None:
         groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
-        models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
-        rows = [
+        models = [self._model(name, group) for name, group in {**groups, **self._groups()}.items()]
+        tags = [
             {
-                "name": tagged(row["id"]),
-                "model": tagged(row["id"]),
-                "modified_at": timestamp(row["created"]),
-                "size": row.get("meta", {}).get("size", 0),
-                "digest": _digest(row["id"]),
-                "details": _details(row),
-                "capabilities": _capabilities(row),
+                "name": tagged(model["id"]),
+                "model": tagged(model["id"]),
+                "modified_at": timestamp(model["created"]),
+                "size": model.get("meta", {}).get("size", 0),
+                "digest": _digest(model["id"]),
+                "details": _details(model),
+                "capabilities": _capabilities(model),
             }
-            for row in models
-            if row is not None
+            for model in models
+            if model is not None
         ]
-        await exchange.send_json(200, {"models": rows})
+        await exchange.send_json(200, {"models": tags})
 
     async def _running(self, exchange: HttpExchange) -> None:
         links: dict[str, list[WorkerLink]] = {}
         for link in self._pool.links.values():
             if link.is_ready and link.heartbeat is not None and link.heartbeat.model is not None:
                 links.setdefault(link.heartbeat.model.name, []).append(link)
-        rows = [_running_row(self._names, having, self._unload_s) for having in links.values()]
-        await exchange.send_json(200, {"models": rows})
+        running = [
+            _running_entry(self._names, model_links, self._unload_s)
+            for model_links in links.values()
+        ]
+        await exchange.send_json(200, {"models": running})
 
     async def _show(self, exchange: HttpExchange) -> None:
-        """Tell of one model. Raises: RequestError: it is not served here."""
+        """Send the details of one model. Raises: RequestError: the model is not served here."""
         body = (await exchange.read_object()).fields
-        name = self._names.named(body.get("model") or body.get("name"))
+        name = self._names.name_or_default(body.get("model") or body.get("name"))
         _, group = self._names.group(name, self._groups())
         model = self._model(name, group)
         if model is None:
@@ -104,7 +107,7 @@ class OllamaRoutes:
                 code="model_not_found",
                 param="model",
             )
-        told = {
+        details = {
             "license": "",
             "modelfile": f"# Hearth's settings name this model.\nFROM {model['id']}\n",
             "parameters": "",
@@ -114,19 +117,22 @@ class OllamaRoutes:
             "capabilities": _capabilities(model),
             "modified_at": timestamp(model["created"]),
         }
-        await exchange.send_json(200, told)
+        await exchange.send_json(200, details)
 
     def _model(self, name: str, group: ListedGroup) -> dict[str, Any] | None:
-        """Return the entry in /v1/models of a local model; None where Ollama has none such."""
-        if group.told and "embeddings" in group.told["architecture"]["output_modalities"]:
-            return self._names.row(name, None, group=group)
-        if group.told or group.local is None:
+        """Return a local model's entry in /v1/models; None for a model that Ollama cannot have."""
+        if (
+            group.model_fields
+            and "embeddings" in group.model_fields["architecture"]["output_modalities"]
+        ):
+            return self._names.model_entry(name, None, group=group)
+        if group.model_fields or group.local is None:
             return None
-        return self._names.row(name, self._pool.facts_of(self._names.model_of(group.local)))
+        return self._names.model_entry(name, self._pool.facts_of(self._names.model_of(group.local)))
 
 
 async def _refused(exchange: HttpExchange) -> Any:
-    """Refuse to change what models there are. Raises: RequestError."""
+    """Refuse to add, change or delete models. Raises: RequestError."""
     path = _BLOBS if exchange.path.startswith(_BLOBS) else exchange.path
     raise RequestError(
         f"{exchange.path:.80} is not served: no request changes what models this server has. "
@@ -135,54 +141,54 @@ async def _refused(exchange: HttpExchange) -> Any:
     )
 
 
-# ---------------------------------------------------------------- what is told of a model
+# ---------------------------------------------------------------- fields of a model
 
 
-def _capabilities(row: ModelRow) -> list[str]:
-    """Return what a model can do; of text each has tools: where a template has none, in words."""
-    shape = row.get("architecture", {})
-    if "embeddings" in shape.get("output_modalities", ()):
+def _capabilities(model: ModelEntry) -> list[str]:
+    """Return what a model can do; every text model can call tools, if need be by a prompt."""
+    architecture = model.get("architecture", {})
+    if "embeddings" in architecture.get("output_modalities", ()):
         return ["embedding"]
-    thinks = row.get("thinking", {}).get("default", "never") != "never"
-    sees = "image" in shape.get("input_modalities", ())
+    thinks = model.get("thinking", {}).get("default", "never") != "never"
+    sees = "image" in architecture.get("input_modalities", ())
     return ["completion", "tools", *["thinking"] * thinks, *["vision"] * sees]
 
 
 def tagged(name: str) -> str:
-    """Return `name` as Ollama lists it: clients look for the tag that they add to a name."""
+    """Return `name` with a tag, as Ollama lists it and clients look for it."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def _running_row(names: ModelNames, links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
-    """Return the entry of a model that the workers of `links` have loaded."""
-    beats = [link.heartbeat for link in links]
-    facts = next(beat.model for beat in beats if beat is not None)
+def _running_entry(names: ModelNames, links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
+    """Return the entry in /api/ps of the model that the workers of `links` have loaded."""
+    heartbeats = [link.heartbeat for link in links]
+    facts = next(heartbeat.model for heartbeat in heartbeats if heartbeat is not None)
     assert facts is not None, [link.worker_id for link in links]
-    taken = sum(beat.active_bytes for beat in beats if beat is not None)
+    size = sum(heartbeat.active_bytes for heartbeat in heartbeats if heartbeat is not None)
     idle_s = awake_s() - max(link.uses.at for link in links)
     left_s = max(0.0, unload_s - idle_s) if unload_s else FOR_EVER_S
     return {
         "name": tagged(facts.name),
         "model": tagged(facts.name),
-        "size": taken,
+        "size": size,
         "digest": _digest(facts.name),
-        "details": _details(names.row(facts.name, facts)),
+        "details": _details(names.model_entry(facts.name, facts)),
         "expires_at": timestamp(time.time() + left_s),
-        "size_vram": 0 if facts.backend == "cpu" else taken,
+        "size_vram": 0 if facts.backend == "cpu" else size,
         "context_length": facts.context_tokens,
     }
 
 
 def _digest(name: str) -> str:
-    """Return what stands for the digest of a model's files, which nothing here is known by."""
+    """Return a stable id in place of the digest of a model's files, which is never computed."""
     return sha256(name.encode()).hexdigest()
 
 
-def _details(row: ModelRow) -> dict[str, Any]:
-    meta = row.get("meta", {})
+def _details(model: ModelEntry) -> dict[str, Any]:
+    meta = model.get("meta", {})
     family, count = meta.get("architecture", ""), meta.get("n_params", 0)
     sizes = (f"{count / size:.1f}{unit}" for unit, size in _UNITS if count >= size)
-    level = ""  # how many bits a parameter has, in words that look like Ollama's
+    level = ""  # bits per parameter, in names that look like Ollama's
     if count:
         bits = 8 * meta.get("size", 0) / count
         raw = "F32" if bits > 2 * _BITS_RAW else "BF16"
@@ -197,15 +203,15 @@ def _details(row: ModelRow) -> dict[str, Any]:
     }
 
 
-def _model_info(row: ModelRow) -> dict[str, Any]:
-    """Return what is known, by the names that a GGUF file has."""
-    meta = row.get("meta", {})
+def _model_info(model: ModelEntry) -> dict[str, Any]:
+    """Return the known figures of a model under their names in a GGUF file."""
+    meta = model.get("meta", {})
     family = meta.get("architecture", "")
     figures = {
         "general.architecture": family,
         "general.parameter_count": meta.get("n_params"),
-        f"{family}.context_length": row.get("context_length"),
+        f"{family}.context_length": model.get("context_length"),
         f"{family}.embedding_length": meta.get("n_embd"),
     }
     known = {name: figure for name, figure in figures.items() if family and figure}
-    return {"general.basename": row["id"]} | known
+    return {"general.basename": model["id"]} | known

@@ -1,1 +1,1 @@
-"""Translates OpenAI's Responses API, and keeps the responses that later requests go on from."""
+"""Translates OpenAI's Responses API, and keeps responses for requests that continue them."""

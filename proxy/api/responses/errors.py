@@ -1,4 +1,4 @@
-"""Tells errors of Responses: whole as OpenAI's other dialects do, and in a stream of its own."""
+"""Writes errors of Responses; only the error event of a stream has a form of its own."""
 
 from hearth.proxy.api.answer_frames import sse_event
 from hearth.proxy.api.chat_completions.errors import error_body, openai_error
@@ -8,6 +8,6 @@ __all__ = ["error_body", "error_event"]
 
 
 def error_event(error: RequestError) -> bytes:
-    """Return what ends a stream that another server began and that broke off."""
+    """Return the last event of a stream that another server began and that failed."""
     fields = openai_error(error)
     return sse_event("error", {name: fields[name] for name in ("code", "message", "param")})

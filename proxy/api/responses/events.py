@@ -1,4 +1,4 @@
-"""Turns our events into the response object of OpenAI Responses, whole or as a stream."""
+"""Writes an answer as the response object of OpenAI Responses, whole or as a stream."""
 
 import time
 from typing import Any, Final
@@ -8,7 +8,7 @@ from hearth.proxy.api.answer_frames import (
     FrameWriter,
     extra_fields,
     image_fields,
-    logprob_rows,
+    logprob_entries,
     prefill_fields,
     sse_event,
 )
@@ -19,7 +19,7 @@ from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-_ECHOED: Final = (  # as the client sent them, or null
+_ECHOED: Final = (  # fields that the response repeats from the body, or null
     "max_output_tokens",
     "max_tool_calls",
     "previous_response_id",
@@ -30,7 +30,7 @@ _ECHOED: Final = (  # as the client sent them, or null
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return `usage` as Responses have it; writing to the cache costs nothing here."""
+    """Return `usage` in the fields of Responses; cache writes are free here, so they count as 0."""
     details = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
     return {
         "input_tokens": usage.prompt_tokens,
@@ -42,8 +42,8 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
-    """Return the response object before anything of it is there."""
+def _initial_response(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
+    """Return the response object as it is before its first item."""
     body = request.body
     text = body.get("text") or {}
     return {
@@ -75,12 +75,12 @@ def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, An
     }
 
 
-# ---------------------------------------------------------------- the items of its output
+# ---------------------------------------------------------------- output items
 #
-# An item gives events as (kind, fields); the writer of the response numbers them and says which
-# item they are of. `row` is an item's state, which changes until it is closed: `opened` gives the
-# events that follow the item's own, `closed` those before its end, with the status "completed", or
-# "incomplete" where the answer broke off amid it.
+# An item returns its events as (kind, fields). The ResponseWriter adds their sequence numbers and
+# the item's id. `fields` is the item's JSON object, which changes until the item is closed.
+# `opening_events` follow the item's first event, and `closing_events` precede its last event. The
+# status is "completed", or "incomplete" if the answer ended inside the item.
 
 _ItemEvent = tuple[str, dict[str, Any]]
 _ARGUMENTS: Final = "response.function_call_arguments"
@@ -88,48 +88,54 @@ _INPUT: Final = "response.custom_tool_call_input"
 
 
 class _TextItem:
-    """A message, or reasoning: one part of text.
+    """A message or a reasoning item, which has one part of text.
 
-    `holder` is the item's field with its parts; `part_event` and `text_event` begin the names of
-    the events about the part and its text; `part` is one without its text.
+    `holder` is the name of the item's field with its parts, and `part` is the part without its
+    text. `part_event` and `text_event` are the beginnings of the names of events about the part and
+    its text.
     """
 
     def __init__(
         self,
-        row: dict[str, Any],
+        fields: dict[str, Any],
         part: dict[str, Any],
         part_event: str,
         text_event: str,
         holder: str = "content",
     ) -> None:
-        self.row = row
+        self.fields = fields
         self._part_fields = part
         self._part_event_name, self._text_event = part_event, text_event
         self._holder = holder
         self._index = {f"{holder}_index": 0}
-        self._has_logprobs = row["type"] == "message"
+        self._has_logprobs = fields["type"] == "message"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
-    def opened(self) -> list[_ItemEvent]:
+    def opening_events(self) -> list[_ItemEvent]:
         return [self._part_event("added", "")]
 
-    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+    def delta_events(self, text: str, logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
         self._texts.append(text)
-        rows = logprob_rows(logprobs)
-        self._logprobs += rows
-        return [(f"{self._text_event}.delta", {**self._index, "delta": text, **self._told(rows)})]
+        entries = logprob_entries(logprobs)
+        self._logprobs += entries
+        return [
+            (
+                f"{self._text_event}.delta",
+                {**self._index, "delta": text, **self._logprob_fields(entries)},
+            )
+        ]
 
-    def closed(self, status: str) -> list[_ItemEvent]:
+    def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._texts)
-        self.row |= {self._holder: [self._part(text)], "status": status}
-        done = {**self._index, "text": text, **self._told(self._logprobs)}
+        self.fields |= {self._holder: [self._part(text)], "status": status}
+        done = {**self._index, "text": text, **self._logprob_fields(self._logprobs)}
         return [(f"{self._text_event}.done", done), self._part_event("done", text)]
 
     def _part(self, text: str) -> dict[str, Any]:
-        return {**self._part_fields, "text": text, **self._told(self._logprobs)}
+        return {**self._part_fields, "text": text, **self._logprob_fields(self._logprobs)}
 
-    def _told(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _logprob_fields(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         return {"logprobs": logprobs} if self._has_logprobs else {}
 
     def _part_event(self, end: str, text: str) -> _ItemEvent:
@@ -137,100 +143,105 @@ class _TextItem:
 
 
 def _reasoning(item_id: str, signature: str, *, as_summary: bool) -> _TextItem:
-    """Return a reasoning item: clients that ask for a summary show that, and send it back."""
-    row: dict[str, Any] = {"id": f"rs_{item_id}", "type": "reasoning", "summary": []}
+    """Return a reasoning item; its text is in the summary for clients that ask for a summary."""
+    item: dict[str, Any] = {"id": f"rs_{item_id}", "type": "reasoning", "summary": []}
     if not as_summary:
-        row["content"] = []
-    row |= {"encrypted_content": signature or None, "status": "in_progress"}
+        item["content"] = []
+    item |= {"encrypted_content": signature or None, "status": "in_progress"}
     if as_summary:
         events = ("response.reasoning_summary_part", "response.reasoning_summary_text")
-        return _TextItem(row, {"type": "summary_text"}, *events, holder="summary")
+        return _TextItem(item, {"type": "summary_text"}, *events, holder="summary")
     events = ("response.content_part", "response.reasoning_text")
-    return _TextItem(row, {"type": "reasoning_text"}, *events)
+    return _TextItem(item, {"type": "reasoning_text"}, *events)
 
 
 class _CallItem:
-    """A call of a function, of a tool of free text, or of the client's search for tools.
+    """A call of a function, of a custom tool, or of the client's tool search.
 
-    It is told as ended even where its arguments are no object, as clients wait for its end and run
-    it whatever its status: a function's arguments are then the text as it is, in which a client
-    finds what is wrong, and of others nothing is given, so that none runs half a call. A free text
-    is sent once it is whole: it comes inside JSON.
+    The call is sent as done even if its arguments are not an object, as clients wait for its end
+    and run it whatever its status. A function then gets the invalid text, in which the client finds
+    the error. The other tools get empty arguments, so that no client runs half a call. The input of
+    a custom tool is sent once it is complete, as the model writes it inside JSON.
     """
 
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.row = row
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
         self._pieces: list[str] = []
 
-    def opened(self) -> list[_ItemEvent]:
+    def opening_events(self) -> list[_ItemEvent]:
         return []
 
-    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
+    def delta_events(self, text: str, _logprobs: list[TokenLogprob]) -> list[_ItemEvent]:
         self._pieces.append(text)
-        is_told = text and self.row["type"] == "function_call"
-        return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_told else []
+        is_sent = text and self.fields["type"] == "function_call"
+        return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_sent else []
 
-    def closed(self, status: str) -> list[_ItemEvent]:
+    def closing_events(self, status: str) -> list[_ItemEvent]:
         text = "".join(self._pieces)
-        given = tools.whole_object(text)
-        self.row["status"] = "incomplete" if given is None else status
-        if self.row["type"] == "custom_tool_call":
-            self.row["input"] = free = tools.free_text(text)
-            return [(f"{_INPUT}.delta", {"delta": free}), (f"{_INPUT}.done", {"input": free})]
-        is_function = self.row["type"] == "function_call"
-        self.row["arguments"] = text if is_function else given or {}
-        done = {"arguments": text, "name": self.row.get("name")}
+        arguments = tools.parsed_object(text)
+        self.fields["status"] = "incomplete" if arguments is None else status
+        if self.fields["type"] == "custom_tool_call":
+            self.fields["input"] = free_text = tools.free_text(text)
+            return [
+                (f"{_INPUT}.delta", {"delta": free_text}),
+                (f"{_INPUT}.done", {"input": free_text}),
+            ]
+        is_function = self.fields["type"] == "function_call"
+        self.fields["arguments"] = text if is_function else arguments or {}
+        done = {"arguments": text, "name": self.fields.get("name")}
         return [(f"{_ARGUMENTS}.done", done)] if is_function else []
 
 
 def _call_item(item_id: str, start: CallStart, origin: ToolOrigin) -> _CallItem:
-    """Return the item of a call, as the client knows the tool."""
-    row: dict[str, Any] = {"call_id": start.id, "status": "in_progress"}
+    """Return the item of a call of the tool `origin`."""
+    fields: dict[str, Any] = {"call_id": start.id, "status": "in_progress"}
     if origin.kind == SEARCH:
         search = {"id": f"tsc_{item_id}", "type": "tool_search_call", "execution": "client"}
-        return _CallItem(search | row | {"arguments": {}})
-    row["name"] = origin.name
+        return _CallItem(search | fields | {"arguments": {}})
+    fields["name"] = origin.name
     if origin.namespace:
-        row["namespace"] = origin.namespace
+        fields["namespace"] = origin.namespace
     if origin.kind == "custom":
-        return _CallItem({"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row)
-    return _CallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)
+        return _CallItem({"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | fields)
+    return _CallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | fields)
 
 
 # ---------------------------------------------------------------- the response
 
 
 class ResponseWriter(FrameWriter):
-    """The response object of one answer as it grows, and the numbering of its events."""
+    """Writes the events of one answer, numbers them, and builds the response object."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         body = admitted.request.body
         self._answer = admitted.answer
-        self._note_end = admitted.note_end
+        self._store_response = admitted.store_response
         self._tools = responses_tools_of(body)
-        asked = body.get("reasoning") or {}
-        self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
+        reasoning = body.get("reasoning") or {}
+        self._summarises = bool(reasoning.get("summary") or reasoning.get("generate_summary"))
         self._sequence = -1
         self._output: list[dict[str, Any]] = []
-        self._item: _TextItem | _CallItem | None = None  # the open one
-        self._channel = ""  # of that
-        self.response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
+        self._item: _TextItem | _CallItem | None = None  # item that is open
+        self._channel = ""  # channel of the open item
+        self.response = _initial_response(
+            admitted.request, admitted.model, admitted.answer.request_id
+        )
 
     def event(self, kind: str, data: dict[str, Any]) -> bytes:
         self._sequence += 1
         return sse_event(kind, {"sequence_number": self._sequence} | data)
 
-    def begun(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         return [self.state("response.created"), self.state("response.in_progress")]
 
-    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
+    def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         """Close the response with its usage.
 
-        It is noted before its end is sent: who has read the end may ask for it.
+        The response is stored before its last event is sent, as the client may then ask for it.
         """
-        cut = row.reason == "length"
+        cut = event.reason == "length"
         status = "incomplete" if cut else "completed"
-        # an answer that held nothing at all has an empty message
+        # an empty answer has an empty message
         frames = [] if self._output else self._open_item(Delta("", 0, "content", ""))
         frames += self.close_item(status)
         self.response |= {
@@ -238,16 +249,16 @@ class ResponseWriter(FrameWriter):
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output,
-            "usage": usage_fields(row.usage),
+            "usage": usage_fields(event.usage),
         }
-        self._note_end(self.response)
+        self._store_response(self.response)
         return [*frames, self.state(f"response.{status}")]
 
-    def broken(self, error: RequestError) -> list[bytes]:
+    def error_frames(self, error: RequestError) -> list[bytes]:
         """Close the open item, and the response with `error`."""
         frames = self.close_item("incomplete")
-        told = openai_error(error)
-        failure = {"code": told["code"], "message": told["message"]}
+        fields = openai_error(error)
+        failure = {"code": fields["code"], "message": fields["message"]}
         self.response |= {"status": "failed", "error": failure}
         return [*frames, self.state("response.failed")]
 
@@ -255,28 +266,28 @@ class ResponseWriter(FrameWriter):
         """Return an event that carries the whole response as it is now."""
         return self.event(kind, {"response": self.response | {"output": self._output}})
 
-    def alive(self) -> bytes:
-        """Return the event that keeps a silent stream alive; it tells how far the prefill is.
+    def keep_alive_frame(self) -> bytes:
+        """Return the event that keeps a silent stream alive and reports the prefill's progress.
 
-        An event, not a comment: Codex's idle timer sees only events. What is long and was told
-        at the beginning is not told again.
+        It is an event, not a comment, as Codex's idle timer sees events only. Long fields that the
+        first event had are left out.
         """
         response = self.response | {"instructions": None, "tools": [], "output": self._output}
-        told = {"response": response, "prefill": prefill_fields(self._answer)}
-        return self.event("response.in_progress", told)
+        data = {"response": response, "prefill": prefill_fields(self._answer)}
+        return self.event("response.in_progress", data)
 
-    # -------------------------------------------------- items: each opened, grown, closed
+    # -------------------------------------------------- items
 
-    def grown(self, _index: int, delta: Delta) -> list[bytes]:
-        """Return the events for `delta`, which may end one item and open the next."""
+    def delta_frames(self, _index: int, delta: Delta) -> list[bytes]:
+        """Return the events for `delta`, which may close one item and open the next."""
         frames = []
         if delta.call is not None or self._item is None or delta.channel != self._channel:
             if delta.call is None and not delta.text:
-                return []  # nothing to open an item for
+                return []  # an empty text opens no item
             frames = [*self.close_item(), *self._open_item(delta)]
         assert self._item is not None
         if delta.text or delta.logprobs:
-            frames += self._events(self._item.grown(delta.text, delta.logprobs))
+            frames += self._events(self._item.delta_events(delta.text, delta.logprobs))
         return frames
 
     def _open_item(self, delta: Delta) -> list[bytes]:
@@ -288,39 +299,39 @@ class ResponseWriter(FrameWriter):
         elif delta.channel == "reasoning":
             self._item = _reasoning(item_id, self._answer.signature, as_summary=self._summarises)
         else:
-            row = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
+            item = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
             part = {"type": "output_text", "annotations": []}
             events = ("response.content_part", "response.output_text")
-            self._item = _TextItem(row | {"status": "in_progress"}, part, *events)
-        self._output.append(self._item.row)
-        return [self._item_event("added"), *self._events(self._item.opened())]
+            self._item = _TextItem(item | {"status": "in_progress"}, part, *events)
+        self._output.append(self._item.fields)
+        return [self._item_event("added"), *self._events(self._item.opening_events())]
 
     def close_item(self, status: str = "completed") -> list[bytes]:
-        """Return the events that end the open item; none where none is open."""
+        """Return the events that close the open item; none if no item is open."""
         item, self._item = self._item, None
         if item is None:
             return []
-        return [*self._events(item.closed(status)), self._item_event("done")]
+        return [*self._events(item.closing_events(status)), self._item_event("done")]
 
     def _item_event(self, end: str) -> bytes:
-        """Return the event that begins or ends the newest item."""
-        told = {"output_index": len(self._output) - 1, "item": self._output[-1]}
-        return self.event(f"response.output_item.{end}", told)
+        """Return the first ("added") or last ("done") event of the newest item."""
+        data = {"output_index": len(self._output) - 1, "item": self._output[-1]}
+        return self.event(f"response.output_item.{end}", data)
 
     def _events(self, events: list[_ItemEvent]) -> list[bytes]:
-        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-        return [self.event(kind, place | fields) for kind, fields in events]
+        item_fields = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return [self.event(kind, item_fields | fields) for kind, fields in events]
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the response once it is complete.
 
     Raises:
-        RequestError: it broke off.
+        RequestError: the answer failed.
     """
     writer = ResponseWriter(admitted)
-    while not isinstance(row := await admitted.answer.next_event(), Finished):
-        if row is not None:
-            writer.grown(0, row)
-    writer.ended(0, row, None)
+    while not isinstance(event := await admitted.answer.next_event(), Finished):
+        if event is not None:
+            writer.delta_frames(0, event)
+    writer.final_frames(0, event, None)
     return writer.response

@@ -1,4 +1,4 @@
-"""Turns the body of an OpenAI Responses request, and the items of its input, into our request."""
+"""Parses the body of an OpenAI Responses request into a ParsedRequest."""
 
 import dataclasses
 from typing import Any, Final
@@ -10,11 +10,11 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
 )
 from hearth.proxy.api.body.message_content import (
+    assistant_texts,
     read_content,
+    readable_texts,
     result_content,
-    said_texts,
     text_content,
-    texts_of,
 )
 from hearth.proxy.api.responses.tools import LOADING, SEARCH, ResponsesTools, responses_tools_of
 from hearth.proxy.request.content_pieces import MessageContent, join, join_text
@@ -23,40 +23,40 @@ from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_signature
 from hearth.shared.wire_messages import Prompt
 
-LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
+LOGPROBS: Final = "message.output_text.logprobs"  # value in `include`
 ROLES: Final = ("system", "developer", "user", "assistant")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 _NOTHING_FOUND: Final = "No tools were found."
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
-    """Return the request in `body`, whose `previous_response_id` is already part of its input.
+    """Return the request in `body`; its input already includes the previous response.
 
     Raises:
-        RequestError: a field is not what the API allows, or needs what this server lacks.
+        RequestError: a field has a value that the API or this server does not allow.
     """
     _refuse_unsupported(body)
     request_tools = responses_tools_of(body)
-    items = _InputItemReader(request_tools)
+    reader = _InputItemReader(request_tools)
     if instructions := fields.text(body, "instructions"):
-        items.messages.append({"role": "system", "content": instructions})
-    rows = input_items(body)
-    for row, param in fields.records(rows, "input"):
-        items.read(row, param)
-    items.flush_reasoning()
-    if not rows:
+        reader.messages.append({"role": "system", "content": instructions})
+    items = input_items(body)
+    for item, param in fields.json_objects(items, "input"):
+        reader.read(item, param)
+    reader.flush_reasoning()
+    if not items:
         raise RequestError(
             "input is empty; send at least one item.", code="empty_messages", param="input"
         )
     template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     top_logprobs = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
-    wants_logprobs = LOGPROBS in fields.optional_rows(body, "include")
+    wants_logprobs = LOGPROBS in fields.optional_list(body, "include")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            *(items.messages, request_tools.shown, template_kwargs, request_tools.deferred),
+            *(reader.messages, request_tools.shown, template_kwargs, request_tools.deferred),
             thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
@@ -67,13 +67,13 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         ),
         stream=fields.boolean(body, "stream"),
         body=body,
-        left_out=(*request_tools.dropped, *items.left_out),
+        left_out=(*request_tools.dropped, *reader.left_out),
         constraints=dataclasses.replace(
-            tools.openai_choice(
+            tools.read_tool_choice(
                 body.get("tool_choice"), request_tools.choosable, request_tools.dropped
             ),
             **sampling_params.read_format(
-                fields.optional_record(body, "text").get("format"), "text.format"
+                fields.optional_object(body, "text").get("format"), "text.format"
             ),
             parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
             thinking_budget=thinking.budget,
@@ -96,42 +96,42 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             code="unsupported_parameter",
             param="background",
         )
-    for name in ("reasoning", "metadata"):  # the answer repeats them
-        fields.optional_record(body, name)
+    for name in ("reasoning", "metadata"):  # checked here, as the response repeats them
+        fields.optional_object(body, name)
 
 
 def input_items(body: dict[str, Any]) -> list[Any]:
-    """Return the input as a list of items: a string is what a user says.
+    """Return the input as a list of items; a string becomes a user's message.
 
     Raises:
-        RequestError: it is neither a string nor a list.
+        RequestError: the input is neither a string nor a list.
     """
-    given = body.get("input")
-    if type(given) is str:
-        return [{"type": "message", "role": "user", "content": given}] if given else []
-    if type(given) is not list:
-        fields.refuse("input", given, "a string or a list of items")
-    return given
+    items = body.get("input")
+    if type(items) is str:
+        return [{"type": "message", "role": "user", "content": items}] if items else []
+    if type(items) is not list:
+        fields.refuse("input", items, "a string or a list of items")
+    return items
 
 
-# ---------------------------------------------------------------- the items of its input
+# ---------------------------------------------------------------- input items
 
 
 class _InputItemReader:
-    """Turns input items into messages: what one assistant turn said and called becomes one."""
+    """Turns input items into messages; the items of one assistant turn become one message."""
 
     def __init__(self, request_tools: ResponsesTools) -> None:
         self.messages: list[Any] = []
-        self.left_out: list[str] = []  # types of items that no model here made or reads
+        self.left_out: list[str] = []  # types of the items that were left out
         self._request_tools = request_tools
         self._reasoning: list[str] = []
-        self._signatures: list[str] = []  # of reasoning, read or only encrypted
+        self._signatures: list[str] = []  # signatures of reasoning, with or without a readable text
 
     def read(self, item: dict[str, Any], param: str) -> None:
-        """Take the next item.
+        """Read the next item.
 
         Raises:
-            RequestError: it is none, or holds what a text model cannot read.
+            RequestError: the item is malformed, or has content that no model here can read.
         """
         kind = fields.text(item, "type", f"{param}.type") or "message"
         if kind == "message":
@@ -144,7 +144,9 @@ class _InputItemReader:
         elif kind == "custom_tool_call":
             given = fields.text(item, "input", f"{param}.input")
             self._call(item, param, self._name(item, param), {tools.FREE_TEXT: given or ""})
-        elif kind == "tool_search_call" and item.get("call_id"):  # else the server ran it
+        elif kind == "tool_search_call" and item.get(
+            "call_id"
+        ):  # a search without a call id ran on the server
             given = item.get("arguments")
             self._call(item, param, SEARCH, given if type(given) is dict else {})
         elif kind in _OUTPUTS:
@@ -157,7 +159,7 @@ class _InputItemReader:
         else:
             self._foreign(item, kind)
 
-    # ---------------------------------------------------------------- what was said
+    # ---------------------------------------------------------------- messages
 
     def _message(self, item: dict[str, Any], param: str) -> None:
         role = item.get("role")
@@ -165,8 +167,10 @@ class _InputItemReader:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
         content = item.get("content")
         where = f"{param}.content"
-        if role == "assistant" and type(content) is list:  # another server's may have any parts
-            texts, thoughts = said_texts(content, where, self.left_out)
+        if (
+            role == "assistant" and type(content) is list
+        ):  # another server may have made it, with any parts
+            texts, thoughts = assistant_texts(content, where, self.left_out)
             self._reasoning += thoughts
             content = join(texts)
         else:
@@ -185,19 +189,19 @@ class _InputItemReader:
         self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
 
     def _thought(self, item: dict[str, Any], param: str) -> None:
-        """Take reasoning: what is readable of another model's stands in the history as well."""
+        """Read a reasoning item; readable reasoning of another model joins the history too."""
         texts = _reasoning_texts(item, param)
         self._reasoning += texts
-        if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
-            self._signatures.append(sealed)
-            if not texts and not is_our_signature(sealed):
+        if signature := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
+            self._signatures.append(signature)
+            if not texts and not is_our_signature(signature):
                 self.left_out.append("reasoning")
 
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        texts = texts_of(item)
-        if texts and kind == "agent_message":  # one that another agent sent to this one
+        texts = readable_texts(item)
+        if texts and kind == "agent_message":  # from another agent to this agent
             self._asked("user", join_text(texts))
         elif texts:
             self._said(join_text(texts))
@@ -228,10 +232,10 @@ class _InputItemReader:
         self.messages.append(message | {"tool_references": list(loaded)} if loaded else message)
 
     def _loaded(self, item: dict[str, Any], param: str) -> None:
-        """Take tools that come with an item; they are shown where it stands."""
+        """Read the tools that an item loads; the model sees them at the item's position."""
         where = f"{param}.tools"
-        rows = fields.optional_rows(item, "tools", where)
-        names = self._request_tools.add(rows, where, late=True)
+        loaded_tools = fields.optional_list(item, "tools", where)
+        names = self._request_tools.add(loaded_tools, where, late=True)
         if item.get("call_id"):
             self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
         elif names:
@@ -250,9 +254,9 @@ class _InputItemReader:
         return message
 
     def flush_reasoning(self) -> None:
-        """Keep reasoning that nothing of its turn follows: a turn that was cut off.
+        """Add waiting reasoning as a message of its own, for a turn that was cut off after it.
 
-        What is only encrypted goes: there is nothing of such a turn to show.
+        Reasoning that is only encrypted is dropped, as it has no text to show.
         """
         if self._reasoning:
             self.messages.append(self._with_reasoning({"role": "assistant", "content": ""}))
@@ -260,10 +264,10 @@ class _InputItemReader:
 
 
 def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
-    """Return the reasoning itself, else its summary; one that is only encrypted has neither."""
+    """Return the reasoning texts, or else the summary; [] if the item is only encrypted."""
     for name in ("content", "summary"):
-        given = item.get(name)
-        parts = fields.records([] if given is None else given, f"{param}.{name}")
+        raw_parts = item.get(name)
+        parts = fields.json_objects([] if raw_parts is None else raw_parts, f"{param}.{name}")
         texts = [fields.text(part, "text", f"{where}.text") or "" for part, where in parts]
         if any(texts):
             return texts

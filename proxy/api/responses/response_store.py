@@ -1,16 +1,18 @@
-"""Keeps responses for a while, so that a client can go on from one by its id.
+"""Keeps responses for a while, so that a client can continue a response by its id.
 
-They end after AGE_S_MAX (OpenAI keeps them for 30 days), and where there are too many the oldest of
-the key that has most go first. Each is kept under the key of who asked for it, and is not there for
-anyone else. What is kept is the whole conversation up to it, as JSON: a response outlives those
-that it came after.
-Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
-What a cloud model made is kept with the name of its maker, opaque items as they came: they go back
-to the maker, and nobody else can read them.
-They are in memory, and in a journal on disk, where there is a directory for it, so that a restart
-loses none. Prompts and answers stand there (shared/durable_journal.py says how they are kept
-private), API keys never. What has expired goes when the file is next made anew; what was deleted
-makes it so.
+A response expires after AGE_S_MAX (OpenAI keeps it for 30 days). If there are too many responses,
+the oldest ones of the API key with most responses are dropped. A response belongs to the API key
+that asked for it, and no other key finds it. It is kept as JSON with its whole conversation, so it
+does not depend on earlier responses. Images stay as the client sent them: an http(s) image is kept
+as its url and fetched again.
+
+A cloud model's response is kept with the id of its deployment. Its opaque items stay unchanged, as
+only their maker can read them.
+
+Responses are kept in memory, and also in a journal if there is a directory for it, so that they
+survive a restart. The journal has prompts and answers (shared/durable_journal.py says how they are
+kept private) but no API keys. Expired responses leave the file at its next rewrite. A deletion
+causes a rewrite.
 """
 
 import time
@@ -32,22 +34,22 @@ from hearth.shared.our_ids import is_our_item_id, response_maker
 COUNT_MAX: Final = 1_000
 BYTES_MAX: Final = 64 * 1024 * 1024
 AGE_S_MAX: Final = 3_600.0
-SCHEMA: Final = 1  # of the journal's records
-PAGE_MAX: Final = 100  # input items in one answer
+SCHEMA: Final = 1  # version of the journal's records
+PAGE_MAX: Final = 100  # input items in one page
 _PAGE: Final = 20
 _PREFIX: Final = "resp_"
-ID_CHARS_MAX: Final = 1_024  # of a response that a cloud model made
-OUTPUT_MAX: Final = 1_000  # items of that
-_SEALED: Final = ("reasoning", "compaction")  # only their maker reads them
+ID_CHARS_MAX: Final = 1_024  # longest id of a cloud model's response
+OUTPUT_MAX: Final = 1_000  # most output items of a cloud model's response
+_SEALED: Final = ("reasoning", "compaction")  # item types that only their maker can read
 _PREVIOUS: Final = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredResponse:
-    """A response and the conversation up to it."""
+    """A response with the conversation up to it."""
 
     kept_at: float  # wall clock, in seconds
-    items: bytes  # JSON of the input, those before it included
+    items: bytes  # JSON of all input items of the conversation
     response: bytes  # JSON of the response
     maker: str = ""  # the id of the cloud deployment that made it; "" = a model here
 
@@ -57,49 +59,50 @@ class _StoredResponse:
 
     @property
     def conversation(self) -> list[Any]:
-        """All items up to the response and those of it."""
+        """Return the input items of the conversation and the output items of the response."""
         return [*orjson.loads(self.items), *self.output]
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = orjson.loads(self.response)["output"]
-        return found
+        output_items: list[dict[str, Any]] = orjson.loads(self.response)["output"]
+        return output_items
 
     @property
     def cloud_ids(self) -> list[str]:
-        """The ids of the output items that a cloud model made."""
-        rows = self.output if self.maker else []
-        return [row["id"] for row in rows if type(row.get("id")) is str]
+        """Return the ids of the output items that a cloud model made."""
+        items = self.output if self.maker else []
+        return [item["id"] for item in items if type(item.get("id")) is str]
 
 
 @dataclass(frozen=True, slots=True)
 class CloudInput:
-    """A Responses body as a cloud model is sent it, and as it is kept with the response."""
+    """A Responses body in two forms: for the cloud model, and for keeping with its response."""
 
     body: dict[str, Any]
-    whole: dict[str, Any] | None  # None: the provider alone knows what came before
+    whole: dict[str, Any] | None  # None = only the provider knows the earlier conversation
 
 
-_EntryKey = tuple[str, str]  # what the key is known by, and the response's id
-_Change = tuple[_EntryKey, _StoredResponse | None]  # None: it was deleted
+_EntryKey = tuple[str, str]  # owner (the API key's name in the journal), response id
+_Change = tuple[_EntryKey, _StoredResponse | None]  # None = a deletion
 
 
 class ResponseStore:
-    """Responses by their id and the key of who asked. Owner: the event loop. Nothing blocks.
+    """Keeps responses by their id and the API key that asked for them.
 
-    Invariant: `nbytes` is the sum over entries, at most BYTES_MAX; at most COUNT_MAX entries; each
-    output item of a cloud's is in `_cloud_items` while its response is kept.
-    Only `everything`, `record` and `lost` are the journal's thread's.
+    Invariants: `nbytes` is the sum over the entries and at most BYTES_MAX; there are at most
+    COUNT_MAX entries; `_cloud_items` has each output item of a kept cloud response.
+    Owner: the event loop. No method but `close` blocks. The journal's thread calls `everything`,
+    `record` and `lost`.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.time, directory: Path | None = None
     ) -> None:
-        """Take up what `directory` holds; None keeps nothing across restarts."""
+        """Load the responses in `directory`; with None nothing survives a restart."""
         self._clock = clock
         # Kept for one key: stored responses, 64 MB, and their journal
         self._entries: dict[_EntryKey, _StoredResponse] = {}  # oldest first
-        self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
+        self._cloud_items: dict[_EntryKey, str] = {}  # (owner, item id) -> response id
         self.nbytes = 0
         self.journal = open_journal_writer(directory, self, SCHEMA)
         self._restore()
@@ -107,105 +110,114 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def expanded(self, key: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return `body` with what it refers to in its input, in the place of the reference.
+    def expand(self, api_key: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return `body` with its references replaced by the items that they refer to.
 
         Instructions of an earlier response are not carried over, as in the official API.
 
         Raises:
-            RequestError: what it refers to is not kept, or the input is not one.
+            RequestError: a response or an item is not kept, or the input is malformed.
         """
         previous = fields.text(body, _PREVIOUS)
         if not previous and not _has_references(body.get("input")):
             return body
-        before = self._find(key, previous, _PREVIOUS).conversation if previous else []
-        return body | {"input": before + self._items(key, body)}
+        earlier_items = self._find(api_key, previous, _PREVIOUS).conversation if previous else []
+        return body | {"input": earlier_items + self._items(api_key, body)}
 
-    def maker(self, key: str, body: dict[str, Any]) -> str:
-        """Return the id of the deployment whose response `body` goes on from; "" of none known."""
+    def maker(self, api_key: str, body: dict[str, Any]) -> str:
+        """Return the deployment that made the response that `body` continues; "" if unknown."""
         previous = fields.text(body, _PREVIOUS)
-        entry = self._kept(self._entry_key(key, previous)) if previous else None
+        entry = self._kept(self._entry_key(api_key, previous)) if previous else None
         return entry.maker if entry is not None else response_maker(previous or "")
 
-    def for_cloud(self, key: str, body: dict[str, Any], deployment: str) -> CloudInput:
-        """Return what the cloud model `deployment` is sent of `body`, ours still among it.
+    def for_cloud(self, api_key: str, body: dict[str, Any], deployment: str) -> CloudInput:
+        """Return `body` for the cloud model `deployment`, and for keeping; Hearth's fields stay.
 
-        What is kept here is put in, also where the provider would find it by its id: not each one
-        keeps responses, and LiteLLM passes over an id then. All keys share the provider's account:
-        where there are several, an id passes only if this key was given it.
+        Items that are kept here replace references, even if the provider could find them by id:
+        some providers keep no responses, and LiteLLM then ignores the id. All API keys share the
+        provider's account, so with several keys an id passes only if this key received it.
 
         Raises:
-            RequestError: 404; it refers to what is not kept here and may not be asked for there.
+            RequestError: 404; a response or an item is not kept here, and the provider may not be
+                asked for it.
         """
         previous = fields.text(body, _PREVIOUS)
-        entry = self._kept(self._entry_key(key, previous)) if previous else None
-        if previous and entry is None and (key or not response_maker(previous)):
+        entry = self._kept(self._entry_key(api_key, previous)) if previous else None
+        if previous and entry is None and (api_key or not response_maker(previous)):
             _missing(f"Response {previous!r:.80}", _PREVIOUS)
-        now = self._items(key, body, lets_pass=not key)
-        before = entry.conversation if entry is not None else []
-        is_whole = (entry is not None or not previous) and not _has_references(now)
-        whole = body | {"input": before + now} if is_whole else None
+        new_items = self._items(api_key, body, lets_pass=not api_key)
+        earlier_items = entry.conversation if entry is not None else []
+        is_whole = (entry is not None or not previous) and not _has_references(new_items)
+        whole = body | {"input": earlier_items + new_items} if is_whole else None
         if entry is not None:
             body = {name: value for name, value in body.items() if name != _PREVIOUS}
-            if entry.maker not in ("", deployment):  # who alone has what its ids and seals mean
-                before = [_unsealed(item) for item in before]
-        sent = [item for item in before + now if item is not None]
-        if key:
-            sent = [kept for item in sent if (kept := self._given_only(key, item)) is not None]
-        return CloudInput(body | {"input": sent}, whole)
+            if entry.maker not in (
+                "",
+                deployment,
+            ):  # only the maker knows its ids and encrypted items
+                earlier_items = [_for_other_model(item) for item in earlier_items]
+        sent_items = [item for item in earlier_items + new_items if item is not None]
+        if api_key:
+            sent_items = [
+                allowed
+                for item in sent_items
+                if (allowed := self._without_foreign_id(api_key, item)) is not None
+            ]
+        return CloudInput(body | {"input": sent_items}, whole)
 
     def keep(
-        self, key: str, body: dict[str, Any], response: dict[str, Any], maker: str = ""
+        self, api_key: str, body: dict[str, Any], response: dict[str, Any], maker: str = ""
     ) -> None:
-        """Keep `response` to the expanded `body`, unless the client said that it is not to be.
+        """Keep the `response` to the expanded `body`, unless the client forbids it.
 
-        `maker` is the id of the cloud deployment that made it, which may have made anything.
+        `maker` is the id of the cloud deployment that made the response. A malformed response of a
+        deployment is not kept.
         """
-        entry = self.made(body, response, maker)
+        entry = self.entry_for(body, response, maker)
         if entry is not None:
-            self.add(key, response, entry)
+            self.add(api_key, response, entry)
 
-    def made(
+    def entry_for(
         self, body: dict[str, Any], response: dict[str, Any], maker: str
     ) -> _StoredResponse | None:
-        """Return what is to be kept, as of `keep`. Any thread: it is of any size."""
+        """Return the entry that `keep` adds, or None. Any thread, as encoding it may take long."""
         if body.get("store") is False or (maker and not _is_response(response)):
             return None
-        items, made = kept_json(input_items(body)), kept_json(response)
-        entry = _StoredResponse(self._clock(), items, made, maker)
+        items, response_json = kept_json(input_items(body)), kept_json(response)
+        entry = _StoredResponse(self._clock(), items, response_json, maker)
         return entry if entry.nbytes <= BYTES_MAX else None
 
-    def add(self, key: str, response: dict[str, Any], entry: _StoredResponse) -> None:
-        """Keep the `entry` made of `response`."""
-        entry_key = self._entry_key(key, response["id"])
+    def add(self, api_key: str, response: dict[str, Any], entry: _StoredResponse) -> None:
+        """Keep `entry`, which `entry_for` returned for `response`."""
+        entry_key = self._entry_key(api_key, response["id"])
         self._add(entry_key, entry)
         self.journal.put((entry_key, entry), entry.nbytes)
 
-    def response(self, key: str, response_id: str) -> dict[str, Any]:
+    def response(self, api_key: str, response_id: str) -> dict[str, Any]:
         """Return the response object. Raises: RequestError: 404."""
-        found: dict[str, Any] = orjson.loads(self._find(key, response_id).response)
-        return found
+        response: dict[str, Any] = orjson.loads(self._find(api_key, response_id).response)
+        return response
 
-    def delete(self, key: str, response_id: str) -> dict[str, Any]:
-        """Forget a response, and return what its deletion is answered with.
+    def delete(self, api_key: str, response_id: str) -> dict[str, Any]:
+        """Delete a response, and return the body that confirms it.
 
         Raises: RequestError: 404.
         """
-        self._find(key, response_id)
-        entry_key = self._entry_key(key, response_id)
+        self._find(api_key, response_id)
+        entry_key = self._entry_key(api_key, response_id)
         self._drop(entry_key)
         self.journal.put((entry_key, None), 0, renews=True)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
-        """Return a page of the input of a response, the newest item first.
+    def items(self, api_key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
+        """Return a page of the input items of a response, by default the newest item first.
 
         Raises:
-            RequestError: 404, or a `query` (order, limit, after) that is not the API's.
+            RequestError: 404, or an invalid `query` (order, limit, after).
         """
-        items = orjson.loads(self._find(key, response_id).items)
+        items = orjson.loads(self._find(api_key, response_id).items)
         suffix = response_id.removeprefix(_PREFIX)
-        rows = [  # those without an id under one made of their number
+        rows = [  # an item without an id gets an id made from its index
             {"type": "message", **item, "id": item.get("id") or f"in_{suffix}_{index}"}
             for index, item in enumerate(items)
         ]
@@ -232,25 +244,25 @@ class ResponseStore:
         }
 
     def close(self) -> None:
-        """Write what waits, within CLOSE_WAIT_S_MAX of the journal writer. Once; blocks."""
+        """Write the waiting records, at most for the journal writer's CLOSE_WAIT_S_MAX. Blocks."""
         self.journal.close()
 
     # ---------------------------------------------------------------- the journal
 
     def everything(self) -> Iterable[_Change]:
-        """Return all that is kept. The journal's thread."""
-        return list(self._entries.items())  # at once: nothing of Python's runs within
+        """Return all entries. The journal's thread."""
+        return list(self._entries.items())  # atomic: one C call, without Python code in it
 
-    def record(self, item: _Change) -> list[Any]:
-        """Return what is written of a change. The journal's thread."""
-        (owner, response_id), entry = item
+    def record(self, change: _Change) -> list[Any]:
+        """Return the journal record of a change. The journal's thread."""
+        (owner, response_id), entry = change
         if entry is None:
             return [owner, response_id]
-        more = [entry.maker] if entry.maker else []
-        return [owner, response_id, entry.kept_at, entry.items, entry.response, *more]
+        makers = [entry.maker] if entry.maker else []
+        return [owner, response_id, entry.kept_at, entry.items, entry.response, *makers]
 
     def lost(self) -> None:
-        """Nothing that is written refers to what was written before."""
+        """Do nothing: no record depends on an earlier record."""
 
     def _restore(self) -> None:
         for _, record in self.journal.read():
@@ -258,17 +270,17 @@ class ResponseStore:
                 owner, response_id, *rest = record
                 entry = _StoredResponse(*rest) if rest else None
             except (TypeError, ValueError):
-                continue  # none of ours
+                continue  # not a record of this store
             entry_key = (owner, response_id)
             if entry is not None and self._clock() - entry.kept_at <= AGE_S_MAX:
                 self._add(entry_key, entry)
             elif entry_key in self._entries:
                 self._drop(entry_key)
 
-    # ---------------------------------------------------------------- within
+    # ---------------------------------------------------------------- entries
 
-    def _entry_key(self, key: str, response_id: str) -> _EntryKey:
-        return self.journal.named(key), response_id
+    def _entry_key(self, api_key: str, response_id: str) -> _EntryKey:
+        return self.journal.named(api_key), response_id
 
     def _add(self, entry_key: _EntryKey, entry: _StoredResponse) -> None:
         if entry_key in self._entries:
@@ -281,8 +293,8 @@ class ResponseStore:
             rows = self._entries.items()
             self._drop(first_of_largest((k[0], k, 1 if is_long else e.nbytes) for k, e in rows))
 
-    def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
-        return self._kept(self._entry_key(key, response_id)) or _missing(
+    def _find(self, api_key: str, response_id: str, param: str | None = None) -> _StoredResponse:
+        return self._kept(self._entry_key(api_key, response_id)) or _missing(
             f"Response {response_id!r:.80}", param
         )
 
@@ -301,68 +313,71 @@ class ResponseStore:
             if self._cloud_items.get((owner, item_id)) == response_id:
                 del self._cloud_items[owner, item_id]
 
-    def _items(self, key: str, body: dict[str, Any], *, lets_pass: bool = False) -> list[Any]:
-        """Return the input items of `body` with those that they refer to.
+    def _items(self, api_key: str, body: dict[str, Any], *, lets_pass: bool = False) -> list[Any]:
+        """Return the input items of `body`, with the referred item in place of each reference.
 
-        `lets_pass`: a reference to what is not kept here, and has no id of ours, stays.
+        With `lets_pass`, a reference stays if its item is not kept and its id is not Hearth's.
         """
-        given = input_items(body) if body.get("input") is not None else []
-        known: dict[str, dict[str, Any]] = {}  # items by their ids, of each response once
-        now = []
-        for index, item in enumerate(given):
+        items = input_items(body) if body.get("input") is not None else []
+        known: dict[str, dict[str, Any]] = {}  # response id -> its output items by their ids
+        expanded_items = []
+        for index, item in enumerate(items):
             if _is_reference(item):
-                wanted = fields.required_text(item, "id", f"input[{index}].id")
-                found = self._referred(key, wanted, known)
-                if found is None and (not lets_pass or is_our_item_id(wanted)):
-                    _missing(f"Item {wanted!r:.80}", f"input[{index}].id")
+                item_id = fields.required_text(item, "id", f"input[{index}].id")
+                found = self._referred(api_key, item_id, known)
+                if found is None and (not lets_pass or is_our_item_id(item_id)):
+                    _missing(f"Item {item_id!r:.80}", f"input[{index}].id")
                 item = found or item
-            now.append(item)
-        return now
+            expanded_items.append(item)
+        return expanded_items
 
     def _referred(
-        self, key: str, wanted: str, known: dict[str, dict[str, Any]]
+        self, api_key: str, wanted: str, known: dict[str, dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """Return the output item `wanted`; responses that are read for it go to `known`."""
-        response_id = self._cloud_items.get((self.journal.named(key), wanted))
+        """Return the output item `wanted`; the output of its response is added to `known`."""
+        response_id = self._cloud_items.get((self.journal.named(api_key), wanted))
         if response_id is None:
-            # Of ours it is the kind, the id of the answer that it is part of, and its number there.
+            # Hearth's item ids are: type, request id, and index, joined by "_".
             parts = wanted.split("_")
             response_id = _PREFIX + "_".join(parts[1:-1]) if len(parts) >= 3 else ""
         if response_id not in known:
-            is_kept = self._kept(self._entry_key(key, response_id)) is not None
-            rows = self.response(key, response_id)["output"] if is_kept else []
-            known[response_id] = {row["id"]: row for row in rows if "id" in row}
+            is_kept = self._kept(self._entry_key(api_key, response_id)) is not None
+            outputs = self.response(api_key, response_id)["output"] if is_kept else []
+            known[response_id] = {output["id"]: output for output in outputs if "id" in output}
         found: dict[str, Any] | None = known[response_id].get(wanted)
         return found
 
-    def _given_only(self, key: str, item: Any) -> Any:
-        """Return `item`, without an id of a provider's that this key was not given.
+    def _without_foreign_id(self, api_key: str, item: Any) -> Any:
+        """Return `item`, without its id if another API key may have received that id.
 
-        The provider would look among what all keys were given. Reasoning that is nothing but its
-        id is left out.
+        The provider would look the id up among the items of all API keys. Reasoning that has
+        nothing but an id is left out.
         """
-        if type(item) is not dict or not _is_elsewhere(item.get("id")):
+        if type(item) is not dict or not _is_provider_id(item.get("id")):
             return item
-        if type(item["id"]) is str and (self.journal.named(key), item["id"]) in self._cloud_items:
+        if (
+            type(item["id"]) is str
+            and (self.journal.named(api_key), item["id"]) in self._cloud_items
+        ):
             return item
-        return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
+        return _for_other_model(item) if not item.get("encrypted_content") else _without_id(item)
 
 
-def _has_references(given: Any) -> bool:
-    return type(given) is list and any(_is_reference(item) for item in given)
+def _has_references(items: Any) -> bool:
+    return type(items) is list and any(_is_reference(item) for item in items)
 
 
 def _is_reference(item: Any) -> bool:
     return type(item) is dict and item.get("type") == "item_reference"
 
 
-def _is_elsewhere(item_id: Any) -> bool:
+def _is_provider_id(item_id: Any) -> bool:
     return item_id is not None and not is_our_item_id(item_id)
 
 
-def _unsealed(item: Any) -> Any:
-    """Return `item` for who did not make it; None of reasoning that only its maker reads."""
-    if type(item) is not dict or not _is_elsewhere(item.get("id", "")):
+def _for_other_model(item: Any) -> Any:
+    """Return `item` for another model than its maker; None if only the maker can read it."""
+    if type(item) is not dict or not _is_provider_id(item.get("id", "")):
         return item
     return None if item.get("type") in _SEALED else _without_id(item)
 
@@ -372,14 +387,14 @@ def _without_id(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_response(value: dict[str, Any]) -> bool:
-    """Return whether what a cloud model sent is a response that can be gone on from."""
+    """Return whether a cloud model's `value` is a well-formed response that can be continued."""
     response_id, output = value.get("id"), value.get("output")
     return (
         type(response_id) is str
         and 0 < len(response_id) <= ID_CHARS_MAX
         and type(output) is list
         and len(output) <= OUTPUT_MAX
-        and all(type(row) is dict for row in output)
+        and all(type(item) is dict for item in output)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.ollama.parse import context_of, messages_of, unloads
+from hearth.proxy.api.ollama.parse import asks_to_unload, context_of, messages_of
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -145,7 +145,7 @@ def test_any_body_is_answered_or_refused(
     body = body | {place.get(dialect, "messages"): prompt}
     try:
         if dialect.startswith("ollama"):
-            unloads(body)
+            asks_to_unload(body)
         check(DIALECTS[dialect].parse(body))
     except RequestError as error:
         assert 400 <= error.status < 500 and str(error)
@@ -157,7 +157,7 @@ def test_any_input_goes_on_from_a_response(rows: list[Any], body: dict[str, Any]
     store.keep("k", {"input": "hi"}, {"id": "resp_r", "output": []})
     try:
         given_body = body | {"input": rows, "previous_response_id": "resp_r"}
-        check(DIALECTS["responses"].parse(store.expanded("k", given_body)))
+        check(DIALECTS["responses"].parse(store.expand("k", given_body)))
     except RequestError as error:
         assert 400 <= error.status < 500
 

@@ -104,7 +104,9 @@ def object_of(text: str) -> dict[str, Any]:
 def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) -> None:
     kept: list[dict[str, Any]] = []
     given_rows = [*rows, ENDS[end]()]
-    frames = frames_of(RESPONSES, DIALECTS["responses"].writer, given_rows, note_end=kept.append)
+    frames = frames_of(
+        RESPONSES, DIALECTS["responses"].writer, given_rows, store_response=kept.append
+    )
     events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     assert [row["sequence_number"] for row in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]

@@ -42,7 +42,7 @@ def asked(dialect: Dialect, words: list[str], fields: dict[str, Any]) -> ParsedR
     place = {"completions": "prompt", "responses": "input"}.get(dialect, "messages")
     value: Any = [{"role": "user", "content": said}] if place == "messages" else said
     body = BODIES[dialect] | {place: value} | fields
-    return asyncio.run(PARSER.complete(PARSER.parsed(dialect, body, {"x-api-key": "a"})))
+    return asyncio.run(PARSER.complete(PARSER.parse(dialect, body, {"x-api-key": "a"})))
 
 
 def text_of(prediction: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from hearth.proxy.api.answer_frames import AdmittedRequest, choice_events, frames, merged
+from hearth.proxy.api.answer_frames import AdmittedRequest, choice_events, frames, total_usage
 from hearth.proxy.api.chat_completions.events import ChatWriter
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -116,7 +116,7 @@ def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
     for number, row in enumerate(usages):
         drafted = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5 * number}
         usages[number] = dataclasses.replace(row, **drafted, decode_forwards=2 + number)
-    told = merged(usages, per_prompt=2)
+    told = total_usage(usages, per_prompt=2)
     assert (told.prompt_tokens, told.cached_tokens, told.prefilled_tokens) == (10, 4, 6)
     assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")
     drafted = (told.accepted_prediction_tokens, told.rejected_prediction_tokens)

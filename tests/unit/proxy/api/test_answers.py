@@ -10,7 +10,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from hearth.proxy.api import answer_frames
-from hearth.proxy.api.answer_frames import logprob_rows
+from hearth.proxy.api.answer_frames import logprob_entries
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.ollama import events as ollama_events, parse as ollama_parse
 from hearth.shared.errors import WorkerLost
@@ -146,7 +146,7 @@ def test_thinking_without_a_signature_is_not_signed() -> None:
 
 
 def test_a_log_probability_has_the_bytes_of_half_a_character() -> None:
-    (row,) = logprob_rows([TokenLogprob(1, "\ufffd", b"\xe2", -0.5, [])])
+    (row,) = logprob_entries([TokenLogprob(1, "\ufffd", b"\xe2", -0.5, [])])
     assert row["bytes"] == [0xE2]
 
 
@@ -189,7 +189,7 @@ def test_a_whole_end_is_noted_and_a_broken_one_never() -> None:
     ended: list[dict[str, Any]] = []
     writer = DIALECTS["responses"].writer
     for end in (WorkerLost("gone"), done()):
-        frames_of(read("responses"), writer, [said("a"), end], note_end=ended.append)
+        frames_of(read("responses"), writer, [said("a"), end], store_response=ended.append)
     assert [row["status"] for row in ended] == ["completed"]
 
 
@@ -198,7 +198,7 @@ def test_a_whole_end_is_noted_and_a_broken_one_never() -> None:
 
 def test_durations_add_up_to_all_the_time_since_the_request_came() -> None:
     end = done(ttft_ms=300, finish_ms=800, queue_ms=100)
-    row = whole_of(read("ollama_chat"), [said("a"), end], came_at=awake_s() - 2.0)
+    row = whole_of(read("ollama_chat"), [said("a"), end], received_at=awake_s() - 2.0)
     assert (row["prompt_eval_duration"], row["eval_duration"]) == (200_000_000, 500_000_000)
     assert 2_000_000_000 <= row["total_duration"] < 60_000_000_000
     parts = ("load_duration", "prompt_eval_duration", "eval_duration")

@@ -10,7 +10,7 @@ from hearth.proxy.api.chat_completions.parse import (
     PREDICTION_PARTS_MAX as PARTS_MAX,
 )
 from hearth.proxy.api.dialects import DIALECTS
-from hearth.proxy.api.ollama.parse import CHAT, GENERATE, is_question, unloads
+from hearth.proxy.api.ollama.parse import CHAT, GENERATE, asks_for_answer, asks_to_unload
 from hearth.proxy.api.responses.tools import ToolOrigin, responses_tools_of
 from hearth.shared.errors import RequestError
 from tests.helpers.cases import cases
@@ -162,15 +162,15 @@ def test_only_a_body_without_a_question_loads_the_model() -> None:
         (CHAT, {"messages": [{"role": "user"}]}, True),
         (GENERATE, {"images": ["iVBO"]}, True),
     ):
-        assert is_question(dialect, body) is asks, (dialect, body)
+        assert asks_for_answer(dialect, body) is asks, (dialect, body)
 
 
 def test_a_keep_alive_of_nothing_unloads_and_what_is_no_duration_is_refused() -> None:
     for value in (0, 0.0, "0", "0s", "0h0m"):
-        assert unloads({"keep_alive": value}), value
+        assert asks_to_unload({"keep_alive": value}), value
     for value in (None, -1, "-1", 300, "5m", "1h30m", "0.5s", "-1m"):
-        assert not unloads({"keep_alive": value}), value
+        assert not asks_to_unload({"keep_alive": value}), value
     for value in ("soon", "", "5 minutes", True, [], "m"):
         with pytest.raises(RequestError) as caught:
-            unloads({"keep_alive": value})
+            asks_to_unload({"keep_alive": value})
         assert caught.value.param == "keep_alive"

@@ -183,16 +183,16 @@ def test_every_dialect_says_whether_its_request_is_kept_and_otherwise_it_is(
     body_parser = app_of(tmp_path).local.body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
-        assert body_parser.parsed(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
+        assert body_parser.parse(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
-        assert body_parser.parsed(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
+        assert body_parser.parse(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
 
 
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
     body = BODIES["chat"] | {"prediction": {"type": "content", "content": "words"}}
     request = DIALECTS["chat"].parse(body)
     assert request.prediction == "words"
-    assert prefill_endpoint.prepared(request).prediction == ""
+    assert prefill_endpoint.prefill_request(request).prediction == ""
 
 
 @pytest.mark.process

@@ -241,7 +241,7 @@ async def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Pa
         ("messages", [document(data), text("What is it?")]),
     ):
         body = {"messages": [{"role": "user", "content": form}], "max_tokens": 9}
-        request = await body_parser.complete(body_parser.parsed(dialect, body, {}))
+        request = await body_parser.complete(body_parser.parse(dialect, body, {}))
         assert request.prompt.messages[0]["content"] == shown
         found.append(request.prompt.names)
     first, *others = found

@@ -231,7 +231,7 @@ def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: Worl
     again = {"input": "Go on", "previous_response_id": "resp_1"}
     assert world.ask("pair", {}, **again) == ["b"]
     assert world.ask("pair", {"b": FULL}, **again) == ["b", "a"]
-    store.keep("", store.expanded("", again), response_of("resp_2"), maker="another")
+    store.keep("", store.expand("", again), response_of("resp_2"), maker="another")
     assert world.ask("pair", {}, input="More", previous_response_id="resp_2") == ["b"]
     assert world.ask("pair", {}, input="Go on") == ["a"], "another conversation"
 

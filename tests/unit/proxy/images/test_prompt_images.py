@@ -18,7 +18,7 @@ from hearth.proxy.images.prompt_images import (
     shows_images,
     with_images,
 )
-from hearth.proxy.request.content_pieces import join, join_text, merged
+from hearth.proxy.request.content_pieces import join, join_text, merge_texts
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.proxy.proxy_app import app_of
@@ -146,7 +146,7 @@ def test_images_of_tool_results_are_shown(dialect: str, result: Any, form: Any) 
 
 @given(st.lists(st.text("ab\n", max_size=3) | st.just({"type": "image", "url": "u"}), max_size=6))
 def test_joined_pieces_are_the_pieces(pieces: list[Any]) -> None:
-    content = merged(join(pieces))
+    content = merge_texts(join(pieces))
     texts = [piece for piece in pieces if type(piece) is str]
     if len(texts) == len(pieces):
         assert content == join_text(texts)
@@ -357,7 +357,7 @@ async def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_
     for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
         content = [{"type": "image_url", "image_url": url}]
         body = {"messages": [{"role": "user", "content": content}]}
-        request = await body_parser.complete(body_parser.parsed("chat", body, {}), held.append)
+        request = await body_parser.complete(body_parser.parse("chat", body, {}), held.append)
         names.append(request.prompt.names)
     assert names[0] == names[1] != names[2]
     assert names[0][0].canonical != names[2][0].canonical

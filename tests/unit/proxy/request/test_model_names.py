@@ -69,7 +69,7 @@ def test_a_refusal_names_forty_models_and_where_the_others_stand() -> None:
     assert "smollm2, m0, m1" in text and "m38 and" in text and "m39" not in text
     left = len(known.listed) + 1 + len(known.patterns) - 40
     assert f"and {left} more, which GET /v1/models lists" in text
-    assert "cloudy" in str(names().unknown("none", ("cloudy",)))
+    assert "cloudy" in str(names().unknown_name_error("none", ("cloudy",)))
 
 
 def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
@@ -87,9 +87,11 @@ def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
 def test_a_model_that_takes_images_is_told_as_one() -> None:
     seeing = dataclasses.replace(FACTS, takes_images=True)
     for facts, wanted in ((FACTS, ["text"]), (seeing, ["text", "image"])):
-        row = names().row("smollm2", facts, is_anthropic=False)
+        row = names().model_entry("smollm2", facts, is_anthropic=False)
         assert row["architecture"]["input_modalities"] == wanted
-    assert "architecture" not in names().row("smollm2", None, is_anthropic=False), "not known yet"
+    assert "architecture" not in names().model_entry("smollm2", None, is_anthropic=False), (
+        "not known yet"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_setting_that_names_the_former_model_is_told(tmp_path: Path) -> None:
 def test_a_request_for_the_former_model_is_the_defaults_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model_names._tell_former.cache_clear()
+    model_names._warn_former.cache_clear()
     known = names(CATCH_ALL_MODELS="*", MODELS="b=owner/b")
     with caplog.at_level(logging.WARNING):
         for name in ("pocket", "Pocket", "pocket:latest", "ollama/POCKET:latest", "builtin/pocket"):

@@ -131,7 +131,7 @@ def test_a_body_of_endless_parts_is_refused_before_it_is_rendered(
     edge: ProxyApp, dialect: Dialect, body: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        edge.local.body_parser.parsed(dialect, body, {})
+        edge.local.body_parser.parse(dialect, body, {})
     assert caught.value.status == 400
 
 
@@ -141,13 +141,13 @@ def test_a_body_at_each_limit_passes(edge: ProxyApp) -> None:
         "tools": [chat_tool("a", SCHEMA), chat_tool("b"), chat_tool("c")],
         "chat_template_kwargs": dict.fromkeys("abcde", 1),
     }
-    request = edge.local.body_parser.parsed("chat", body, {})
+    request = edge.local.body_parser.parse("chat", body, {})
     assert (len(request.prompt.messages), len(request.prompt.tools)) == (4, 3)
 
 
 def test_commas_in_the_texts_of_arguments_are_no_values(edge: ProxyApp) -> None:
     code = json.dumps({"code": 'f(a, b, [c, d], {e, f}), \\"' * 9})
-    request = edge.local.body_parser.parsed("chat", {"messages": [called(code)]}, {})
+    request = edge.local.body_parser.parse("chat", {"messages": [called(code)]}, {})
     assert request.prompt.messages[0]["tool_calls"][0]["function"]["arguments"] == json.loads(code)
 
 
@@ -173,7 +173,7 @@ async def test_a_large_body_is_taken_apart_off_the_event_loop(
         return names(messages, owner)
 
     body = {"messages": [USER]}
-    request = edge.local.body_parser.parsed("chat", body, {})
+    request = edge.local.body_parser.parse("chat", body, {})
     with (
         mock.patch.object(http_exchange, "SMALL_BYTES_MAX", size_max),
         mock.patch.object(edge.local.body_parser._digester, "names", noted),

@@ -73,7 +73,7 @@ def test_the_maker_is_sent_its_own_items_as_they_came(key: str) -> None:
     found = store.for_cloud(key, body, "dep-a")
     assert found.body == {"input": [HI, THOUGHT, SAID, MORE], "store": True}
     assert found.whole == body | {"input": [HI, THOUGHT, SAID, MORE]}
-    assert found.whole == store.expanded(key, body)  # a local model is given the same
+    assert found.whole == store.expand(key, body)  # a local model is given the same
     plain = {name: value for name, value in SAID.items() if name != "id"}
     other = sent(store, key, "dep-b", previous_response_id=NATIVE)  # which cannot read the rest
     assert other["input"] == [HI, plain, MORE]
@@ -118,7 +118,7 @@ def test_references_to_a_clouds_items_are_the_items() -> None:
     store = kept(ResponseStore())
     given = [item_reference(THOUGHT["id"]), item_reference(SAID["id"]), MORE]
     assert sent(store, input=given)["input"] == [THOUGHT, SAID, MORE]
-    assert store.expanded("k", {"input": given})["input"] == [THOUGHT, SAID, MORE]
+    assert store.expand("k", {"input": given})["input"] == [THOUGHT, SAID, MORE]
     unknown = item_reference("rs_unheard_of")
     found = store.for_cloud("", {"input": [unknown]}, "dep-a")
     assert (found.body["input"], found.whole) == ([unknown], None)

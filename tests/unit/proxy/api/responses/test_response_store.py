@@ -41,13 +41,13 @@ def kept(store: ResponseStore, key: str = "k") -> ResponseStore:
 
 def refused(store: ResponseStore, key: str, body: dict[str, Any]) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        store.expanded(key, body)
+        store.expand(key, body)
     return caught.value
 
 
 def test_a_conversation_goes_on_from_a_response_without_its_instructions() -> None:
     store = kept(ResponseStore())
-    body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    body = store.expand("k", {"input": "more", "previous_response_id": "resp_1"})
     rows = DIALECTS["responses"].parse(body).prompt.messages
     assert [(row["role"], row["content"]) for row in rows] == [
         ("user", "hi"),
@@ -56,7 +56,7 @@ def test_a_conversation_goes_on_from_a_response_without_its_instructions() -> No
     ]
     store.keep("k", body, answer(2, said(2, "ok")))
     store.delete("k", "resp_1")  # what came after does not need it
-    body = store.expanded("k", {"input": [], "previous_response_id": "resp_2"})
+    body = store.expand("k", {"input": [], "previous_response_id": "resp_2"})
     assert len(body["input"]) == 4
     assert body["previous_response_id"] == "resp_2"
 
@@ -67,7 +67,7 @@ def test_images_are_kept_as_they_were_sent_and_count(monkeypatch: pytest.MonkeyP
     store = ResponseStore()
     store.keep("k", {"input": [{"role": "user", "content": [part]}]}, answer(1, said(1, "yo")))
     assert store.nbytes > len(url)
-    body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    body = store.expand("k", {"input": "more", "previous_response_id": "resp_1"})
     (shown,) = DIALECTS["responses"].parse(body).prompt.messages[0]["content"]
     assert (shown["type"], shown["url"]) == ("image", url)
     monkeypatch.setattr(response_store, "BYTES_MAX", 2_000)  # it alone is more
@@ -78,13 +78,13 @@ def test_images_are_kept_as_they_were_sent_and_count(monkeypatch: pytest.MonkeyP
 
 def test_a_body_that_refers_to_nothing_stays_as_it_is() -> None:
     body = {"input": [{"role": "user", "content": "x"}], "previous_response_id": None}
-    assert ResponseStore().expanded("k", body) is body
+    assert ResponseStore().expand("k", body) is body
 
 
 def test_a_reference_is_the_item_itself() -> None:
     store = kept(ResponseStore())
     reference = {"type": "item_reference", "id": "msg_1_0"}
-    assert store.expanded("k", {"input": ["x", reference]})["input"] == ["x", said(1, "yo")]
+    assert store.expand("k", {"input": ["x", reference]})["input"] == ["x", said(1, "yo")]
     for wanted in ("msg_1_1", "msg_2_0", "what"):
         error = refused(store, "k", {"input": [reference | {"id": wanted}]})
         assert (error.status, error.param) == (404, "input[0].id")
@@ -97,7 +97,7 @@ def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.Mo
     reads = mock.Mock(wraps=store.response)
     monkeypatch.setattr(store, "response", reads)
     rows = [{"type": "item_reference", "id": f"msg_1_{number % 2}"} for number in range(100)]
-    body = store.expanded("k", {"input": rows})
+    body = store.expand("k", {"input": rows})
     assert [row["id"] for row in body["input"]] == [row["id"] for row in rows]
     assert reads.call_count == 1
 
@@ -210,7 +210,7 @@ def test_a_response_is_there_after_a_restart_and_not_beyond_its_hour(tmp_path: P
     again = ResponseStore(clock, home)
     assert (len(again), again.nbytes) == (2, nbytes)
     assert (again.response("k", "resp_1"), again.items("k", "resp_1", {})) == before
-    body = again.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    body = again.expand("k", {"input": "more", "previous_response_id": "resp_1"})
     assert [row.get("role") for row in body["input"]] == ["user", "assistant", "user"]
     assert refused(again, "other", {"previous_response_id": "resp_1"}).status == 404
     clock.now_s += 1.0
