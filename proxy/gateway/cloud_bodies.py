@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from hearth.proxy.api.body.message_content import note_left_out
-from hearth.proxy.gateway.cloud_fields import BODY, Row
+from hearth.proxy.gateway.cloud_fields import BODY, Record
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_call_id
@@ -25,7 +25,7 @@ _CLEARS_THINKING: Final = "clear_thinking_"  # begins an edit of context_managem
 _SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # need no content beside them
 
 
-def end_chat_turns(messages: list[Row]) -> None:
+def end_chat_turns(messages: list[Record]) -> None:
     """Take plain reasoning out of `messages` in place, and let the rest be a turn without it.
 
     Reasoning as a plain text has no mark of who wrote it, and providers pass over it or refuse it;
@@ -42,7 +42,7 @@ def end_chat_turns(messages: list[Row]) -> None:
             row["content"] = ""
 
 
-def end_thinking(body: Row) -> None:
+def end_thinking(body: Record) -> None:
     """Take `thinking` of type enabled out of `body`, in place, where its last turn began without.
 
     Anthropic refuses it where that turn called tools, since the turn is not over; and edits of
@@ -126,7 +126,7 @@ _HEADERS: Final = {  # whose values say nothing but this
 }
 
 
-def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
+def cloud_body(dialect: CloudDialect, body: Record, group: str) -> Record:
     """Return the body that the model `group` is sent; `body` stays as it is.
 
     Of a Responses body, ResponseStore.for_cloud has judged what it refers to.
@@ -152,7 +152,7 @@ def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
     return picked
 
 
-def _choose_among_tools(picked: Row, given: Row, left_out: list[str]) -> None:
+def _choose_among_tools(picked: Record, given: Record, left_out: list[str]) -> None:
     """Take out what chooses a tool that was left out, and all that goes with the last tool."""
     choice = picked.get("tool_choice")
     chosen: Any = choice.get("type") if type(choice) is dict else None

@@ -84,13 +84,13 @@ def is_redirect(error: BaseException | None) -> bool:
     return False
 
 
-def _cause(error: BaseException | None, status: int, told: str) -> Cause | None:
+def _cause(error: BaseException | None, status: int, text: str) -> Cause | None:
     names = {row.__name__ for row in type(error).__mro__} - {"NoneType", "object"}
     if "ContextWindowExceededError" in names:
         return "context_window"
     if "ContentPolicyViolationError" in names:
         return "content_policy"
-    texts = f"{told} {error} {getattr(error, 'body', '')}"
+    texts = f"{text} {error} {getattr(error, 'body', '')}"
     if _SCHEMA in texts:
         return None
     is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))
@@ -107,11 +107,11 @@ def _status_of(error: BaseException | None) -> int:
     return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
 
 
-def _retry_after_s(error: BaseException | None, told: str) -> int | None:
+def _retry_after_s(error: BaseException | None, header: str) -> int | None:
     """Return the cloud's Retry-After: LiteLLM keeps it with its error, and may not send it on."""
     kept = getattr(error, "litellm_response_headers", None) or {}
     sent = getattr(getattr(error, "response", None), "headers", None) or {}
-    values = (str(row.get("retry-after", "")) for row in (kept, sent, {"retry-after": told}))
+    values = (str(row.get("retry-after", "")) for row in (kept, sent, {"retry-after": header}))
     found = next(filter(str.isdecimal, values), None)
     return None if found is None else min(RETRY_AFTER_S_MAX, int(found[:9]))
 

@@ -33,7 +33,7 @@ from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_item_id, is_our_response_id, is_our_signature
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Rule = Callable[..., Any]
 
 NESTED_MAX: Final = 5  # lists within lists: an image of a document of a result of a message
@@ -57,7 +57,7 @@ class Fields:
     needed: tuple[str, ...]
     unless: Rule | None
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
+    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
         row = value if type(value) is dict else fields.record(value, param)
         if self.unless is not None and self.unless(row, role):
             return None
@@ -93,7 +93,7 @@ class Kinds:
     untyped: str = ""
     is_strict: bool = False
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
+    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
         row = value if type(value) is dict else fields.record(value, param)
         kind = row.get("type") or ("message" if "role" in row else self.untyped)
         if type(kind) is str:
@@ -107,13 +107,15 @@ class Kinds:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Records:
     """A list of records. It goes where none of them is left, unless it `may_be_empty`."""
 
     part: Fields | Kinds
     may_be_empty: bool = False
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> list[Row] | None:
+    def __call__(
+        self, value: Any, param: str, role: Any, left_out: list[str]
+    ) -> list[Record] | None:
         if param.count("[") > NESTED_MAX:
             fields.refuse(param, value, f"lists nested up to {NESTED_MAX} deep")
         found, judge = [], self.part.__call__
@@ -179,7 +181,7 @@ def is_public_url(url: str) -> bool:
     return bool(is_named) or is_public(host.strip("[]"))
 
 
-def is_unsealed(seal: str, row: Row, _: Any) -> bool:
+def is_unsealed(seal: str, row: Record, _: Any) -> bool:
     """Return whether no provider has filled the field `seal` of this thinking.
 
     An id without it may be of another client's.
@@ -187,19 +189,19 @@ def is_unsealed(seal: str, row: Row, _: Any) -> bool:
     return not row.get(seal) or is_our_signature(row[seal])
 
 
-def is_our_reasoning(item: Row, _: Any) -> bool:
+def is_our_reasoning(item: Record, _: Any) -> bool:
     """Return whether an item of Responses is reasoning that no provider can take up again."""
     sealed, item_id = item.get("encrypted_content"), item.get("id")
     return is_our_signature(sealed) or is_our_item_id(item_id) or not (sealed or item_id)
 
 
-def is_blank(block: Row, role: Any) -> bool:
+def is_blank(block: Record, role: Any) -> bool:
     """Return whether a block of a turn is an empty text, which Anthropic refuses."""
     text = block.get("text")
     return role == "assistant" and type(text) is str and not text.strip()
 
 
-def says_nothing(message: Row, _: Any) -> bool:
+def says_nothing(message: Record, _: Any) -> bool:
     """Return whether a message is a turn without content: users may follow users."""
     return message.get("role") == "assistant" and not message.get("content")
 
@@ -219,7 +221,7 @@ def _text_only(value: Any, *_: Any) -> str | None:
     return value if type(value) is str else None
 
 
-def _auto(*_: Any) -> Row:
+def _auto(*_: Any) -> Record:
     """Return the container that has no files, and is none of the user's account."""
     return {"type": "auto"}
 
@@ -250,7 +252,7 @@ _THOUGHT: Final = _fields("type thinking signature", unless=partial(is_unsealed,
 _REDACTED: Final = _fields("type data", unless=partial(is_unsealed, "data"))
 _RESULT: Final = _fields("type tool_use_id content cache_control caller is_error")
 MESSAGES_BLOCKS: Final[dict[str, Fields]] = {}  # below: blocks hold blocks
-_BLOCKS: Final = Rows(Kinds(MESSAGES_BLOCKS))
+_BLOCKS: Final = Records(Kinds(MESSAGES_BLOCKS))
 _SOURCE: Final = Kinds(
     {
         "base64": _fields("type media_type data"),
@@ -359,7 +361,7 @@ _PROVIDER_BLOCKS: Final = _fields(
 )
 
 
-def _held(value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
+def _provider_fields(value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
     """Return what passes of LiteLLM's own field; None of nothing: OpenAI refuses its name."""
     held = _PROVIDER_BLOCKS(value, param, role, left_out) or {}
     return held if any(inner is not None for inner in held.values()) else None
@@ -368,7 +370,7 @@ def _held(value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
 _CHAT_CALL: Final = _fields(
     "id type index function custom provider_specific_fields",
     function=_fields("name arguments"),
-    provider_specific_fields=_held,
+    provider_specific_fields=_provider_fields,
 )
 _SEALED_REASONING: Final = _fields(
     "type id summary content encrypted_content status",
@@ -377,12 +379,12 @@ _SEALED_REASONING: Final = _fields(
 _CHAT_MESSAGE: Final = _fields(
     "role content name tool_calls tool_call_id refusal audio function_call cache_control",
     "reasoning_content thinking_blocks reasoning_items provider_specific_fields",
-    content=TextOr(Rows(_CHAT_PARTS)),
-    tool_calls=Rows(_CHAT_CALL),
+    content=TextOr(Records(_CHAT_PARTS)),
+    tool_calls=Records(_CHAT_CALL),
     audio=_fields("id"),
-    thinking_blocks=Rows(Kinds({"thinking": _THOUGHT, "redacted_thinking": _REDACTED})),
-    reasoning_items=Rows(Kinds({"reasoning": _SEALED_REASONING})),
-    provider_specific_fields=_held,
+    thinking_blocks=Records(Kinds({"thinking": _THOUGHT, "redacted_thinking": _REDACTED})),
+    reasoning_items=Records(Kinds({"reasoning": _SEALED_REASONING})),
+    provider_specific_fields=_provider_fields,
 )
 
 # vLLM's and SGLang's, which only they and servers like them take: others refuse, or go on of
@@ -412,7 +414,7 @@ _PARTS: Final = {
 }
 _SHOWN: Final = Kinds(_PARTS, is_strict=True)
 _RESPONSES_TOOLS: Final[dict[str, Fields]] = {}  # below: one holds others
-_TOOLS: Final = Rows(Kinds(_RESPONSES_TOOLS))
+_TOOLS: Final = Records(Kinds(_RESPONSES_TOOLS))
 _RESPONSES_TOOLS.update(
     {
         "function": _fields(
@@ -445,15 +447,15 @@ def _item(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
 
 _CALL: Final = "id call_id status caller name namespace"
 RESPONSES_ITEMS: Final = {
-    "message": _item("id role content! status phase", content=TextOr(Rows(Kinds(_PARTS)))),
+    "message": _item("id role content! status phase", content=TextOr(Records(Kinds(_PARTS)))),
     "reasoning": _item("id summary content encrypted_content status", unless=is_our_reasoning),
     "function_call": _item(_CALL, "arguments"),
-    "function_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "function_call_output": _item(_CALL, "output", output=TextOr(Records(_SHOWN))),
     "custom_tool_call": _item(_CALL, "input"),
-    "custom_tool_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "custom_tool_call_output": _item(_CALL, "output", output=TextOr(Records(_SHOWN))),
     "tool_search_call": _item(_CALL, "arguments execution"),
     "tool_search_output": _item(
-        _CALL, "tools execution", tools=Rows(Kinds(_RESPONSES_TOOLS), may_be_empty=True)
+        _CALL, "tools execution", tools=Records(Kinds(_RESPONSES_TOOLS), may_be_empty=True)
     ),
     "additional_tools": _item("id role tools!", tools=_TOOLS),
     "computer_call": _item(_CALL, "action actions pending_safety_checks"),
@@ -486,9 +488,9 @@ _MESSAGES_COUNTED: Final = (
     "output_config output_format speed thread"
 )
 _MESSAGES_RULES: Final[Mapping[str, Rule]] = {
-    "messages": Rows(_MESSAGES_MESSAGE),
+    "messages": Records(_MESSAGES_MESSAGE),
     "system": TextOr(_BLOCKS),
-    "tools": Rows(MESSAGES_TOOLS),
+    "tools": Records(MESSAGES_TOOLS),
     "metadata": _fields("user_id", user_id=_text_only),
     "thread": _refused("send the whole conversation in messages", THREAD_UNSUPPORTED),
 }
@@ -497,7 +499,7 @@ _RESPONSES_COUNTED: Final = (
     "previous_response_id conversation prompt background"
 )
 _RESPONSES_RULES: Final[Mapping[str, Rule]] = {
-    "input": TextOr(Rows(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
+    "input": TextOr(Records(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
     "tools": _TOOLS,
     "previous_response_id": foreign_id,
     "conversation": _refused("send the whole conversation in input"),
@@ -511,9 +513,9 @@ BODY: Final[Mapping[str, Fields]] = {
         "messages! audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
         "max_completion_tokens modalities n prediction presence_penalty reasoning_effort seed stop "
         "response_format verbosity web_search_options",
-        messages=Rows(_CHAT_MESSAGE),
-        tools=Rows(_CHAT_TOOLS),
-        functions=Rows(_FUNCTION),
+        messages=Records(_CHAT_MESSAGE),
+        tools=Records(_CHAT_TOOLS),
+        functions=Records(_FUNCTION),
         **_USERS,
     ),
     "completions": _fields(

@@ -40,7 +40,7 @@ class ConfigFile:
         self.values = _with_includes(path)
         for name in SECTIONS:
             self.section(name)
-        rows = enumerate(self.rows("model_list", self.values.get("model_list")), 1)
+        rows = enumerate(self.list_of("model_list", self.values.get("model_list")), 1)
         self.models = [self.mapping(f"model_list entry {number}", row) for number, row in rows]
 
     def section(self, name: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ConfigFile:
             self.refuse(entry, "is no mapping", "Write it as `name: value` lines.")
         return value or {}
 
-    def rows(self, entry: str, value: Any) -> list[Any]:
+    def list_of(self, entry: str, value: Any) -> list[Any]:
         """Return `value`, or an empty list of nothing. Raises: StartError."""
         if not isinstance(value or [], list):
             self.refuse(entry, "is no list", "Begin each entry with a dash.")
@@ -208,20 +208,20 @@ class ErrorEventRedactor:
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self.has_errors = False  # an error has gone by
-        self._held = b""
+        self._buffered = b""
 
     def feed(self, part: bytes) -> bytes:
         """Return what may be sent on now."""
-        data = self._held + part
+        data = self._buffered + part
         ends = [0, *(found.end() for found in _EVENT_END.finditer(data))]
         if len(data) - ends[-1] > HELD_BYTES_MAX:
             ends.append(len(data))
-        self._held = data[ends[-1] :]
+        self._buffered = data[ends[-1] :]
         return b"".join(self._passed(data[begin:end]) for begin, end in pairwise(ends))
 
     def rest(self) -> bytes:
         """Return what is held at the stream's end."""
-        held, self._held = self._held, b""
+        held, self._buffered = self._buffered, b""
         return self._passed(held)
 
     def _passed(self, event: bytes) -> bytes:

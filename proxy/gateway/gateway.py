@@ -62,7 +62,7 @@ class CloudReply:
     """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
 
     dialect: CloudDialect
-    asked: Mapping[str, Any]  # the client's body
+    client_body: Mapping[str, Any]  # the client's body
     served_by: str
     fallback: str  # who failed before, as the header has it
     began_at: float
@@ -99,7 +99,7 @@ class CloudRequests:
         outcome = outcome_elsewhere(seen, is_whole=error is None)
         self.metrics.ended(reply.dialect, outcome, reply.served_by)
         key = key_digest(exchange.headers)
-        speaker = session_of(exchange.headers, reply.asked, key)
+        speaker = session_of(exchange.headers, reply.client_body, key)
         began, first = reply.began_at, reply.first_byte_at
         row = {
             "id": exchange.request_id,
@@ -112,23 +112,23 @@ class CloudRequests:
             "wall_ms": round((awake_s() - began) * 1000),
             "ttft_ms": None if first is None else round((first - began) * 1000),
         }
-        self.ended(row, key, bool(reply.asked.get("stream")))
+        self.ended(row, key, bool(reply.client_body.get("stream")))
 
-    def ended(self, row: RequestRow, key: str = "", is_stream: bool = False) -> None:
+    def ended(self, row: RequestRow, api_key: str = "", is_stream: bool = False) -> None:
         """Take a request of `key` at its reply's end; it is noted once its usage is known."""
         usage = self._usages.pop(row["id"], None)
-        self._ended[row["id"]] = row, key, is_stream
+        self._ended[row["id"]] = row, api_key, is_stream
         if usage is not None or len(self._ended) > WAITING_MAX:
-            self._note(row["id"], usage)
+            self._record(row["id"], usage)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(USAGE_WAIT_S_MAX, self._note, row["id"])
+            loop.call_later(USAGE_WAIT_S_MAX, self._record, row["id"])
 
-    def told(self, usage: CloudUsage) -> None:
+    def receive_usage(self, usage: CloudUsage) -> None:
         """Take what LiteLLM says that a call cost; a failed one may come before the used one."""
         self.metrics.gateway.spent(self.served_by(usage.deployment_id), usage)
         if usage.request_id in self._ended:
-            self._note(usage.request_id, usage)
+            self._record(usage.request_id, usage)
             return
         earlier = self._usages.pop(usage.request_id, None)
         self._usages[usage.request_id] = usage if earlier is None else _sum(earlier, usage)
@@ -138,9 +138,9 @@ class CloudRequests:
     def close(self) -> None:
         """Note what has ended, without its usage: the server stops."""
         for request_id in list(self._ended):
-            self._note(request_id)
+            self._record(request_id)
 
-    def _note(self, request_id: str, usage: CloudUsage | None = None) -> None:
+    def _record(self, request_id: str, usage: CloudUsage | None = None) -> None:
         """Note a request that has ended, unless it is noted."""
         if request_id not in self._ended:
             return
@@ -230,12 +230,12 @@ class _Attempts:
     groups: list[str] = field(default_factory=list)  # names to be tried behind the group
     failed: set[str] = field(default_factory=set)  # ids of deployments
     first_error: RequestError | None = None
-    told: list[str] = field(default_factory=list)  # who failed and why
+    failures: list[str] = field(default_factory=list)  # who failed and why
     causes: list[str] = field(default_factory=list)  # since a deployment was last tried
 
     def fail(self, who: str, error: RequestError) -> None:
         self.first_error = self.first_error or error
-        self.told.append(f"{who} {cause_word(error)}")
+        self.failures.append(f"{who} {cause_word(error)}")
         self.causes.append(cause_word(error))
         log.info(
             "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
@@ -245,11 +245,11 @@ class _Attempts:
     @property
     def fallback(self) -> str:
         """Return who failed and why, fit for a header."""
-        return "; ".join(self.told).encode("ascii", "replace").decode()
+        return "; ".join(self.failures).encode("ascii", "replace").decode()
 
     @property
     def headers(self) -> RawHeaders:
-        return [(FALLBACK_HEADER, self.fallback.encode())] if self.told else []
+        return [(FALLBACK_HEADER, self.fallback.encode())] if self.failures else []
 
 
 class Gateway:
@@ -279,7 +279,7 @@ class Gateway:
 
     def start(self) -> None:
         """Begin to load LiteLLM; returns at once."""
-        self.litellm.start(self._records.told)
+        self.litellm.start(self._records.receive_usage)
 
     async def close(self) -> None:
         """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
@@ -339,7 +339,7 @@ class Gateway:
                 if deployment.local:
                     await call.answer_here(deployment)
                 else:
-                    await self._answer_there(exchange, deployment, call, attempts)
+                    await self._answer_elsewhere(exchange, deployment, call, attempts)
             except RequestError as error:
                 self._fall_back(exchange, attempts, deployment, error)
             else:
@@ -350,15 +350,15 @@ class Gateway:
         raise attempts.first_error
 
     async def _session(
-        self, exchange: HttpExchange, key: str, group: str, call: GatewayCall
+        self, exchange: HttpExchange, api_key: str, group: str, call: GatewayCall
     ) -> tuple[bytes, str]:
         """Return the session of a request, and who made the response that it goes on from."""
         body, maker = call.body, ""
         if call.dialect == "responses":
-            maker = self._stored.maker(key, body)
+            maker = self._stored.maker(api_key, body)
             with contextlib.suppress(RequestError):  # it may be kept elsewhere
-                body = self._stored.expanded(key, body)  # whose opening is the conversation's
-        naming = functools.partial(session_digest, key, group, exchange.headers, body)
+                body = self._stored.expanded(api_key, body)  # whose opening is the conversation's
+        naming = functools.partial(session_digest, api_key, group, exchange.headers, body)
         working = work_on_body(call.size, naming)
         is_large = call.size > SMALL_BYTES_MAX
         return await (exchange.while_connected(working) if is_large else working), maker
@@ -430,7 +430,7 @@ class Gateway:
 
     # ------------------------------------------------------------ what another server answers
 
-    async def _answer_there(
+    async def _answer_elsewhere(
         self,
         exchange: HttpExchange,
         deployment: Deployment,

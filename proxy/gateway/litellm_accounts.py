@@ -199,17 +199,17 @@ _PROMPT_FIELDS: Final = {
     "embeddings": "input",
     "rerank": "query",
 }
-_ASKED: Final = frozenset((*_PROMPT_FIELDS.values(), "user"))  # in a body, and no parameters
+_PROMPT_NAMES: Final = frozenset((*_PROMPT_FIELDS.values(), "user"))  # in a body, and no parameters
 _PRICES: Final = frozenset(CustomPricingLiteLLMParams.model_fields)
 
 
-async def log_answer(told: dict[str, Any], call: KeyedCall | None) -> None:
+async def log_answer(fields: dict[str, Any], call: KeyedCall | None) -> None:
     """Have LiteLLM's callbacks, budgets, limits and spend take one local answer, once.
 
     `told` is a LocalAnswerLog's fields; `call` is what its key's limits are booked on.
     """
-    usage = told.pop("usage")
-    answer = LocalAnswerLog(usage=usage and Usage(**usage), **told)
+    usage = fields.pop("usage")
+    answer = LocalAnswerLog(usage=usage and Usage(**usage), **fields)
     context = call.context if call is not None else None
     await asyncio.create_task(_log(answer, call), context=context)
 
@@ -269,7 +269,9 @@ def _entry(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> A
     entry.update_environment_variables(
         model=answer.model,
         user=user if isinstance(user, str) else "",
-        optional_params={name: each for name, each in answer.body.items() if name not in _ASKED},
+        optional_params={
+            name: each for name, each in answer.body.items() if name not in _PROMPT_NAMES
+        },
         litellm_params=_params(answer, deployment, call),
         custom_llm_provider=PROVIDER,
     )
@@ -307,7 +309,7 @@ def _prices(deployment: Any) -> dict[str, Any]:
 def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     """Return the answer in the form in which LiteLLM logs every dialect's: a chat completion."""
     kind: Any = litellm.ModelResponse
-    said: dict[str, Any] = {"message": _said(answer)}
+    said: dict[str, Any] = {"message": _message(answer)}
     usage = answer.usage or Usage(0, 0, 0, 0)
     if answer.dialect == "completions":
         kind, said = litellm.TextCompletionResponse, {"text": answer.text}
@@ -329,7 +331,7 @@ def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     return response
 
 
-def _said(answer: LocalAnswerLog) -> dict[str, Any]:
+def _message(answer: LocalAnswerLog) -> dict[str, Any]:
     calls = [
         {
             "id": call["id"],

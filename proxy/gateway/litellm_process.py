@@ -135,7 +135,7 @@ class LiteLLMUnavailable(RequestError):
         )
 
 
-class LiteLLMLine:
+class LiteLLMConnection:
     """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task.
 
     The reply to a call of a deployment is read by `start`, then `chunks`. `failure` is set where
@@ -164,22 +164,22 @@ class LiteLLMLine:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise LiteLLMUnavailable(self.why_closed) from None
 
-    async def ask(self, what: str, asked: Any, wait_s: float = ASK_S_MAX, size: int = 0) -> Any:
+    async def ask(self, what: str, fields: Any, wait_s: float = ASK_S_MAX, size: int = 0) -> Any:
         """Return what LiteLLM's process says; `asked`, of `size` bytes, is a mapping or dataclass.
 
         Raises:
             RequestError: it refuses, or says nothing within `wait_s`.
         """
-        question = await work_on_body(size, lambda: orjson.dumps([what, asked]))
+        question = await work_on_body(size, lambda: orjson.dumps([what, fields]))
         try:
             async with asyncio.timeout(wait_s):
                 await self.write(question)
-                return await self._told()
+                return await self._read_result()
         except TimeoutError:
             text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
             raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
 
-    async def _told(self) -> Any:
+    async def _read_result(self) -> Any:
         """Return what was found. Raises: RequestError: what was told instead."""
         told = orjson.loads(await self.read())
         self.is_complete = told.get("is_complete", False)
@@ -196,7 +196,7 @@ class LiteLLMLine:
         Raises:
             RequestError: it is refused, and nothing may be sent.
         """
-        status, headers = await self._told()
+        status, headers = await self._read_result()
         return status, [(name.encode(), value.encode()) for name, value in headers]
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -204,7 +204,7 @@ class LiteLLMLine:
         try:
             while part := await self.read():
                 yield part
-            await self._told()
+            await self._read_result()
         except RequestError as error:
             self.failure = error
 
@@ -221,9 +221,9 @@ class LiteLLMProcess:
         self._log_level = log_level
         self._is_ready = asyncio.Event()
         self._refusal = ""  # a sentence: why no call is begun any more
-        self._calls: set[LiteLLMLine] = set()
-        self._living: asyncio.Task[None] | None = None
-        self._begun = 0.0  # when it was started last, on the monotonic clock
+        self._calls: set[LiteLLMConnection] = set()
+        self._running: asyncio.Task[None] | None = None
+        self._started_at = 0.0  # when it was started last, on the monotonic clock
         self._was_ready = False  # its config is one that it starts with
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -231,8 +231,8 @@ class LiteLLMProcess:
     def start(self, on_usage: Callable[[CloudUsage], None]) -> None:
         """Begin to load LiteLLM; `on_usage` is told what each cloud call costs."""
         self._on_usage = on_usage
-        self._begun = time.monotonic()
-        self._living = asyncio.create_task(self._live(), name="litellm")
+        self._started_at = time.monotonic()
+        self._running = asyncio.create_task(self._run(), name="litellm")
 
     @property
     def is_usable(self) -> bool:
@@ -249,26 +249,26 @@ class LiteLLMProcess:
 
     async def close(self) -> None:
         """End LiteLLM, and wait a little for what its callbacks still hold."""
-        if self._living is None:
+        if self._running is None:
             return
         if self._control is not None and self.is_usable:
             self._control.close()
-            await asyncio.wait({self._living}, timeout=CLOSE_S_MAX)
+            await asyncio.wait({self._running}, timeout=CLOSE_S_MAX)
         if self._process is not None and self._process.returncode is None:
             self._process.kill()  # it stands still, or was told nothing that it could hold
             await self._process.wait()  # it is gone, and no zombie, when this returns
-        self._living.cancel()
-        await asyncio.wait({self._living})
+        self._running.cancel()
+        await asyncio.wait({self._running})
 
     def wake(self) -> None:
         """Start LiteLLM again where it has ended, at most every RESTART_S_MIN."""
-        rests = time.monotonic() - self._begun < RESTART_S_MIN or self._refusal
+        rests = time.monotonic() - self._started_at < RESTART_S_MIN or self._refusal
         if self._was_ready and self.failure and not rests:
             self.failure = ""
             self._is_ready.clear()
             self.start(self._on_usage)
 
-    async def line(self) -> LiteLLMLine:
+    async def connect(self) -> LiteLLMConnection:
         """Return a connection to LiteLLM, which the caller closes; one that has ended is restarted.
 
         Raises:
@@ -285,15 +285,15 @@ class LiteLLMProcess:
             raise LiteLLMUnavailable(self.failure)
         try:
             opening = asyncio.open_unix_connection(str(self._socket), limit=HELD_BYTES_MAX)
-            return LiteLLMLine(*await opening)
+            return LiteLLMConnection(*await opening)
         except OSError as error:
             text = f"LiteLLM cannot be reached ({error.strerror}). Send the request again."
             raise LiteLLMUnavailable(text) from None
 
-    async def ask(self, what: str, asked: Any, size: int = 0) -> Any:
+    async def ask(self, what: str, fields: Any, size: int = 0) -> Any:
         """Return what LiteLLM says to one question. Raises: RequestError: see LiteLLMLine.ask."""
-        with contextlib.closing(await self.line()) as line:
-            return await line.ask(what, asked, size=size)
+        with contextlib.closing(await self.connect()) as line:
+            return await line.ask(what, fields, size=size)
 
     async def choose(
         self,
@@ -321,7 +321,7 @@ class LiteLLMProcess:
     @contextlib.asynccontextmanager
     async def call(
         self, deployment: Deployment, path: str, body: bytes, headers: RawHeaders
-    ) -> AsyncIterator[LiteLLMLine]:
+    ) -> AsyncIterator[LiteLLMConnection]:
         """Give a call of `deployment`; who leaves it ends it.
 
         The body's model is `deployment.group`. `headers` are all that the app sees of the client's;
@@ -332,7 +332,7 @@ class LiteLLMProcess:
         self._refuse()
         sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         asked = {"deployment": deployment.id, "path": path, "headers": sent}
-        line = await self.line()
+        line = await self.connect()
         self._calls.add(line)
         try:
             self._refuse()
@@ -350,10 +350,10 @@ class LiteLLMProcess:
 
     # ------------------------------------------------------------ the process
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         what, why = "could not be started with LITELLM_CONFIG", ""
         try:
-            reader = await self._begin()
+            reader = await self._start_process()
             with contextlib.suppress(ConnectionError):
                 while row := await reader.readline():
                     told = orjson.loads(row)
@@ -364,7 +364,9 @@ class LiteLLMProcess:
                         what = "has ended"
                         self._was_ready = True
                         self._is_ready.set()
-                        log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
+                        log.info(
+                            "LiteLLM is ready wall_s=%.1f", time.monotonic() - self._started_at
+                        )
                     else:
                         why = (
                             f": {self._table.secrets.redacted(told['failure'])[:REASON_CHARS_MAX]}"
@@ -382,7 +384,7 @@ class LiteLLMProcess:
             self._fail(f"LiteLLM {what}{why or '.'} Local models are served.")
             log.error("%s", self.failure)
 
-    async def _begin(self) -> asyncio.StreamReader:
+    async def _start_process(self) -> asyncio.StreamReader:
         """Start the process, and return what it tells. Raises: OSError."""
         for path in (self._config, self._socket):
             path.unlink(missing_ok=True)

@@ -51,10 +51,10 @@ SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CP
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
-async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
     stop = asyncio.Event()
-    secrets = Secrets(frozenset(told["secrets"]))
+    secrets = Secrets(frozenset(options["secrets"]))
     for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # No schema grows over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places. It has
@@ -67,18 +67,20 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
-        routing_hook.on_usage = lambda usage: tell({"usage": usage})
+        routing_hook.on_usage = lambda usage: send({"usage": usage})
         server = _Server(secrets, dict(state or {}))
-        await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
-        os.chmod(told["socket"], 0o600)
+        await asyncio.start_unix_server(
+            server.serve_connection, options["socket"], limit=HELD_BYTES_MAX
+        )
+        os.chmod(options["socket"], 0o600)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         gc.freeze()  # what modules made stays, and is never looked through
         gc.enable()
-        tell({"ready": True})
+        send({"ready": True})
         while not stop.is_set():
             # Of a thread in C, and without the proxy: LiteLLM looks through a provider's error of
             # megabytes for secrets in one step, and nothing in Python runs meanwhile.
-            faulthandler.dump_traceback_later(told["stall_s"], exit=True)
+            faulthandler.dump_traceback_later(options["stall_s"], exit=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), CLOCK_READ_S)
 
@@ -91,7 +93,9 @@ class _Server:
         self._secrets = secrets
         self._state = state
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Do what one connection asks until it ends; what a key has reserved ends with it."""
         booked: list[KeyedCall] = []
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -102,14 +106,14 @@ class _Server:
                     reply = _Reply(writer, RoutedCall(pinned=asked["deployment"]), self._secrets)
                     await _while_there(reader, self._call(reply, body, **asked), reply.gone)
                 else:
-                    work = self._told(what, asked, booked)
+                    work = self._result_of(what, asked, booked)
                     row = await _while_there(reader, work, asyncio.Event())
                     writer.write(frame(orjson.dumps(row)))
         writer.close()
         if booked:
             await litellm_accounts.give_back(booked.pop())
 
-    async def _told(
+    async def _result_of(
         self, what: str, asked: dict[str, Any], booked: list[KeyedCall]
     ) -> dict[str, Any]:
         """Return the answer to anything but a call; `booked` is the connection's."""
@@ -123,7 +127,7 @@ class _Server:
             else:
                 await litellm_accounts.log_answer(asked, booked.pop() if booked else None)
         except RequestError as error:
-            return {"error": _row(error, self._secrets)}
+            return {"error": _error_fields(error, self._secrets)}
         except Exception as error:
             text = f"LiteLLM failed at this: {type(error).__name__}."
             return {"error": {"text": text, "status": 500, "code": "litellm_failed"}}
@@ -149,7 +153,7 @@ class _Server:
                 input=request.get("input"),
             )
         except Exception as error:  # each kind of LiteLLM's means that none can be had
-            raise _none(error) from None
+            raise _no_deployment_error(error) from None
         return str(row["model_info"]["id"]), row["model_name"], row["litellm_params"]["model"]
 
     async def _call(
@@ -248,11 +252,11 @@ class _Reply:
         """Say how the reply ended; `error` is what the app raised."""
         if not self._is_begun:
             status = self._status if self._status >= REFUSED else 0
-            self._put_json({"error": _row(self._failure(error, status), self._secrets)})
+            self._put_json({"error": _error_fields(self._failure(error, status), self._secrets)})
             return
         self._put(self._redactor.rest())
         has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete
-        failed = _row(self._failure(error, 0), self._secrets) if has_failed else None
+        failed = _error_fields(self._failure(error, 0), self._secrets) if has_failed else None
         self._writer.write(frame(b""))
         self._put_json({"is_complete": self._is_complete, "error": failed})
 
@@ -269,7 +273,7 @@ class _Reply:
         return failure_of(self.call.failure or error, status, self._refusal, wait)
 
 
-def _row(error: RequestError, secrets: Secrets) -> dict[str, Any]:
+def _error_fields(error: RequestError, secrets: Secrets) -> dict[str, Any]:
     """Return an error as the proxy is told it."""
     known = ("status", "retry_after_s", "cause" if isinstance(error, CloudError) else "code")
     row = {name: getattr(error, name) for name in known}
@@ -315,7 +319,7 @@ def _collect_soon() -> None:
         _collecting.add(asyncio.get_running_loop().call_later(COLLECT_S, collect))
 
 
-def _none(error: Exception) -> RequestError:
+def _no_deployment_error(error: Exception) -> RequestError:
     """Return why the Router has no deployment; secrets may be in it."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, litellm.ContextWindowExceededError):

@@ -17,7 +17,7 @@ from hearth.proxy.api.answer_frames import WholeChoice, merged
 from hearth.proxy.api.dialects import ANSWER_PATHS
 from hearth.proxy.gateway.config_file import leaves
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
-from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMConnection, LiteLLMProcess
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
@@ -79,7 +79,7 @@ class LiteLLMKeys:
 
     async def begin(
         self, exchange: HttpExchange, path: str, group: str, dialect: AccountDialect
-    ) -> LiteLLMLine:
+    ) -> LiteLLMConnection:
         """Return the line on which a local answer for `group` is booked; its log is told on it.
 
         Closed before, it gives back what the key has reserved.
@@ -88,7 +88,7 @@ class LiteLLMKeys:
             RequestError: the key may not, or what its models, budget and limits say.
         """
         asked = {"group": group, "dialect": dialect, "request_id": exchange.request_id}
-        line = await self._litellm.line()
+        line = await self._litellm.connect()
         try:
             caller = _caller(exchange.method, path, exchange.raw_headers)
             await line.ask("begin", caller | asked)
@@ -123,7 +123,9 @@ class LocalAccount:
     dialect: AccountDialect
     body: ClientBody
     keeps_texts: bool
-    line: LiteLLMLine | None = None  # on which LiteLLM has booked it, where it checks keys
+    connection: LiteLLMConnection | None = (
+        None  # on which LiteLLM has booked it, where it checks keys
+    )
     tokens: int | None = None  # that were embedded or ranked, where that was asked
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
@@ -136,12 +138,12 @@ class LocalAccount:
         if self.keeps_texts:
             self._first = first = WholeChoice()
             # Its log tells no log probabilities, which take 5 kB a token.
-            answers[0].recorded = lambda row: first.take(replace(row, logprobs=[]))
+            answers[0].on_read = lambda row: first.take(replace(row, logprobs=[]))
 
     @property
-    def is_told(self) -> bool:
+    def needs_report(self) -> bool:
         """Whether there is an answer, or a reservation to be given back."""
-        return bool(self._answers) or self.tokens is not None or self.line is not None
+        return bool(self._answers) or self.tokens is not None or self.connection is not None
 
     @property
     def held_bytes(self) -> int:
@@ -230,7 +232,7 @@ class Accounts:
         calls_back = not given.keys().isdisjoint(_CALLBACKS)
         counts = given.get("routing_strategy", _BLIND) != _BLIND
         counts = counts or not given.keys().isdisjoint(_COUNTED)
-        self.tells = checks_keys or calls_back or counts
+        self.needs_reports = checks_keys or calls_back or counts
         # A callback may see what was asked and answered
         self.keeps_texts = calls_back and given.get("turn_off_message_logging") is not True
         self.on_lost: Callable[[str], None] = lambda why: None  # is told "dropped" or "failed"
@@ -241,7 +243,7 @@ class Accounts:
         self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
 
     @contextlib.asynccontextmanager
-    async def telling(
+    async def reporting(
         self,
         exchange: HttpExchange,
         dialect: AccountDialect,
@@ -253,14 +255,14 @@ class Accounts:
         Raises:
             RequestError: the client's key of LiteLLM's may not ask for it now.
         """
-        if not self.tells:
+        if not self.needs_reports:
             yield None
             return
         account = LocalAccount(deployment, exchange.request_id, dialect, body, self.keeps_texts)
         if self.keys is not None:
             path = exchange.path if dialect == "rerank" else PATHS[dialect]
             opening = self.keys.begin(exchange, path, deployment.group, dialect)
-            account.line = await exchange.while_connected(opening)
+            account.connection = await exchange.while_connected(opening)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             yield account
@@ -269,8 +271,8 @@ class Accounts:
             error = raised
             raise
         finally:
-            if account.is_told:
-                self.tell(account.log(error), account.held_bytes, account.line)
+            if account.needs_report:
+                self.report(account.log(error), account.held_bytes, account.connection)
 
     async def check(self, exchange: HttpExchange, group: str) -> None:
         """Let a request for `group` pass that is on no account: a count, or a prompt to be read.
@@ -282,7 +284,9 @@ class Accounts:
             asked = (exchange.raw_headers, exchange.path, exchange.method, group)
             await exchange.while_connected(self.keys.identity(*asked))
 
-    def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
+    def report(
+        self, answer: LocalAnswerLog, size: int, connection: LiteLLMConnection | None = None
+    ) -> None:
         """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
 
         `size` is about how much memory it takes beside the answer's own words; its key's
@@ -291,7 +295,7 @@ class Accounts:
         size += len(answer.text) + len(answer.thinking)
         size += sum(len(call["arguments"]) for call in answer.calls)
         if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
-            if line is None:
+            if connection is None:
                 self.dropped += 1
                 self.on_lost("dropped")
                 if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
@@ -304,15 +308,17 @@ class Accounts:
                 return
             answer, size = replace(answer, body={}, text="", thinking="", calls=()), 0
         self._bytes += size
-        task = asyncio.create_task(self._tell(answer, size, line), name="litellm-log")
+        task = asyncio.create_task(self._report(answer, size, connection), name="litellm-log")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None) -> None:
+    async def _report(
+        self, answer: LocalAnswerLog, size: int, connection: LiteLLMConnection | None
+    ) -> None:
         try:
             async with self._at_once:
-                line = line or await self._litellm.line()
-                await line.ask("log", answer, LOG_S_MAX, size)
+                connection = connection or await self._litellm.connect()
+                await connection.ask("log", answer, LOG_S_MAX, size)
         except RequestError as error:
             self.on_lost("failed")
             log.warning(
@@ -320,8 +326,8 @@ class Accounts:
             )
         finally:
             self._bytes -= size
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
 
     async def close(self, wait_s: float) -> None:
         """Tell what waits within `wait_s`; what is left is dropped and counted."""

@@ -51,10 +51,10 @@ class FallbackLists:
         """
         self._config = config
         self._is_known = is_known
-        self._rows = {cause: self._read(name) for cause, name in LISTS.items()}
+        self._names_by_cause = {cause: self._read(name) for cause, name in LISTS.items()}
         if default := self._names(DEFAULT, self._setting(DEFAULT)):
-            self._rows["error"]["*"] = default
-        self.has_any = any(self._rows["error"].values())
+            self._names_by_cause["error"]["*"] = default
+        self.has_any = any(self._names_by_cause["error"].values())
         steps = self._setting("max_fallbacks")
         self.steps_max = steps if isinstance(steps, int) else STEPS_MAX
 
@@ -64,7 +64,7 @@ class FallbackLists:
         Where the list of a cause has nothing, `fallbacks` apply to it too.
         """
         for of in (cause, "error"):
-            rows = self._rows[of]
+            rows = self._names_by_cause[of]
             found = next((rows[name] for name in (*names, "*") if name in rows), ())
             if tried := tuple(name for name in found if name != names[0]):
                 return tried
@@ -78,7 +78,7 @@ class FallbackLists:
     def _read(self, name: str) -> dict[str, tuple[str, ...]]:
         """Return the names to try by the name that failed."""
         rows: dict[str, tuple[str, ...]] = {}
-        for row in self._config.rows(name, self._setting(name)):
+        for row in self._config.list_of(name, self._setting(name)):
             if not isinstance(row, dict) or len(row) != 1:
                 self._config.refuse(name, "has an entry that is no single `model_name`", _SHAPE)
             ((failed, names),) = row.items()
@@ -88,7 +88,7 @@ class FallbackLists:
 
     def _names(self, where: str, value: Any) -> tuple[str, ...]:
         names = []
-        for row in self._config.rows(where, value):
+        for row in self._config.list_of(where, value):
             beside = set(row) - {"model"} if isinstance(row, dict) else ()
             if beside:
                 self._config.refuse(
