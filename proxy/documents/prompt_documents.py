@@ -128,9 +128,7 @@ class DocumentReader:
                 known = await self._read_anew(data, start)
                 self._known.put(owner, digest, known)
         if isinstance(known, PdfRefused):
-            raise PdfRefused(
-                known.code, known.count
-            )  # a new one, as a raised error keeps its traceback
+            raise PdfRefused(known.code, known.count)  # a copy without the old traceback
         return known.decode()
 
     async def _read_anew(self, data: str, start: int) -> bytes | PdfRefused:
