@@ -102,7 +102,7 @@ class LiteLLM:
     running: int = 0
     closed: int = 0
 
-    async def line(self) -> "LiteLLM":
+    async def connect(self) -> "LiteLLM":
         return self
 
     async def ask(self, what: str, answer: LocalAnswerLog, wait_s: float, size: int) -> None:
