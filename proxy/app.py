@@ -1,7 +1,7 @@
-"""Serves every HTTP request as the outermost ASGI app: checks it, parses it, and hands it on.
+"""Serves every HTTP request as the outermost ASGI app: checks it, parses it, and dispatches it.
 
-Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body size and the body
-itself are checked here, in the caller's dialect, before a worker sees anything.
+Every request passes `ProxyApp`, which checks Host, Origin, API key, path, body size and the body
+itself before a worker gets anything. Refusals are written in the client's dialect.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from hearth.proxy.gateway.local_accounts import LocalAccount
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.browser_pages import BrowserSignIns
-from hearth.proxy.http.http1_protocol import ConnectionPlaces
+from hearth.proxy.http.http1_protocol import ConnectionSlots
 from hearth.proxy.http.http_exchange import (
     SERVED_BY_HEADER,
     BodyBudget,
@@ -53,13 +53,13 @@ from hearth.shared.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
+_OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # local models only
 _OF_MODELS: Final = frozenset((*ANSWER_PATHS, *COUNT_PATHS, *_OWN, *ENCODER_PATHS))
-# How metrics name what a path is asked for.
+# The dialect or kind of a path, as metrics name it.
 _COUNTED: Final = {**ANSWER_PATHS, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}
-_OPEN_PATHS: Final = ("/health", "/health/ready")  # the only ones that need no key
+_OPEN_PATHS: Final = ("/health", "/health/ready")  # they need no API key
 HEADERS_MAX: Final = 100
-_ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
+_ID_HEADERS: Final = (b"x-request-id", b"request-id")  # for OpenAI's SDK, for Anthropic's
 _EXPOSED: Final = b", ".join(
     (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
 )
@@ -67,10 +67,10 @@ _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
 class ProxyApp:
-    """The ASGI app that the server runs: every request passes it before anything else sees it.
+    """Checks and dispatches every request: the ASGI app that the server runs.
 
     Owner: the event loop. Invariant: each request that a worker admitted is counted and logged
-    once, at its end; each other one is refused in its caller's dialect.
+    once, at its end; every other request is refused in its client's dialect.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ProxyApp:
         settings: Settings,
         pool: WorkerPool,
         routes: AdminRoutes,
-        places: ConnectionPlaces | None = None,
+        slots: ConnectionSlots | None = None,
         gateway: Gateway | None = None,
         encoders: Encoders | None = None,
     ) -> None:
-        """`places` are the listener's; without a `gateway` only local models answer.
+        """`slots` are those of the listener. Without a `gateway` only local models answer.
 
         `encoders` has the worker of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
         """
@@ -103,8 +103,8 @@ class ProxyApp:
         self.dashboard = Dashboard(routes.feed, sign_ins)
         self.chat_page = ChatPage(sign_ins)
         self.keep_awake = KeepAwake()
-        self.places = ConnectionPlaces() if places is None else places
-        self.metrics.watch_connections(self.places)
+        self.slots = ConnectionSlots() if slots is None else slots
+        self.metrics.watch_connections(self.slots)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self.body_budget)
@@ -124,7 +124,7 @@ class ProxyApp:
         exchange.counting.close()
         if not exchange.is_counted:
             self.metrics.refused(_COUNTED.get(exchange.path), error)
-            if exchange.is_trusted:  # the sums are of keys that were checked
+            if exchange.is_trusted:  # sums are kept for accepted keys only
                 self.routes.requests.refused(error, key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
             return
@@ -145,7 +145,7 @@ class ProxyApp:
         await exchange.send_json(error.status, body, error_headers(error))
 
     def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
-        """Return headers and body that tell a client why its connection is read no further."""
+        """Return the headers and body of a refusal, for a connection that is closed after it."""
         request_id = uuid.uuid4().hex
         log.info("refused id=%s status=%d code=%s", request_id, error.status, error.code)
         api = DIALECTS["messages" if is_anthropic else "chat"]
@@ -157,14 +157,14 @@ class ProxyApp:
         ], body
 
     async def _check_caller(self, exchange: HttpExchange) -> None:
-        """Check who asks, then dispatch.
+        """Check connection slots, headers, Host, Origin and API key, then dispatch the request.
 
         Raises:
-            RequestError: the caller may not, or the request is refused further on.
+            RequestError: a check failed, or the request is refused later.
         """
-        if exchange.path not in _OPEN_PATHS and self.places.are_taken:
+        if exchange.path not in _OPEN_PATHS and self.slots.are_full:
             raise Overloaded(
-                f"{self.places.count_max:,} connections are amid requests, and this server serves "
+                f"{self.slots.count_max:,} connections are amid requests, and this server serves "
                 "no more at once. Try again in a few seconds."
             )
         if len(exchange.raw_headers) > HEADERS_MAX:
@@ -175,10 +175,9 @@ class ProxyApp:
                 code="too_many_headers",
             )
         hosts = [value.decode("latin-1") for name, value in exchange.raw_headers if name == b"host"]
-        # Pages and their calls may be answered without a key in the headers: a browser sends their
-        # cookie along by itself.
+        # Pages and their calls may come without a key in the headers: the browser sends a cookie.
         page = next(
-            (each for each in (self.dashboard, self.chat_page) if each.serves(exchange)), None
+            (page for page in (self.dashboard, self.chat_page) if page.serves(exchange)), None
         )
         is_open = exchange.path in _OPEN_PATHS or page is not None or self.chat_page.calls(exchange)
         self._origins.check_host(hosts, is_key_needed=self._has_keys and not is_open)
@@ -196,32 +195,32 @@ class ProxyApp:
                 await _preflight(exchange)
                 return
         if page is not None:
-            await page.serve(exchange)  # which knows keys, and cookies too
+            await page.serve(exchange)  # the page checks keys and cookies itself
             return
         if self.chat_page.calls(exchange):
             self.chat_page.take_call(exchange)
         try:
-            await self._trust(exchange)
+            await self._authenticate(exchange)
         except RequestError:
             if exchange.path not in _OPEN_PATHS:
                 raise
         await self._dispatch(exchange)
 
-    async def _trust(self, exchange: HttpExchange) -> None:
-        """Know the request by its key. Raises: RequestError: it has none that is accepted."""
-        key = await self._keys.identity(exchange.raw_headers, exchange.path)
+    async def _authenticate(self, exchange: HttpExchange) -> None:
+        """Identify the client by its API key. Raises: RequestError: it has no accepted key."""
+        identity = await self._keys.identity(exchange.raw_headers, exchange.path)
         exchange.is_trusted = True
-        exchange.keep_place()
-        for name in ("x-api-key", "authorization"):  # whoever sends others is known by this one
+        exchange.keep_slot()
+        for name in ("x-api-key", "authorization"):  # from here on only the accepted key counts
             exchange.headers.pop(name, None)
-        if key is not None:
-            exchange.headers["x-api-key"] = key
+        if identity is not None:
+            exchange.headers["x-api-key"] = identity
 
     async def _dispatch(self, exchange: HttpExchange) -> None:
-        """Have a request answered by a page or figure of ours, a local model, or by the config."""
+        """Answer a request by an admin route, a local model, or the gateway."""
         path = exchange.path
         kind = ENCODER_PATHS.get(path)
-        dialect = ANSWER_PATHS.get(path) or COUNT_PATHS.get(path) or "chat"  # encoders have none
+        dialect = ANSWER_PATHS.get(path) or COUNT_PATHS.get(path) or "chat"  # "chat" for encoders
         if path not in _OF_MODELS:
             await self.routes.serve(exchange)
             return
@@ -229,9 +228,9 @@ class ProxyApp:
             raise wrong_method(exchange, "POST")
         gateway, encoder = self._gateway, None
         is_here = path in _OWN or path.startswith(OLLAMA_PREFIX) or kind == "rerank"
-        is_here |= DIALECTS[dialect].litellm_dialect != dialect  # nobody else reads such bodies
+        is_here |= DIALECTS[dialect].litellm_dialect != dialect  # no cloud accepts such bodies
         if kind is not None and (is_here or gateway is None):
-            encoder = self.encoders.model(kind)  # refuses before the body is read
+            encoder = self.encoders.model(kind)  # raises before the body is read
         body = await exchange.read_object()
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
@@ -249,8 +248,8 @@ class ProxyApp:
             await self._answer_here(exchange, dialect, body, local)
             return
         group = encoder.public if encoder is not None else self._group(gateway, kind, body)
-        if path in COUNT_PATHS:  # of a local model none leaves this machine
-            is_here |= any(row.local for row in gateway.table.deployments(group))
+        if path in COUNT_PATHS:  # a count for a local model stays on this machine
+            is_here |= any(deployment.local for deployment in gateway.table.deployments(group))
 
         async def answer_here(deployment: Deployment) -> None:
             await self._answer_here(exchange, dialect, body, deployment.local, deployment)
@@ -258,16 +257,16 @@ class ProxyApp:
         if is_here:
             await answer_here(gateway.local_deployment(group))
             return
-        asked: CloudDialect = (
+        cloud_dialect: CloudDialect = (
             "embeddings" if kind is not None else DIALECTS[dialect].litellm_dialect
         )
         if path in COUNT_PATHS:
-            asked = cast(CloudDialect, f"{dialect}_count")
-        call = GatewayCall(asked, body.fields, body.size, answer_here)
+            cloud_dialect = cast(CloudDialect, f"{dialect}_count")
+        call = GatewayCall(cloud_dialect, body.fields, body.size, answer_here)
         await gateway.serve(exchange, group, call)
 
     def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
-        """Return the group that a body names. Raises: RequestError: there is none."""
+        """Return the group of the body's model. Raises: RequestError: there is no such model."""
         names = self._names if kind is None else self.encoders.names or self._names
         name = names.name_or_default(body.fields.get("model"))
         group = gateway.group_of(name, names)
@@ -285,7 +284,8 @@ class ProxyApp:
     ) -> None:
         """Answer with the local model `local`, in text, tokens, vectors or scores.
 
-        With a `deployment`, of the config, LiteLLM may refuse it, and its callbacks are told.
+        `deployment` is its entry in the LiteLLM config: LiteLLM may refuse the request, and gets a
+        report of the answer.
 
         Raises:
             RequestError: nothing was sent.
@@ -295,16 +295,16 @@ class ProxyApp:
             self.encoders.check_local(kind, local)
         elif deployment is not None:
             self.encoders.refuse_text(local)
-        telling: AbstractAsyncContextManager[LocalAccount | None] = contextlib.nullcontext()
+        reporting: AbstractAsyncContextManager[LocalAccount | None] = contextlib.nullcontext()
         if self._gateway is not None and deployment is not None:
             accounts = self._gateway.accounts
             if kind is not None or path in ANSWER_PATHS:
-                asked = kind or DIALECTS[dialect].litellm_dialect
-                telling = accounts.telling(exchange, asked, deployment, body)
+                account_dialect = kind or DIALECTS[dialect].litellm_dialect
+                reporting = accounts.reporting(exchange, account_dialect, deployment, body)
             else:
                 await accounts.check(exchange, deployment.group)
         target = self._names.target(local)
-        async with telling as account:
+        async with reporting as account:
             if path in COUNT_PATHS:
                 await self.local.count(exchange, dialect, body, target)
                 return

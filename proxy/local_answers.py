@@ -1,4 +1,4 @@
-"""Answers requests with the models of this server's workers: parses, submits, writes and counts."""
+"""Answers requests with the models of this server's workers: parses, submits, writes, counts."""
 
 import dataclasses
 import functools
@@ -36,8 +36,8 @@ CACHE_HEADER: Final = b"x-hearth-cache"
 class LocalAnswers:
     """Answers with local models. Owner: the event loop.
 
-    Invariant: each request that a worker admitted is counted and logged once, at its end, unless it
-    ended before anything was sent and another deployment answers it.
+    Invariant: each request that a worker admitted is counted and logged once, at its end, unless
+    nothing was sent and another deployment answers it.
     """
 
     def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
@@ -46,15 +46,15 @@ class LocalAnswers:
         self.body_parser = BodyParser(settings, routes.stored)
         self.pool = pool
 
-    # ------------------------------------------------------------ what was asked
+    # ------------------------------------------------------------ the request
 
     async def _parse(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> ParsedRequest:
-        """Return the request in `body`, its files read, while the client is there."""
+        """Return the request in `body` with its files read, while the client is there."""
         size = body.size
         whole = self.body_parser.expand(dialect, body.fields, exchange.headers)
-        if whole is not body.fields:  # with a conversation of any size
+        if whole is not body.fields:  # a stored conversation of unknown size was added
             size += SMALL_BYTES_MAX
         parse = functools.partial(self.body_parser.parse, dialect, whole, exchange.headers)
         request = await exchange.work_on_body(size, parse)
@@ -66,15 +66,15 @@ class LocalAnswers:
             request, target=names.model_of(target), adapter=names.adapter_of(target)
         )
 
-    # ------------------------------------------------------------ what is answered
+    # ------------------------------------------------------------ the answer
 
     async def count(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> None:
-        """Answer with how many tokens the prompt is; `target` as of ParsedRequest, here and below.
+        """Answer with the token count of the prompt; `target` is ParsedRequest's.
 
         Raises:
-            RequestError: nothing was sent, here and below.
+            RequestError: nothing was sent; so in all methods here.
         """
         request = await self._parse(exchange, dialect, body, target)
         counted = await exchange.while_connected(self.pool.count(request))
@@ -84,28 +84,28 @@ class LocalAnswers:
     async def tokens(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> None:
-        """Answer which tokens a text or a prompt is, or which text tokens or a prompt are."""
-        path, asked = exchange.path, body.fields
-        reading = functools.partial(tokenize_endpoints.raw_prompt, path, asked)
+        """Answer with the tokens of a text or prompt, or with the text of tokens or a prompt."""
+        path, fields = exchange.path, body.fields
+        reading = functools.partial(tokenize_endpoints.raw_prompt, path, fields)
         if raw := await exchange.work_on_body(body.size, reading):
             prompt, query = raw
-            request = self.body_parser.raw_request(prompt, asked, exchange.headers)
+            request = self.body_parser.raw_request(prompt, fields, exchange.headers)
             request = dataclasses.replace(request, target=self._names.model_of(target))
         else:
-            query = tokenize_endpoints.template_query(path, asked)
+            query = tokenize_endpoints.template_query(path, fields)
             request = await self._parse(exchange, dialect, body, target)
         counted = await exchange.while_connected(self.pool.count(request, query))
         facts = self.pool.facts_of(request.target)
         context_tokens = facts.context_tokens if facts is not None else None
         size = tokenize_endpoints.answer_size(counted)
-        write = functools.partial(tokenize_endpoints.answer, path, asked, counted, context_tokens)
+        write = functools.partial(tokenize_endpoints.answer, path, fields, counted, context_tokens)
         content = await exchange.work_on_body(size, write)
         await exchange.send_whole(200, content, b"application/json")
 
     async def prefill(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> None:
-        """Have a prompt read, and pinned where that is wished, without an answer to it."""
+        """Prefill a prompt without an answer, and pin it if the request asks for that."""
         started = awake_s()
         request = prefill_endpoint.prefill_request(
             await self._parse(exchange, dialect, body, target)
@@ -128,10 +128,10 @@ class LocalAnswers:
         target: str,
         account: LocalAccount | None = None,
     ) -> None:
-        """Answer in `dialect`, whole or as a stream; `account` is told what came of it.
+        """Answer in `dialect`, whole or as a stream; `account` gets the answers for its report.
 
         Raises:
-            RequestError: nothing was sent. What breaks a stream off is its last event instead.
+            RequestError: nothing was sent. A failure amid a stream is its last event instead.
         """
         unloads = False
         if dialect in (ollama_parse.CHAT, ollama_parse.GENERATE):
@@ -158,7 +158,7 @@ class LocalAnswers:
             exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
         try:
             if dialect == "messages" and request.stream:
-                await answer.planned()  # the first event tells what is kept
+                await answer.planned()  # the first event reports the cached tokens
             api = DIALECTS[dialect]
             if request.stream:
                 events = frames(admitted, api.writer(admitted))
@@ -178,7 +178,7 @@ class LocalAnswers:
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
-        """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
+        """Answer an Ollama request without a prompt: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
             self.pool.host.unload(model, key_digest(exchange.headers))
@@ -190,19 +190,19 @@ class LocalAnswers:
     async def _open(
         self, request: ParsedRequest, request_id: str, came_at: float
     ) -> list[AnswerStream]:
-        """Return the answer of each choice, all of them admitted.
+        """Return the answer of each choice, all admitted.
 
-        One after the other: admission waits for rendering only, and the worker lets the later ones
-        of a prompt wait for the prefill of the first.
+        The choices are submitted one after the other. Admission waits for rendering only, and the
+        worker lets the later choices of a prompt wait for the prefill of the first.
 
         Raises:
-            RequestError: one was refused; none is left open.
+            RequestError: one choice was refused; no answer is left open.
         """
         answers: list[AnswerStream] = []
         try:
-            for index, each in enumerate(request.submissions()):
-                name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self.pool.open(each, name, came_at))
+            for index, choice in enumerate(request.submissions()):
+                choice_id = f"{request_id}-{index}" if index else request_id
+                answers.append(await self.pool.open(choice, choice_id, came_at))
         except BaseException:
             _close(answers)
             raise
@@ -215,7 +215,7 @@ class LocalAnswers:
         request: ParsedRequest,
         started: float,
     ) -> None:
-        """Count a request that a worker took, and write its line in the log, at its end."""
+        """Count and log a request that a worker admitted, at its end."""
         exchange.is_counted = True
         broken = exchange.broken_by
         served_by = served_here(request.served_as or self._names.public)
@@ -241,7 +241,7 @@ def _close(answers: Iterable[AnswerStream]) -> None:
 
 
 def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeaders:
-    """Return what the cache did for an answer; nothing where one of its choices broke off."""
+    """Return the header with the answer's cache usage; none if one of its choices broke off."""
     usages = [answer.usage for answer in answers if answer.usage is not None]
     if len(usages) < len(answers):
         return []

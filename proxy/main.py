@@ -1,4 +1,4 @@
-"""Runs the server, as `hearth serve` does: starts workers and serves until a signal."""
+"""Runs the server for `hearth serve`: starts the workers and serves HTTP until a signal."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from hearth.proxy.embeddings.encoders import make_encoders
 from hearth.proxy.gateway.gateway import make_gateway
 from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http1_protocol import ConnectionPlaces, Http1Protocol, places_within
+from hearth.proxy.http.http1_protocol import ConnectionSlots, Http1Protocol, slots_within
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import LOAD_GAP_MAX, CacheAffinity, WorkerPool
@@ -51,17 +51,17 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION
 
-log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
+log = logging.getLogger("hearth.proxy.main")  # run with -m, __name__ is __main__
 
-GRACE_S: Final = 2  # for streams to say goodbye after a signal
+GRACE_S: Final = 2  # for streams to send their last event after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-OPEN_FILES: Final = 4096  # two a connection, and some; macOS starts with 256
-OPEN_FILES_MIN: Final = 256  # a hundred without a client
+OPEN_FILES: Final = 4096  # two for each connection, and some spare; macOS starts with 256
+OPEN_FILES_MIN: Final = 256  # the server without clients has a hundred files open
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: ours end the workers too."""
+    """Runs uvicorn without its signal handlers: ours end the workers too."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -69,15 +69,15 @@ class _Server(uvicorn.Server):
 
 
 class Hearth:
-    """The whole server process: socket, workers, HTTP. Owner: the event loop."""
+    """Builds and runs the whole server: sockets, workers, HTTP. Owner: the event loop."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
     ) -> None:
-        """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
+        """Raises: StartError: the port is taken, or a directory, socket or file is unusable."""
         self._settings = settings
         self._directory = own_run_directory(settings.run_dir, settings.proxy_port)
-        # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
+        # Raises now if CORS_ORIGINS or ALLOWED_HOSTS is malformed.
         OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
         path = settings.litellm_config
         table = (
@@ -124,7 +124,7 @@ class Hearth:
 
     @property
     def variables_read(self) -> frozenset[str]:
-        """The variables that the LiteLLM config refers to."""
+        """Return the environment variables that the LiteLLM config refers to."""
         return frozenset() if self._gateway is None else self._gateway.table.variables
 
     @property
@@ -132,10 +132,10 @@ class Hearth:
         return [self._supervisor, *([self._encoders.supervisor] if self._encoders else [])]
 
     def _write_pid_file(self) -> None:
-        self._pid_file.write([pid for each in self._supervisors for pid in each.pids])
+        self._pid_file.write([pid for supervisor in self._supervisors for pid in supervisor.pids])
 
     async def run(self) -> int:
-        """Serve until a signal; return the exit code."""
+        """Serve until a signal, and return the exit code."""
         self._signals.listen(asyncio.get_running_loop())
         missing = self._model_swapper.missing_at_start
         print(starting_line(self._settings, VERSION, missing), flush=True)
@@ -147,13 +147,13 @@ class Hearth:
         try:
             await asyncio.wait({serving, stopping, refused}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()  # uvicorn ended by itself: raise what ended it
+                serving.result()  # uvicorn ended by itself: raise its exception
         finally:
             await self._shut_down(serving)
         return EXIT_CANNOT_START if refused.done() else 0
 
     def _end_now(self, number: int) -> NoReturn:
-        """End without waiting for a chunk, or for anything else."""
+        """Kill the workers and exit without waiting."""
         log.warning("%s again: workers are killed amid their work", signal.Signals(number).name)
         for supervisor in self._supervisors:
             supervisor.kill_all()
@@ -165,16 +165,16 @@ class Hearth:
         for supervisor in self._supervisors:
             await supervisor.start()
         self._remote.start()
-        places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
+        slots = ConnectionSlots(slots_within(open_files_max(OPEN_FILES)))
         if self._gateway is not None:
             self._gateway.start()
         app = ProxyApp(
-            *(self._settings, self._pool, self._routes, places, self._gateway, self._encoders)
+            *(self._settings, self._pool, self._routes, slots, self._gateway, self._encoders)
         )
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=partial(Http1Protocol, places, app.refuse_unread),  # type: ignore[arg-type]
+                http=partial(Http1Protocol, slots, app.refuse_unread),  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -193,7 +193,7 @@ class Hearth:
             app.keep_awake.close()
 
     async def _swap_models(self) -> None:
-        """Say what is served as soon as a client would be answered; then serve other models too."""
+        """Print the ready lines as soon as clients can be answered, then run the model swapper."""
         assert self._server is not None
         missing = self._model_swapper.missing_at_start
         try:
@@ -206,11 +206,11 @@ class Hearth:
             for line in ready_lines(self._settings, self._pool.facts_of(), missing):
                 print(line, flush=True)
             await self._model_swapper.run()
-        except Exception:  # what is loaded is served on
+        except Exception:  # loaded models stay served
             log.exception("no model is loaded or unloaded any more")
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
-        """End clients, workers and the server, in an order in which nobody waits for another."""
+        """End clients, workers and the server, in an order in which no part waits for another."""
         log.info("shutting down")
         self._remote.stop()
         self._routes.feed.close()
@@ -228,8 +228,8 @@ class Hearth:
         if self._gateway is not None:
             await self._gateway.close()
         self._routes.stored.close()
-        for each in self._sockets:
-            each.close()
+        for listener in self._sockets:
+            listener.close()
         self._remove_files()
 
     def _remove_files(self) -> None:
@@ -238,22 +238,22 @@ class Hearth:
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:
-    """Return a socket for each address of `host`.
+    """Return a listening socket for each address of `host`.
 
     Raises:
-        StartError: one of them is not this machine's, or something else has its port.
+        StartError: an address is not this machine's, or another program uses the port.
     """
     with contextlib.ExitStack() as bound:
-        found = [bound.enter_context(bind(each, port)) for each in listen_addresses(host)]
+        found = [bound.enter_context(bind(address, port)) for address in listen_addresses(host)]
         bound.pop_all()
     return found
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """Return a socket bound to exactly this address.
+    """Return a listening socket bound to exactly this address.
 
     Raises:
-        StartError: something else has it.
+        StartError: the address is not this machine's, or another program uses the port.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -275,7 +275,7 @@ def bind(address: str, port: int) -> socket.socket:
 
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
-    environ = dict(os.environ)  # as it was at the start: workers get it
+    environ = dict(os.environ)  # the environment at the start, which workers get
     map_large_blocks(environ)
     shorten_switch_interval()
     try:
@@ -294,7 +294,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Leave without waiting for threads: nobody wants any more what they are at."""
+    """Exit without waiting for threads, whose work is no longer needed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Makes the lines that a start prints for the person who started it."""
+"""Makes the lines that the server prints when it starts."""
 
 import json
 
@@ -11,7 +11,7 @@ from hearth.shared.wire_messages import ModelFacts
 
 
 def starting_line(settings: Settings, version: str, missing: str) -> str:
-    """Return what is begun; `missing` as of `ready_lines`."""
+    """Return the line that says which model is being loaded; `missing` as in `ready_lines`."""
     if missing:
         return f"hearth {version}: starting without {settings.model_path} ..."
     count = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
@@ -21,17 +21,17 @@ def starting_line(settings: Settings, version: str, missing: str) -> str:
 
 
 def ready_lines(settings: Settings, facts: ModelFacts | None, missing: str = "") -> list[str]:
-    """Return what is served, where, and a first request to paste.
+    """Return the lines that say what is served and where, with a first request to paste.
 
-    `missing` tells why the default model is not on this disk; there may be no `facts` then.
+    `missing` says why the default model is not on this disk; then `facts` may be None.
     """
     url = url_of(settings.proxy_host, settings.proxy_port)
-    ask = {
+    request = {
         "model": facts.name if facts else settings.model_name,
         "messages": [{"role": "user", "content": "Hello"}],
     }
-    key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
-    body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
+    header = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
+    body = json.dumps(request, ensure_ascii=False).replace("'", "'\\''")
     others = ", ".join(model.name for model in models_of(settings)[1:])
     return [
         f"ready: {url}",
@@ -41,7 +41,7 @@ def ready_lines(settings: Settings, facts: ModelFacts | None, missing: str = "")
         *(_model_lines(settings, facts) if facts else []),
         *([f"  others   {others} (loaded when they are asked for)"] if others else []),
         "try:",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
     ]
 
 
@@ -65,7 +65,7 @@ def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
 
 
 def _scaled(count: float) -> str:
-    """Return `count` in three digits: 27,400,000 as "27.4 M"."""
+    """Return `count` with three digits and a unit prefix: 27,400,000 as "27.4 M"."""
     for unit in ("", "k", "M", "G"):
         if count < 1000:
             return f"{count:.3g} {unit}"

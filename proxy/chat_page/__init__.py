@@ -1,1 +1,1 @@
-"""Serves the page to talk at `/`, and takes its calls of the API by the cookie of a sign-in."""
+"""Serves the chat page at `/`, and accepts the page's API calls by its sign-in cookie."""

@@ -1,7 +1,7 @@
-"""Serves the page to talk at `/`, its files and its sign-in, and takes its calls of the API.
+"""Serves the chat page at `/`, its files and its sign-in, and accepts its API calls.
 
-The page calls the API below API, by the cookie of its sign-in where keys are set. Such a call is
-then the API's own request, with the key that the cookie stands for.
+The page sends its API calls to paths below API. If API keys are set, they carry the cookie of the
+sign-in. Such a call becomes an ordinary API request with the key of the cookie.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from hearth.shared.errors import RequestError
 FILES: Final = "/chat"
 SIGN_IN: Final = "/chat/sign-in"
 API: Final = "/chat/api"
-# Pictures are those that a user shows, out of the page's own memory: none is ever loaded. Markup
-# passes the sanitiser, which alone may make elements of text.
+# Images come only from the page's own memory, as the user attached them. Only the sanitiser may
+# turn text into elements.
 CHAT_POLICY: Final = (
     f"{POLICY}; img-src 'self' blob: data:; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-_CALLS: Final = {  # what the page needs of the API: its path and the only method
+_CALLS: Final = {  # the API paths that the page needs, each with its only method
     "/v1/chat/completions": "POST",
     "/v1/models": "GET",
     "/health": "GET",
@@ -41,26 +41,26 @@ _API_HEADERS: Final = [
 
 
 class ChatPage:
-    """Serves the page, and lets in its calls. Owner: the event loop."""
+    """Serves the chat page and accepts its API calls. Owner: the event loop."""
 
     def __init__(self, sign_ins: BrowserSignIns) -> None:
         self._sign_ins = sign_ins
         self.files = PageFiles(Path(__file__).parent / "pages", FILES)
 
     def serves(self, exchange: HttpExchange) -> bool:
-        """Whether the request is for the page by a browser, for a file of it or its sign-in."""
-        if exchange.path == "/":  # a person looks at the server's address: programs want no page
+        """Return whether a browser requests the page, or anyone its files or its sign-in."""
+        if exchange.path == "/":  # only browsers get the page, not programs
             wants_page = "text/html" in exchange.headers.get("accept", "")
             return wants_page and exchange.method in ("GET", "HEAD")
         return exchange.path == SIGN_IN or self.files.holds(exchange.path)
 
     @staticmethod
     def calls(exchange: HttpExchange) -> bool:
-        """Whether the request is a call of the API that the page makes."""
+        """Return whether the request is one of the page's API calls."""
         return exchange.path.startswith(API + "/")
 
     async def serve(self, exchange: HttpExchange) -> None:
-        """Answer what `serves` says, whose Host and Origin were checked; none of it needs a key.
+        """Answer a request that `serves` accepts; it needs no key. Host and Origin were checked.
 
         Raises:
             RequestError: 401, a wrong key; 403, 405, 413.
@@ -76,7 +76,7 @@ class ChatPage:
             await self.files.send(exchange, exchange.path)
 
     async def _sign_in(self, exchange: HttpExchange) -> None:
-        """Tell whether the browser is signed in, sign it in with a key, or out."""
+        """Report whether the browser is signed in, sign it in with a key, or sign it out."""
         is_in, needs_key = exchange.method == "POST", True
         if exchange.method == "POST":
             await self._sign_ins.sign_in(exchange, await form_key(exchange))
@@ -93,10 +93,10 @@ class ChatPage:
         await exchange.send_json(200, {"needs_key": needs_key, "is_signed_in": is_in})
 
     def take_call(self, exchange: HttpExchange) -> None:
-        """Make a call of the page's the API's own request, by the key that its cookie stands for.
+        """Turn the page's call into an ordinary API request with the key of its cookie.
 
         Raises:
-            RequestError: 404 or 405, the page needs no such call.
+            RequestError: 404 or 405, the page makes no such call.
         """
         path = exchange.path.removeprefix(API)
         allowed = _CALLS.get(path)
@@ -110,20 +110,21 @@ class ChatPage:
         exchange.reply_headers += _API_HEADERS
         has_own = "x-api-key" in exchange.headers or "authorization" in exchange.headers
         acts_by_cookie = not has_own and _may_act_by_cookie(exchange)
-        key = self._sign_ins.key_of(exchange) if acts_by_cookie else None
-        if key is not None:
+        api_key = self._sign_ins.key_of(exchange) if acts_by_cookie else None
+        if api_key is not None:
             exchange.raw_headers = [
-                *(row for row in exchange.raw_headers if row[0] != b"cookie"),
-                *key_header(key),
+                *(header for header in exchange.raw_headers if header[0] != b"cookie"),
+                *key_header(api_key),
             ]
 
 
 def _may_act_by_cookie(exchange: HttpExchange) -> bool:
-    """Return whether this server's own page asks, as far as only a browser can have said so.
+    """Return whether the request comes from this server's own page, judged by a browser's headers.
 
-    A browser sends the cookie for pages of other ports too. It says Origin with all that changes
-    something; of what only reads it says Sec-Fetch-Site, but to http addresses beyond this
-    machine neither. There PAGE_HEADER tells: no other origin's page may send it unasked.
+    A browser sends the cookie for pages of other ports too. With a request that changes something
+    it sends Origin. With one that only reads it sends Sec-Fetch-Site, but not to http addresses
+    beyond this machine. There PAGE_HEADER decides, which no page of another origin can send
+    without a CORS preflight.
     """
     if exchange.listed_origin is not None:
         return False

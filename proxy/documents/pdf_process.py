@@ -1,8 +1,8 @@
-"""Reads the text of one PDF, and ends: `python -m hearth.proxy.documents.pdf_process`.
+"""Reads the text of one PDF, and exits: `python -m hearth.proxy.documents.pdf_process`.
 
-A PDF is a program in all but name, and whoever sent it may mean harm. So it is read here, where
-the system bounds time and memory, nothing can be written, and nothing else is at stake. Nothing
-of the PDF is logged.
+A PDF is as powerful as a program, and its sender may mean harm. So it is read in a process of its
+own, where the system limits time and memory and no file can be written. Nothing of the PDF is
+logged.
 """
 
 import io
@@ -30,7 +30,7 @@ _LOCKED: Final = (FileNotDecryptedError, WrongPasswordError, DependencyError)
 
 
 def answer_of(data: bytes) -> dict[str, Any]:
-    """Return what is answered about the PDF `data`."""
+    """Return the JSON answer for the PDF `data`: its pages, or why it is refused."""
     try:
         return {"pages": _pages(data)}
     except PdfRefused as refused:
@@ -44,7 +44,7 @@ def answer_of(data: bytes) -> dict[str, Any]:
 
 
 def _pages(data: bytes) -> list[str]:
-    """Return the text of each page; "" where it has none or cannot be read."""
+    """Return the text of each page, "" for a page without text or a broken one."""
     reader = PdfReader(io.BytesIO(data))
     count = len(reader.pages)
     if count > PAGES_MAX:
@@ -56,7 +56,7 @@ def _pages(data: bytes) -> list[str]:
             text = _text_of(page)
         except MemoryError:
             raise
-        except Exception as error:  # one page that is broken leaves the others
+        except Exception as error:  # the other pages can still be read
             if reader.is_encrypted and isinstance(error, _LOCKED):
                 raise
             broken += 1
@@ -77,15 +77,15 @@ def _text_of(page: PageObject) -> str:
 
 
 def main() -> None:
-    """Answer about the PDF on standard input."""
+    """Read the PDF on standard input, and write the answer to standard output."""
     logging.disable()  # pypdf's warnings quote the file
     answers = os.dup(1)
-    os.dup2(2, 1)  # what anything prints is no answer
+    os.dup2(2, 1)  # printed text must not get into the answer
     limit_process(CPU_S_MAX, MEMORY_BYTES_MAX)
     answer = orjson.dumps(answer_of(sys.stdin.buffer.read()))
     with open(answers, "wb") as out:
         out.write(answer)
-    os._exit(0)  # what a broken PDF left behind is not tidied up
+    os._exit(0)  # without cleaning up after a broken PDF
 
 
 if __name__ == "__main__":

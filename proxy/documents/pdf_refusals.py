@@ -1,7 +1,7 @@
-"""Says why a PDF is not read, within which limits. The proxy and the process that reads share it.
+"""Defines the limits and error texts for PDFs, shared by the proxy and the process that reads them.
 
-The process is told the PDF on its standard input and answers JSON on its standard output:
-{"pages": [text, ...]}, or {"refused": a code of TEXTS, "count": what was measured}.
+The process gets the PDF on its standard input and writes JSON to its standard output:
+{"pages": [text, ...]}, or {"refused": a code of TEXTS, "count": the measured value}.
 """
 
 from typing import Final
@@ -10,12 +10,12 @@ from hearth.shared.errors import RequestError
 
 PAGES_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 4_000_000  # of all pages
-ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # UTF-8, and what JSON adds
-CPU_S_MAX: Final = 20  # the start of Python included
-MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond what the process has before it reads
+ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # UTF-8, and JSON's own characters
+CPU_S_MAX: Final = 20  # includes the start of Python
+MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond the memory of the process at its start
 
-# Claude Code goes on without a PDF where it reads "The PDF specified was not valid", "The PDF
-# specified is password protected" or "maximum of N PDF pages", which are Anthropic's words.
+# These texts contain Anthropic's words: Claude Code goes on without a PDF if it reads "The PDF
+# specified was not valid", "The PDF specified is password protected" or "maximum of N PDF pages".
 TEXTS: Final = {
     "pdf_invalid": "The PDF specified was not valid: it is broken or cut off. Send it anew, or its "
     "text.",
@@ -35,7 +35,7 @@ TEXTS: Final = {
 
 
 class PdfRefused(RequestError):
-    """A PDF is not read, for what it is: it would not be at another time either."""
+    """The PDF itself is the reason that it is not read, so a retry would fail too."""
 
     def __init__(self, code: str, count: int = 0) -> None:
         super().__init__(TEXTS[code].format(count=count), code=code)

@@ -1,7 +1,7 @@
-"""Puts the texts of documents into a prompt, in the places of the documents.
+"""Replaces the documents of a prompt by their texts.
 
-PDFs are read in a process of their own, all else as the text that it is. What a document is, its
-bytes tell, whatever it is called. Nothing is fetched and no path opened.
+A PDF is read in a process of its own; any other document is decoded as text. The bytes of a
+document decide its type, not its name. No URL is fetched and no path opened.
 """
 
 import asyncio
@@ -25,33 +25,33 @@ from hearth.shared.wire_messages import Prompt
 
 T = TypeVar("T")
 
-DOCUMENTS_MAX: Final = 100  # in one request; one that comes twice counts twice
+DOCUMENTS_MAX: Final = 100  # in one request; repeated documents count again
 TEXT_CHARS_MAX: Final = 8_000_000  # of all documents of a request
-DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all of a request, the wait for their turn included
+DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all documents of a request, waiting for a process included
 DOCUMENT_BYTES_MAX: Final = 32 * 1024 * 1024
-MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # of texts that are remembered
+MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # of remembered texts
 PDFS_AT_ONCE: Final = 2  # processes; more wait
 DIGEST_BYTES: Final = 16
-_HEAD_BYTES: Final = 1_024  # in which a PDF names itself
+_HEAD_BYTES: Final = 1_024  # must contain the mark of a PDF
 _DATA_URL: Final = "data:"
 _MARK: Final = ";base64,"
-_MARK_CHARS: Final = 256  # within which a data: URL has come to it
+_MARK_CHARS: Final = 256  # must contain the mark of a data: URL
 _IMAGES: Final = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 _BLANK_PAGE: Final = "(no text)"
-READ_S_MAX: Final = 45.0  # of a PDF: a machine may be busy; its CPU time has a limit of its own
+READ_S_MAX: Final = 45.0  # wall time for one PDF on a busy machine; CPU_S_MAX limits CPU time
 _MODULE: Final = "hearth.proxy.documents.pdf_process"
-# Where memory runs out a process crashes, if it does not say so.
+# How a process ends that is out of memory: it says so, or it crashes.
 _MEMORY: Final = (MEMORY_STATUS, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
 
 async def pdf_pages(data: bytes) -> list[str]:
-    """Return the text of each page of the PDF `data`, "" where a page has none.
+    """Return the text of each page of the PDF `data`, "" for a page without text.
 
-    Cancelled, it leaves no process behind.
+    If the caller is cancelled, the process is killed.
 
     Raises:
-        PdfRefused: it is none, has no text, or takes more than a limit.
-        RequestError: 503; the process was ended by the system, or stands still.
+        PdfRefused: it is no PDF, has no text, or exceeds a limit.
+        RequestError: 503; the system ended the process, or it hangs.
     """
     try:
         answer, status = await run_helper(_MODULE, data, READ_S_MAX, ANSWER_BYTES_MAX)
@@ -63,10 +63,10 @@ async def pdf_pages(data: bytes) -> list[str]:
         raise PdfRefused("pdf_too_large")
     if status != 0:
         raise _lost(f"ended with status {status}")
-    told: dict[str, Any] = orjson.loads(answer)
-    if "refused" in told:
-        raise PdfRefused(told["refused"], told["count"])
-    pages: list[str] = told["pages"]
+    result: dict[str, Any] = orjson.loads(answer)
+    if "refused" in result:
+        raise PdfRefused(result["refused"], result["count"])
+    pages: list[str] = result["pages"]
     return pages
 
 
@@ -82,29 +82,29 @@ def _lost(what: str) -> RequestError:
 class DocumentReader:
     """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
 
-    What is remembered for one owner, "" being everybody, serves no other. An owner has one PDF
-    read at a time, so that many of one key leave a process to another's. What is known of a PDF is
-    its text in UTF-8, or why it is not read.
+    Texts are remembered for each owner (API key digest; "" = requests without one) apart. An owner
+    reads one PDF at a time, so that many PDFs of one key leave a process free for another. For a
+    PDF its text in UTF-8 is remembered, or why it is refused.
     """
 
     def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
-        """`read_pdf` is another for tests."""
+        """`read_pdf` is a parameter for tests."""
         self._read_pdf = read_pdf
         # Kept for one key: texts of PDFs, 32 MB
         self._known: MemoryByOwner[bytes, bytes | PdfRefused] = MemoryByOwner(
             MEMORY_BYTES_MAX,
             lambda _, known: 1_000 + (len(known) if isinstance(known, bytes) else 0),
         )
-        self._places = asyncio.Semaphore(PDFS_AT_ONCE)
-        # Kept for a moment: whose PDF is read now
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._decoder = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
+        self._process_slots = asyncio.Semaphore(PDFS_AT_ONCE)
+        # Kept for a moment: by owner, while one of its PDFs is read
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._decoder = asyncio.Semaphore(1)  # a second thread would slow the event loop down
 
     async def read(self, data: str, owner: str) -> str:
-        """Return the text of a document in base64, or in a data: URL of it.
+        """Return the text of a document, given in base64 or as a data: URL.
 
         Raises:
-            RequestError: it is neither a PDF nor text, is not read within the limits, or 503.
+            RequestError: it is neither a PDF nor text, or over a limit; 503, its process was lost.
         """
         start = _start_of(data)
         if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
@@ -121,19 +121,19 @@ class DocumentReader:
                 data[start:].encode("utf-8", "replace"), digest_size=DIGEST_BYTES
             ).digest()
         )
-        turn = self._turns.setdefault(owner, asyncio.Lock())
-        async with turn:  # of two that ask for one PDF the second finds it read
+        lock = self._locks.setdefault(owner, asyncio.Lock())
+        async with lock:  # a second request for the same PDF then finds it remembered
             known = self._known.get(owner, digest)
             if known is None:
                 known = await self._read_anew(data, start)
                 self._known.put(owner, digest, known)
         if isinstance(known, PdfRefused):
-            raise PdfRefused(known.code, known.count)  # what is raised keeps its traceback
+            raise PdfRefused(known.code, known.count)  # a copy without the old traceback
         return known.decode()
 
     async def _read_anew(self, data: str, start: int) -> bytes | PdfRefused:
-        """Return what comes of a PDF that is not known. Raises: RequestError: no PDF's fault."""
-        async with self._places:
+        """Return the text or refusal of a new PDF. Raises: RequestError: a retry may succeed."""
+        async with self._process_slots:
             octets = await self._in_thread(lambda: _decoded(data, start))
             try:
                 return paged_text(await self._read_pdf(octets)).encode()
@@ -146,16 +146,16 @@ class DocumentReader:
 
 
 def paged_text(pages: list[str]) -> str:
-    """Return the text of a PDF as a model is shown it: page by page, each with its number."""
+    """Return the text of a PDF as the model gets it: the pages, each under its number."""
     return "\n\n".join(
         f"Page {number}:\n{text or _BLANK_PAGE}" for number, text in enumerate(pages, start=1)
     )
 
 
 def _is_pdf(head: bytes) -> bool:
-    """Return whether a PDF begins in a line of `head`, or amid bytes that are no text.
+    """Return whether the mark of a PDF begins a line of `head`, or follows binary bytes.
 
-    A text that speaks of the mark is none.
+    A text that merely mentions the mark is no PDF.
     """
     before, mark, _ = head.partition(b"%PDF-")
     before = before.removeprefix(b"\xef\xbb\xbf").rstrip(b" \t")
@@ -163,19 +163,19 @@ def _is_pdf(head: bytes) -> bool:
 
 
 def _start_of(data: str) -> int:
-    """Return where the base64 begins: some clients send a data: URL, some what is in it.
+    """Return where the base64 begins in `data`, a data: URL or bare base64.
 
     Raises:
         RequestError: it is another URL.
     """
     if data[: len(_DATA_URL)].lower() == _DATA_URL:
-        at = data.find(_MARK, 0, _MARK_CHARS)
-        if at < 0:
+        mark_at = data.find(_MARK, 0, _MARK_CHARS)
+        if mark_at < 0:
             raise RequestError(
                 "A data: URL of a document is data:TYPE;base64,DATA, and this one is not.",
                 code="document_data",
             )
-        return at + len(_MARK)
+        return mark_at + len(_MARK)
     if "://" in data[:_MARK_CHARS]:
         raise RequestError(
             "This server fetches no documents. Send the document itself, in base64.",
@@ -196,7 +196,7 @@ def _decoded(data: str, start: int = 0) -> bytes:
 
 
 def _plain_text(data: bytes) -> str:
-    """Return the text in a file of text. Raises: RequestError: it is none."""
+    """Return the text of a text file. Raises: RequestError: the file is binary."""
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = data.decode(encoding)
@@ -215,7 +215,7 @@ def _plain_text(data: bytes) -> str:
     )
 
 
-# ------------------------------------------------------------ all of a prompt
+# ------------------------------------------------------------ all documents of a prompt
 
 
 def holds_documents(prompt: Prompt) -> bool:
@@ -225,13 +225,14 @@ def holds_documents(prompt: Prompt) -> bool:
 async def with_documents(
     prompt: Prompt, documents: DocumentReader, owner: str, hold: Callable[[int], None]
 ) -> tuple[Prompt, int]:
-    """Return `prompt` with the texts of its documents, and how many characters these are.
+    """Return `prompt` with the texts of its documents, and the number of their characters.
 
-    `hold` is told the size of each text, and may raise. In a tool's result a line says why a
-    document is not read: no client can take a result back.
+    `hold` is called with the size of each text, and may raise. In a tool's result, which no client
+    can take back, a line replaces a document that cannot be read.
 
     Raises:
-        RequestError: too many, too long together, or one that cannot be read, whose place it names.
+        RequestError: too many documents, too long together, or one cannot be read; it names the
+            field.
     """
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:

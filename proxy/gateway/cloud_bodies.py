@@ -1,13 +1,13 @@
-"""Makes the body and the headers that a cloud model is sent of those that a client sent.
+"""Makes the body and the headers for a cloud model from those that a client sent.
 
-LiteLLM acts upon many names that a body may hold: another address for the request and the user's
-key with it, another model's key, callbacks, files, MCP servers. So a body is built anew of the
-fields in `cloud_fields`, in the parts that it nests too, and everything else stays behind. A tool,
-or a block of the history, of a kind that does not pass is left out as the local side leaves it out;
-what a user shows and the cloud would not be shown is refused. So is a schema that LiteLLM would
-take gigabytes to read: for Gemini, Bedrock and others it puts each $ref in its place, and holds for
-every object that it has yet to read a table of all definitions. How much it puts in place is
-limited in litellm_server.
+LiteLLM acts upon many fields of a body: another address that gets the request and the user's key,
+another model's key, callbacks, files, MCP servers. So the body is built anew from the fields in
+`cloud_fields`, at every level, and everything else is dropped. Tools and blocks of the history of
+other kinds are left out, as the local side does; a user's content that cannot pass is refused.
+
+A schema that LiteLLM would take gigabytes to read is refused too. For Gemini, Bedrock and others
+LiteLLM inlines each $ref, and keeps a table of all definitions for every object that is left to
+read. The size of what it inlines is limited in litellm_server.
 """
 
 import re
@@ -15,43 +15,43 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from hearth.proxy.api.body.message_content import log_left_out
-from hearth.proxy.gateway.cloud_fields import BODY, Row
+from hearth.proxy.gateway.cloud_fields import BODY, Record
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_call_id
 
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
 _CLEARS_THINKING: Final = "clear_thinking_"  # begins an edit of context_management
-_SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # need no content beside them
+_SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # content may be missing
 
 
-def end_chat_turns(messages: list[Row]) -> None:
-    """Take plain reasoning out of `messages` in place, and let the rest be a turn without it.
+def end_chat_turns(messages: list[Record]) -> None:
+    """Remove plain reasoning from `messages` in place, and give turns left empty a content.
 
-    Reasoning as a plain text has no mark of who wrote it, and providers pass over it or refuse it;
-    only amid calls does one want its own back, and a call's id tells whose it is.
+    Plain reasoning does not show which model wrote it; providers ignore or refuse it. A provider
+    wants only its own reasoning back, beside tool calls, whose ids show who made them.
     """
-    for row in messages:
-        if "reasoning_content" in row:
-            ids = [call.get("id") for call in row.get("tool_calls") or ()]
+    for message in messages:
+        if "reasoning_content" in message:
+            ids = [call.get("id") for call in message.get("tool_calls") or ()]
             if not ids or any(map(is_our_call_id, ids)):
-                del row["reasoning_content"]
-        content, role = row.get("content"), row.get("role")
-        is_silent = content is None and role != "user" and not any(map(row.get, _SAYING))
-        if content == [] or is_silent:  # which no provider takes
-            row["content"] = ""
+                del message["reasoning_content"]
+        content, role = message.get("content"), message.get("role")
+        is_silent = content is None and role != "user" and not any(map(message.get, _SAYING))
+        if content == [] or is_silent:  # no provider accepts such a message
+            message["content"] = ""
 
 
-def end_thinking(body: Row) -> None:
-    """Take `thinking` of type enabled out of `body`, in place, where its last turn began without.
+def end_thinking(body: Record) -> None:
+    """Remove enabled `thinking` from `body` in place, if its last turn called tools without it.
 
-    Anthropic refuses it where that turn called tools, since the turn is not over; and edits of
-    thinking, which need it on.
+    Anthropic refuses to switch thinking on amid such a turn. With it go the edits of thinking in
+    `context_management`, which need it on.
     """
     thinking = body.get("thinking")
     if type(thinking) is not dict or thinking.get("type") != "enabled":
         return
-    turns = [row["content"] for row in body["messages"] if row.get("role") == "assistant"]
+    turns = [turn["content"] for turn in body["messages"] if turn.get("role") == "assistant"]
     last = turns[-1] if turns and type(turns[-1]) is list else []
     kinds = [block["type"] for block in last]
     if "tool_use" not in kinds or kinds[0] in _THOUGHTS:
@@ -70,7 +70,7 @@ def _clears_thinking(edit: Any) -> bool:
     return type(kind) is str and kind.startswith(_CLEARS_THINKING)
 
 
-ROOM_MAX: Final = 10_000_000  # JSON values of a schema, times its definitions: half a GB
+ROOM_MAX: Final = 10_000_000  # a schema's JSON values times its definitions; half a GB
 _FIELDS: Final = (
     *("tools", "functions", "response_format", "text", "output_format", "output_config"),
 )
@@ -119,20 +119,20 @@ CloudDialect = Literal[
 ]
 
 HEADER_CHARS_MAX: Final = 1_024
-_HEADERS: Final = {  # whose values say nothing but this
+_HEADERS: Final = {  # the headers that pass, with the form of their values
     "anthropic-version": re.compile(r"\d{4}-\d\d-\d\d"),
     "anthropic-beta": re.compile(r"[a-z0-9._-]+(?: ?, ?[a-z0-9._-]+)*", re.I),
     "user-agent": re.compile(r"[ -~]+"),
 }
 
 
-def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
-    """Return the body that the model `group` is sent; `body` stays as it is.
+def cloud_body(dialect: CloudDialect, body: Record, group: str) -> Record:
+    """Return the body for the model `group`, made from `body`, which does not change.
 
-    Of a Responses body, ResponseStore.for_cloud has judged what it refers to.
+    ResponseStore.for_cloud has already handled what a Responses body refers to.
 
     Raises:
-        RequestError: it is not of the API's shape, or shows or needs what does not pass.
+        RequestError: `body` has not the API's shape, or its content cannot pass.
     """
     allowed = BODY[dialect]
     left_out: list[str] = []
@@ -152,8 +152,8 @@ def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
     return picked
 
 
-def _choose_among_tools(picked: Row, given: Row, left_out: list[str]) -> None:
-    """Take out what chooses a tool that was left out, and all that goes with the last tool."""
+def _choose_among_tools(picked: Record, given: Record, left_out: list[str]) -> None:
+    """Remove the choice of a dropped tool; without any tool left, remove all fields for tools."""
     choice = picked.get("tool_choice")
     chosen: Any = choice.get("type") if type(choice) is dict else None
     if "tools" in given and not picked.get("tools"):
@@ -164,7 +164,7 @@ def _choose_among_tools(picked: Row, given: Row, left_out: list[str]) -> None:
 
 
 def cloud_headers(headers: Mapping[str, str]) -> RawHeaders:
-    """Return what of a client's `headers`, their names in lower case, goes with the body."""
+    """Return the headers for the cloud from a client's `headers` (names in lower case)."""
     passed = [(b"content-type", b"application/json")]
     for name, pattern in _HEADERS.items():
         value = headers.get(name, "")

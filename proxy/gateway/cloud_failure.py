@@ -1,6 +1,6 @@
-"""Tells what a failed call to a cloud means: whose mistake it is, by the class of LiteLLM's error.
+"""Decides what a failed cloud call means: whose mistake it is, by the class of LiteLLM's error.
 
-The classes are known by their names, so that nothing here imports LiteLLM.
+Classes are compared by name, so that this module does not import LiteLLM.
 """
 
 from typing import Any, Final
@@ -12,7 +12,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 STATUS_UNKNOWN: Final = 502
 UNPROCESSABLE: Final = 422
-CAUSES_MAX: Final = 50  # of causes of an error: LiteLLM sets them by hand, in a ring at worst
+CAUSES_MAX: Final = 50  # length of a chain of causes, which LiteLLM may close to a ring
 SWALLOWED: Final = (
     "The model's server refuses this request as unprocessable (422), and LiteLLM does not tell why "
     "while drop_params is set: with drop_params: false in litellm_settings it does."
@@ -30,26 +30,26 @@ _CLIENT_CLASSES: Final = {
     "HTTPException",
 }
 _CLIENT_STATUSES: Final = (400, 401, 403, 404, 413, 415, 422)
-# Of the operator's account or config, although they are kinds of BadRequestError.
+# Mistakes of the operator's account or config, although subclasses of BadRequestError.
 _OPERATOR_CLASSES: Final = {"PaymentRequiredError", "LiteLLMUnknownProvider", "BudgetExceededError"}
 _OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
-_ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
-# A code, and Anthropic's words from elsewhere, that LiteLLM does not look for.
+_ADVICE: Final = "\n\nLiteLLM: "  # begins advice on fallbacks, which are ours
+# Signs of a too long prompt that LiteLLM does not look for.
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
-# LiteLLM refuses to put a schema's references in their places: see litellm_server.
+# LiteLLM refuses to inline the references of a schema: see litellm_server.
 _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
-# A stream that LiteLLM did not get, since it swallowed the refusal.
+# LiteLLM swallowed a refusal and got no stream.
 _NO_STREAM: Final = "'NoneType' object has no attribute '__aiter__'"
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
 class CloudError(RequestError):
-    """A server that is not ours refused or failed, or its answer broke off."""
+    """A cloud model's server refused or failed, or its answer broke off."""
 
     def __init__(
         self, text: str, *, cause: Cause | None, status: int, retry_after_s: int | None = None
     ) -> None:
-        """`cause` says which fallbacks are for it; None = it is the client's own mistake."""
+        """`cause` selects the list of fallbacks; None = the client's own mistake."""
         code = _CODES.get(cause, "cloud_error")
         super().__init__(text, status=status, code=code, retry_after_s=retry_after_s)
         self.cause = cause
@@ -58,23 +58,24 @@ class CloudError(RequestError):
 def failure_of(
     error: BaseException | None, status: int, body: bytes, retry_after: str = ""
 ) -> CloudError:
-    """Return what `error`, noted by the hook, and the app's own reply mean; secrets are in it.
+    """Return the failure that `error`, recorded by the hook, and the app's reply mean.
 
-    `status` is 0 where the app began no reply; `retry_after` is what that has for its header.
+    Its text may hold secrets. `status` is 0 if the app began no reply; `retry_after` is the reply's
+    header.
     """
     if is_redirect(error):
         return CloudError(REDIRECT, cause="error", status=STATUS_UNKNOWN)
-    told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
-    told = told.split(_ADVICE)[0]
-    if _NO_STREAM in told:
-        error, told, status = None, SWALLOWED, UNPROCESSABLE
-    code = 400 if _SCHEMA in told else status or _status_of(error)
+    text = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
+    text = text.split(_ADVICE)[0]
+    if _NO_STREAM in text:
+        error, text, status = None, SWALLOWED, UNPROCESSABLE
+    code = 400 if _SCHEMA in text else status or _status_of(error)
     wait_s = _retry_after_s(error, retry_after)
-    return CloudError(told, cause=_cause(error, code, told), status=code, retry_after_s=wait_s)
+    return CloudError(text, cause=_cause(error, code, text), status=code, retry_after_s=wait_s)
 
 
 def is_redirect(error: BaseException | None) -> bool:
-    """Return whether `error` comes of a redirect that an HTTP client refused."""
+    """Return whether `error` was caused by a redirect that an HTTP client refused."""
     for _ in range(CAUSES_MAX):
         if error is None:
             break
@@ -84,22 +85,22 @@ def is_redirect(error: BaseException | None) -> bool:
     return False
 
 
-def _cause(error: BaseException | None, status: int, told: str) -> Cause | None:
-    names = {row.__name__ for row in type(error).__mro__} - {"NoneType", "object"}
+def _cause(error: BaseException | None, status: int, text: str) -> Cause | None:
+    names = {base.__name__ for base in type(error).__mro__} - {"NoneType", "object"}
     if "ContextWindowExceededError" in names:
         return "context_window"
     if "ContentPolicyViolationError" in names:
         return "content_policy"
-    texts = f"{told} {error} {getattr(error, 'body', '')}"
+    texts = f"{text} {error} {getattr(error, 'body', '')}"
     if _SCHEMA in texts:
         return None
     is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))
-    is_operators = names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS)
+    is_operators = names & _OPERATOR_CLASSES or any(sign in texts for sign in _OPERATOR_TEXTS)
     if is_operators or not is_clients:
         return "error"
-    if any(row in texts for row in _TOO_LONG):
+    if any(sign in texts for sign in _TOO_LONG):
         return "context_window"
-    return "content_policy" if any(row in texts for row in _POLICY) else None
+    return "content_policy" if any(sign in texts for sign in _POLICY) else None
 
 
 def _status_of(error: BaseException | None) -> int:
@@ -107,21 +108,21 @@ def _status_of(error: BaseException | None) -> int:
     return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
 
 
-def _retry_after_s(error: BaseException | None, told: str) -> int | None:
-    """Return the cloud's Retry-After: LiteLLM keeps it with its error, and may not send it on."""
+def _retry_after_s(error: BaseException | None, header: str) -> int | None:
+    """Return the cloud's Retry-After: from LiteLLM's error, the response, or the app's `header`."""
     kept = getattr(error, "litellm_response_headers", None) or {}
     sent = getattr(getattr(error, "response", None), "headers", None) or {}
-    values = (str(row.get("retry-after", "")) for row in (kept, sent, {"retry-after": told}))
+    values = (str(item.get("retry-after", "")) for item in (kept, sent, {"retry-after": header}))
     found = next(filter(str.isdecimal, values), None)
     return None if found is None else min(RETRY_AFTER_S_MAX, int(found[:9]))
 
 
 def _message_in(body: bytes) -> str:
-    """Return the message of an error's JSON in either dialect; "" where there is none."""
+    """Return the message of an error's JSON, OpenAI's or Anthropic's; "" if there is none."""
     try:
-        row: Any = orjson.loads(body)
+        found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return ""
     for key in ("detail", "error", "message"):
-        row = row.get(key, row) if isinstance(row, dict) else row
-    return row if isinstance(row, str) else ""
+        found = found.get(key, found) if isinstance(found, dict) else found
+    return found if isinstance(found, str) else ""

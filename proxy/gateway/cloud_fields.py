@@ -1,24 +1,24 @@
-"""Lists the fields that a client's body may carry to a cloud model, and what of them may pass.
+"""Lists the fields of a client's body that may pass to a cloud model, with rules for their values.
 
-They are those of the official APIs, less each that LiteLLM acts upon itself: where a request goes
-and with which key (`api_base`, `headers`), what is billed and logged (`metadata`, tags, callbacks),
-which files, stores, MCP servers and prompt templates of the user's account it reads. What is not
-listed does not pass, so a field of a newer LiteLLM is shut out before anyone has heard of it. A
-name with "!" is needed; one that a rule stands behind passes as far as that says.
+They are the fields of the official APIs, without those that LiteLLM itself acts upon: where a
+request goes and with which key (`api_base`, `headers`), what is billed and logged (`metadata`,
+tags, callbacks), and which files, stores, MCP servers and prompt templates of the user's account it
+reads. A field that is not listed does not pass, so unknown fields of a newer LiteLLM are shut out.
+A name with "!" is required. A field with a rule passes as the rule's result.
 
-A rule is called with a value, where it stands, the role of its message, and the list that kinds
-are added to which are left out. It returns what passes, a copy where it judges within, and None
-where nothing does: the field then goes, and with a needed one the record that holds it.
+A rule is called with the value, its path in the body, the role of its message, and a list to which
+it appends the kinds that it drops. It returns the value, or a copy without what must not pass, or
+None to drop the field. If a required field is dropped, its record is dropped too.
 
-A session may begin on a local model and go on in the cloud. Our thinking carries signatures that no
-provider verifies, and our items ids that it never gave; both are told by their form, so no memory
-is needed. What a provider made passes as it is: encrypted reasoning, signed thinking, its ids. Our
-ids of calls stay: they name a result's call, and no provider asks who gave them.
+A session may begin on a local model and go on in the cloud. The local server signs its thinking and
+names its items in forms that no provider knows; these forms are recognised and dropped, without any
+memory. What a provider made passes unchanged: encrypted reasoning, signed thinking, its ids. Ids of
+the local server's tool calls stay, since they join results to calls and any provider accepts them.
 
-Some providers fetch the URLs of images and files, and for others LiteLLM does, from this machine:
-its network must not be reached by a client's word. Here a URL is judged by its form; where LiteLLM
-fetches, it looks at the address that a name leads to, which its setting `user_url_validation` must
-not turn off.
+Some providers fetch the URLs of images and files; for others LiteLLM fetches them from this
+machine, whose network a client must not reach. Here a URL is judged by its form only. LiteLLM
+checks the resolved address when it fetches; its setting `user_url_validation` must not turn that
+off.
 """
 
 import re
@@ -33,11 +33,11 @@ from hearth.proxy.images.prompt_images import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_item_id, is_our_response_id, is_our_signature
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Rule = Callable[..., Any]
 
-NESTED_MAX: Final = 5  # lists within lists: an image of a document of a result of a message
-_DATED: Final = re.compile(r"_\d{4}(_?\d\d){2}$")  # of a hosted tool's type
+NESTED_MAX: Final = 5  # levels of lists, such as an image in a document in a result in a message
+_DATED: Final = re.compile(r"_\d{4}(_?\d\d){2}$")  # the date in a hosted tool's type
 
 
 def as_it_is(value: Any, *_: Any) -> Any:
@@ -46,10 +46,10 @@ def as_it_is(value: Any, *_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A record: `names` pass, some by a rule, and without a needed one it is refused.
+    """The rule for a record: `names` pass, some by a rule of `rules`.
 
-    It is left out where `unless` says so of it and of its message's role, and where nothing that
-    passes is left of a needed field.
+    A record without a field of `needed` is refused. It is dropped if `unless(record, role)` is true
+    or if a needed field was dropped.
     """
 
     names: frozenset[str]
@@ -57,12 +57,12 @@ class Fields:
     needed: tuple[str, ...]
     unless: Rule | None
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
-        row = value if type(value) is dict else fields.json_object(value, param)
-        if self.unless is not None and self.unless(row, role):
+    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
+        record = value if type(value) is dict else fields.json_object(value, param)
+        if self.unless is not None and self.unless(record, role):
             return None
         names = self.names
-        kept = {name: inner for name, inner in row.items() if name in names}
+        kept = {name: inner for name, inner in record.items() if name in names}
         if not self.rules:
             return kept
         role = kept.get("role", role)
@@ -83,23 +83,23 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """A record whose `type` says which fields it may have.
+    """The rule for a record whose `type` decides which fields may pass.
 
-    One of another kind is left out; it is refused where a user or a tool shows it, or `is_strict`:
-    without it the answer would be to another question.
+    A record of an unknown kind is dropped. In a user's or a tool's message, or if `is_strict`, it
+    is refused, since the question would change without it.
     """
 
     of: Mapping[str, Fields]
     untyped: str = ""
     is_strict: bool = False
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
-        row = value if type(value) is dict else fields.json_object(value, param)
-        kind = row.get("type") or ("message" if "role" in row else self.untyped)
+    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
+        record = value if type(value) is dict else fields.json_object(value, param)
+        kind = record.get("type") or ("message" if "role" in record else self.untyped)
         if type(kind) is str:
             found = self.of.get(kind) or self.of.get(_DATED.sub("", kind))
             if found is not None:
-                return found(row, param, role, left_out)
+                return found(record, param, role, left_out)
         if self.is_strict or role in ("user", "tool"):
             fields.refuse(f"{param}.type", kind, "for a cloud model " + ", ".join(self.of))
         left_out.append(str(kind))
@@ -107,13 +107,15 @@ class Kinds:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """A list of records. It goes where none of them is left, unless it `may_be_empty`."""
+class Records:
+    """The rule for a list of records. An emptied list is dropped, unless it `may_be_empty`."""
 
     part: Fields | Kinds
     may_be_empty: bool = False
 
-    def __call__(self, value: Any, param: str, role: Any, left_out: list[str]) -> list[Row] | None:
+    def __call__(
+        self, value: Any, param: str, role: Any, left_out: list[str]
+    ) -> list[Record] | None:
         if param.count("[") > NESTED_MAX:
             fields.refuse(param, value, f"lists nested up to {NESTED_MAX} deep")
         found, judge = [], self.part.__call__
@@ -125,7 +127,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class TextOr:
-    """A text, or what `rule` judges."""
+    """The rule for a field that is a text, judged by `text`, or anything else, judged by `rule`."""
 
     rule: Rule
     text: Rule = as_it_is
@@ -135,12 +137,12 @@ class TextOr:
         return judge(value, param, role, left_out)
 
 
-# A host without a user before it, then what is printed of ASCII, without a backslash.
+# A host without user:password@, then printable ASCII without a backslash.
 _URL: Final = re.compile(
     r"https://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::443)?(?:[/?#][!-\[\]-~]*)?", re.I | re.A
 )
 _HOST: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)+[a-z][a-z0-9-]{1,62}\.?")
-# Ends of names that lead to a machine of the local network, wherever they are known at all.
+# Last labels of names that may resolve to a machine of the local network.
 _LOCAL_ENDS: Final = frozenset(
     (
         *("localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp"),
@@ -150,10 +152,10 @@ _LOCAL_ENDS: Final = frozenset(
 
 
 def check_url(value: Any, param: str, *_: Any) -> str:
-    """Let pass a `data:` URL, and one over https to a name or an address of the internet.
+    """Return `value` if it is a `data:` URL or an https URL of a public host.
 
     Raises:
-        RequestError: 400; any other.
+        RequestError: 400; it is another URL.
     """
     if type(value) is str and (value[:5].lower() == "data:" or is_public_url(value)):
         return value
@@ -166,61 +168,61 @@ def check_url(value: Any, param: str, *_: Any) -> str:
 
 
 def check_data(value: Any, param: str, *_: Any) -> str:
-    """Let pass bare base64, and what `check_url` does. Raises: RequestError."""
+    """Return `value` if it is bare base64 or passes `check_url`. Raises: RequestError."""
     is_bare = type(value) is str and ":" not in value[:64]
     return value if is_bare else check_url(value, param)
 
 
 def is_public_url(url: str) -> bool:
-    """Return whether `url` is https, of a public host as far as its form tells."""
+    """Return whether `url` is https and its host looks public; the name is not resolved."""
     found = _URL.fullmatch(url) if len(url) <= URL_CHARS_MAX else None
     host = found[1].lower() if found is not None else ""
     is_named = _HOST.fullmatch(host) and host.rstrip(".").rpartition(".")[2] not in _LOCAL_ENDS
     return bool(is_named) or is_public(host.strip("[]"))
 
 
-def is_unsealed(seal: str, row: Row, _: Any) -> bool:
-    """Return whether no provider has filled the field `seal` of this thinking.
+def is_unsealed(seal: str, record: Record, _: Any) -> bool:
+    """Return whether thinking lacks a provider's signature in the field `seal`.
 
-    An id without it may be of another client's.
+    Without a signature it may come from another client's model.
     """
-    return not row.get(seal) or is_our_signature(row[seal])
+    return not record.get(seal) or is_our_signature(record[seal])
 
 
-def is_our_reasoning(item: Row, _: Any) -> bool:
-    """Return whether an item of Responses is reasoning that no provider can take up again."""
+def is_our_reasoning(item: Record, _: Any) -> bool:
+    """Return whether a reasoning item of Responses is the local server's, or is empty."""
     sealed, item_id = item.get("encrypted_content"), item.get("id")
     return is_our_signature(sealed) or is_our_item_id(item_id) or not (sealed or item_id)
 
 
-def is_blank(block: Row, role: Any) -> bool:
-    """Return whether a block of a turn is an empty text, which Anthropic refuses."""
+def is_blank(block: Record, role: Any) -> bool:
+    """Return whether a block of a turn is blank text, which Anthropic refuses."""
     text = block.get("text")
     return role == "assistant" and type(text) is str and not text.strip()
 
 
-def says_nothing(message: Row, _: Any) -> bool:
-    """Return whether a message is a turn without content: users may follow users."""
+def says_nothing(message: Record, _: Any) -> bool:
+    """Return whether a message is a turn without content, which can be dropped."""
     return message.get("role") == "assistant" and not message.get("content")
 
 
 def foreign_id(value: Any, *_: Any) -> Any:
-    """Return the id of an item or a response less one of ours: a provider looks for its own."""
+    """Return the id of an item or a response; None for an id that the local server made."""
     return None if is_our_item_id(value) or is_our_response_id(value) else value
 
 
 def _fields(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
-    each = " ".join(names).split()
-    needed = tuple(name[:-1] for name in each if name.endswith("!"))
-    return Fields(frozenset(name.rstrip("!") for name in each), rules, needed, unless)
+    listed = " ".join(names).split()
+    needed = tuple(name[:-1] for name in listed if name.endswith("!"))
+    return Fields(frozenset(name.rstrip("!") for name in listed), rules, needed, unless)
 
 
 def _text_only(value: Any, *_: Any) -> str | None:
     return value if type(value) is str else None
 
 
-def _auto(*_: Any) -> Row:
-    """Return the container that has no files, and is none of the user's account."""
+def _auto(*_: Any) -> Record:
+    """Return a new container without files, in place of one of the user's account."""
     return {"type": "auto"}
 
 
@@ -234,7 +236,7 @@ def _no_files(_: Any, param: str, *__: Any) -> NoReturn:
 
 
 def _refused(remedy: str, code: str = "unsupported_parameter") -> Rule:
-    """Refuse a state that this server does not keep: passed over it would change what is asked."""
+    """Return a rule that refuses any value but false: ignored, it would change the request."""
 
     def refuse(value: Any, param: str, *_: Any) -> None:
         if value is not False:
@@ -249,8 +251,8 @@ def _refused(remedy: str, code: str = "unsupported_parameter") -> Rule:
 _THOUGHT: Final = _fields("type thinking signature", unless=partial(is_unsealed, "signature"))
 _REDACTED: Final = _fields("type data", unless=partial(is_unsealed, "data"))
 _RESULT: Final = _fields("type tool_use_id content cache_control caller is_error")
-MESSAGES_BLOCKS: Final[dict[str, Fields]] = {}  # below: blocks hold blocks
-_BLOCKS: Final = Rows(Kinds(MESSAGES_BLOCKS))
+MESSAGES_BLOCKS: Final[dict[str, Fields]] = {}  # filled below, since blocks may hold blocks
+_BLOCKS: Final = Records(Kinds(MESSAGES_BLOCKS))
 _SOURCE: Final = Kinds(
     {
         "base64": _fields("type media_type data"),
@@ -267,8 +269,8 @@ _MESSAGES_TOOL: Final = _fields(
     "user_location max_content_tokens citations use_cache response_inclusion display_width_px "
     "display_height_px display_number enable_zoom"
 )
-# Those that Anthropic defines, without their dates: `advisor` is none of them, which names another
-# model, its address and its key, nor are MCP's.
+# The tools that Anthropic defines, without the dates in their types. Not `advisor`, which names
+# another model with its address and key, and not MCP's tools.
 MESSAGES_TOOLS: Final = Kinds(
     {
         kind: _MESSAGES_TOOL
@@ -350,7 +352,7 @@ _CHAT_TOOLS: Final = Kinds(
     },
     untyped="function",
 )
-# What LiteLLM gives clients of a provider's opaque blocks, and takes back.
+# LiteLLM's own fields for a provider's opaque blocks, which a client sends back.
 _PROVIDER_BLOCKS: Final = _fields(
     "thought_signature thought_signatures compaction_blocks web_search_results tool_results",
     compaction_blocks=_BLOCKS,
@@ -359,16 +361,16 @@ _PROVIDER_BLOCKS: Final = _fields(
 )
 
 
-def _held(value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
-    """Return what passes of LiteLLM's own field; None of nothing: OpenAI refuses its name."""
-    held = _PROVIDER_BLOCKS(value, param, role, left_out) or {}
-    return held if any(inner is not None for inner in held.values()) else None
+def _provider_fields(value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
+    """Return the allowed part of LiteLLM's own field; None if empty, as OpenAI refuses the name."""
+    kept = _PROVIDER_BLOCKS(value, param, role, left_out) or {}
+    return kept if any(inner is not None for inner in kept.values()) else None
 
 
 _CHAT_CALL: Final = _fields(
     "id type index function custom provider_specific_fields",
     function=_fields("name arguments"),
-    provider_specific_fields=_held,
+    provider_specific_fields=_provider_fields,
 )
 _SEALED_REASONING: Final = _fields(
     "type id summary content encrypted_content status",
@@ -377,16 +379,16 @@ _SEALED_REASONING: Final = _fields(
 _CHAT_MESSAGE: Final = _fields(
     "role content name tool_calls tool_call_id refusal audio function_call cache_control",
     "reasoning_content thinking_blocks reasoning_items provider_specific_fields",
-    content=TextOr(Rows(_CHAT_PARTS)),
-    tool_calls=Rows(_CHAT_CALL),
+    content=TextOr(Records(_CHAT_PARTS)),
+    tool_calls=Records(_CHAT_CALL),
     audio=_fields("id"),
-    thinking_blocks=Rows(Kinds({"thinking": _THOUGHT, "redacted_thinking": _REDACTED})),
-    reasoning_items=Rows(Kinds({"reasoning": _SEALED_REASONING})),
-    provider_specific_fields=_held,
+    thinking_blocks=Records(Kinds({"thinking": _THOUGHT, "redacted_thinking": _REDACTED})),
+    reasoning_items=Records(Kinds({"reasoning": _SEALED_REASONING})),
+    provider_specific_fields=_provider_fields,
 )
 
-# vLLM's and SGLang's, which only they and servers like them take: others refuse, or go on of
-# themselves. They say what the answer is, so they pass where a message is to be continued.
+# Fields of vLLM and SGLang for continuing a message; only such servers accept them. They change
+# what the answer is, so they pass to those servers alone.
 CONTINUING: Final = ("continue_final_message", "add_generation_prompt")
 CONTINUERS: Final = frozenset({"openai", "hosted_vllm", "litellm_proxy"})
 
@@ -411,8 +413,8 @@ _PARTS: Final = {
     "computer_screenshot": _fields("type image_url file_id detail", **_FILE_RULES),
 }
 _SHOWN: Final = Kinds(_PARTS, is_strict=True)
-_RESPONSES_TOOLS: Final[dict[str, Fields]] = {}  # below: one holds others
-_TOOLS: Final = Rows(Kinds(_RESPONSES_TOOLS))
+_RESPONSES_TOOLS: Final[dict[str, Fields]] = {}  # filled below, since a namespace holds tools
+_TOOLS: Final = Records(Kinds(_RESPONSES_TOOLS))
 _RESPONSES_TOOLS.update(
     {
         "function": _fields(
@@ -445,15 +447,15 @@ def _item(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
 
 _CALL: Final = "id call_id status caller name namespace"
 RESPONSES_ITEMS: Final = {
-    "message": _item("id role content! status phase", content=TextOr(Rows(Kinds(_PARTS)))),
+    "message": _item("id role content! status phase", content=TextOr(Records(Kinds(_PARTS)))),
     "reasoning": _item("id summary content encrypted_content status", unless=is_our_reasoning),
     "function_call": _item(_CALL, "arguments"),
-    "function_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "function_call_output": _item(_CALL, "output", output=TextOr(Records(_SHOWN))),
     "custom_tool_call": _item(_CALL, "input"),
-    "custom_tool_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "custom_tool_call_output": _item(_CALL, "output", output=TextOr(Records(_SHOWN))),
     "tool_search_call": _item(_CALL, "arguments execution"),
     "tool_search_output": _item(
-        _CALL, "tools execution", tools=Rows(Kinds(_RESPONSES_TOOLS), may_be_empty=True)
+        _CALL, "tools execution", tools=Records(Kinds(_RESPONSES_TOOLS), may_be_empty=True)
     ),
     "additional_tools": _item("id role tools!", tools=_TOOLS),
     "computer_call": _item(_CALL, "action actions pending_safety_checks"),
@@ -486,9 +488,9 @@ _MESSAGES_COUNTED: Final = (
     "output_config output_format speed thread"
 )
 _MESSAGES_RULES: Final[Mapping[str, Rule]] = {
-    "messages": Rows(_MESSAGES_MESSAGE),
+    "messages": Records(_MESSAGES_MESSAGE),
     "system": TextOr(_BLOCKS),
-    "tools": Rows(MESSAGES_TOOLS),
+    "tools": Records(MESSAGES_TOOLS),
     "metadata": _fields("user_id", user_id=_text_only),
     "thread": _refused("send the whole conversation in messages", THREAD_UNSUPPORTED),
 }
@@ -497,7 +499,7 @@ _RESPONSES_COUNTED: Final = (
     "previous_response_id conversation prompt background"
 )
 _RESPONSES_RULES: Final[Mapping[str, Rule]] = {
-    "input": TextOr(Rows(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
+    "input": TextOr(Records(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
     "tools": _TOOLS,
     "previous_response_id": foreign_id,
     "conversation": _refused("send the whole conversation in input"),
@@ -511,9 +513,9 @@ BODY: Final[Mapping[str, Fields]] = {
         "messages! audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
         "max_completion_tokens modalities n prediction presence_penalty reasoning_effort seed stop "
         "response_format verbosity web_search_options",
-        messages=Rows(_CHAT_MESSAGE),
-        tools=Rows(_CHAT_TOOLS),
-        functions=Rows(_FUNCTION),
+        messages=Records(_CHAT_MESSAGE),
+        tools=Records(_CHAT_TOOLS),
+        functions=Records(_FUNCTION),
         **_USERS,
     ),
     "completions": _fields(

@@ -1,10 +1,11 @@
 """Reads a LiteLLM config.yaml with the files it includes, as LiteLLM does, and finds its secrets.
 
-What LiteLLM would find out after seconds of importing, this finds at the start: each mistake is a
-StartError that names the file, the entry and the remedy. No log, page or error of ours tells a
-secret. LiteLLM passes Anthropic's streams on as they are, and a provider may repeat in an error
-what it was sent: the error events of a stream that flows by lose secrets too. The text of an answer
-is never changed: an agent may write down a key that it was shown.
+LiteLLM would find mistakes only after seconds of importing. Here each mistake is a StartError at
+the start that names the file, the entry and the remedy.
+
+No log, page or error of ours shows a secret. LiteLLM forwards Anthropic's streams unchanged, and a
+provider's error may repeat the key that it got, so secrets are removed from the error events of a
+stream too. The text of an answer never changes: an agent may write a key that it was shown.
 """
 
 import logging
@@ -28,38 +29,40 @@ SECTIONS: Final = (
 
 
 class ConfigFile:
-    """The mapping that a LiteLLM config.yaml and what it includes make, its values as written.
+    """The values of a LiteLLM config.yaml and its included files, as written. Immutable.
 
-    A value that nobody changes. `given` has the variables that os.environ/NAME may name.
+    `given` has the variables that os.environ/NAME may name.
     """
 
     def __init__(self, path: Path, given: Mapping[str, str]) -> None:
-        """Raises: StartError: a file cannot be read, or is no config of LiteLLM's."""
+        """Raises: StartError: a file cannot be read, or is no LiteLLM config."""
         self.path = path
         self.given = given
         self.values = _with_includes(path)
         for name in SECTIONS:
             self.section(name)
-        rows = enumerate(self.rows("model_list", self.values.get("model_list")), 1)
-        self.models = [self.mapping(f"model_list entry {number}", row) for number, row in rows]
+        models = enumerate(self.list_of("model_list", self.values.get("model_list")), 1)
+        self.models = [
+            self.mapping(f"model_list entry {number}", model) for number, model in models
+        ]
 
     def section(self, name: str) -> dict[str, Any]:
         return self.mapping(name, self.values.get(name))
 
     def mapping(self, entry: str, value: Any) -> dict[str, Any]:
-        """Return `value`, or an empty mapping of nothing. Raises: StartError."""
+        """Return `value`, or {} for None. Raises: StartError: it is no mapping."""
         if not isinstance(value or {}, dict):
             self.refuse(entry, "is no mapping", "Write it as `name: value` lines.")
         return value or {}
 
-    def rows(self, entry: str, value: Any) -> list[Any]:
-        """Return `value`, or an empty list of nothing. Raises: StartError."""
+    def list_of(self, entry: str, value: Any) -> list[Any]:
+        """Return `value`, or [] for None. Raises: StartError: it is no list."""
         if not isinstance(value or [], list):
             self.refuse(entry, "is no list", "Begin each entry with a dash.")
         return value or []
 
     def resolved(self, value: Any) -> Any:
-        """Return what an os.environ/NAME stands for, None where NAME is not set; else `value`."""
+        """Return the variable's text for os.environ/NAME, None if it is not set; else `value`."""
         name = variable_of(value)
         return self.given.get(name) if name else value
 
@@ -71,13 +74,13 @@ class ConfigFile:
 
 
 def variable_of(value: Any) -> str:
-    """Return the variable that `value` names as os.environ/NAME; else ""."""
+    """Return NAME if `value` is os.environ/NAME; else ""."""
     is_name = isinstance(value, str) and value.startswith(FROM_ENVIRONMENT)
     return value.removeprefix(FROM_ENVIRONMENT) if is_name else ""
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each single value with the name that it, or the list around it, stands under."""
+    """Yield each scalar value with its key, or with the key of the list around it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, str(key))
@@ -89,17 +92,17 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _with_includes(path: Path) -> dict[str, Any]:
-    """Return the mapping in `path` and in what it includes: lists are appended, others replaced.
+    """Return the mapping in `path` merged with its included files, as LiteLLM does.
 
-    As in LiteLLM: an entry lies beside the file that names it, or else beside `path`; each file
-    is read once, the includes of an included file after those of the file that names it.
+    Lists are appended, other values replaced. An included file lies beside the file that names it,
+    or else beside `path`. Each file is read once, in breadth-first order.
     """
     merged: dict[str, Any] = {}
     seen: set[str] = set()
     waiting = [(path.name, path, "LITELLM_CONFIG")]
     while waiting:
         name, by, named_by = waiting.pop(0)
-        beside, root = (os.path.abspath(each.parent / name) for each in (by, path))
+        beside, root = (os.path.abspath(file.parent / name) for file in (by, path))
         found = root if os.path.exists(root) and not os.path.exists(beside) else beside
         if found in seen:
             continue
@@ -126,7 +129,7 @@ def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
             "config.yaml that you can read."
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)  # what stands there may be a key
+        mark = getattr(error, "problem_mark", None)  # without the text there, which may be a key
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise StartError(
             f"{named_by} names {path}, which is no YAML in UTF-8{place}. Correct that line."
@@ -139,23 +142,23 @@ def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
     return values
 
 
-SECRET_CHARS_MIN: Final = 8  # what is shorter would blank out ordinary words
+SECRET_CHARS_MIN: Final = 8  # shorter ones would mask ordinary words
 MASK: Final = "***"
-# Names of entries whose values are secret. A "max_tokens" counts, and is none.
+# Names of entries whose values are secret; not max_tokens.
 _SECRET_NAME: Final = re.compile(
     r"(^|_)(api_key|keys?|secrets?|token|password|passwd|credentials?|auth|authorization|cookie"
     r"|dsn|webhook_url|database_url|redis_url|direct_url|license)$|api[-_]?key"
     r"|^aws_(?!.*(region|profile|config|execution_env))",
     re.IGNORECASE,
 )
-# Their values are names of things, or numbers.
+# Exceptions: values under these names are identifiers or numbers.
 _OPEN_NAME: Final = re.compile(r"(_name|_id|_region|_per_token|_tokens|cache_key)$", re.IGNORECASE)
 _LIKE_A_KEY: Final = re.compile(r"^(sk|pk|rk|gsk|xai|hf|key|ghp|AKIA)[-_][\w-]{12,}$|^Bearer ")
 _IN_URL: Final = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:([^/@\s]+)@", re.IGNORECASE)
 
 
 class Secrets:
-    """The secret texts of a config and of the variables it names. A value that nobody changes."""
+    """The secret texts of a config and of the variables that it names. Immutable."""
 
     def __init__(self, texts: frozenset[str]) -> None:
         self.texts = frozenset(text for text in texts if len(text) >= SECRET_CHARS_MIN)
@@ -174,11 +177,11 @@ class Secrets:
 def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
     """Return the secrets that `config` holds or names, and those of the environment `given`.
 
-    LiteLLM takes a provider's key, or a callback's, from there where the config names none.
+    LiteLLM takes the keys of providers and callbacks from the environment if the config has none.
     """
     texts: set[str] = set()
-    headers = [row.get("litellm_params", {}).get("extra_headers") for row in config.models]
-    sent = [("auth", value) for _, value in leaves(headers)]  # a provider may quote any of them
+    headers = [model.get("litellm_params", {}).get("extra_headers") for model in config.models]
+    sent = [("auth", value) for _, value in leaves(headers)]  # a provider may quote any header
     for name, value in (*given.items(), *leaves(config.values), *sent):
         meant = config.resolved(value)
         if not isinstance(meant, str):
@@ -194,35 +197,36 @@ def _names_a_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _OPEN_NAME.search(name)
 
 
-HELD_BYTES_MAX: Final = 64 * 1024  # of an event that is not whole yet
+HELD_BYTES_MAX: Final = 64 * 1024  # of an incomplete event
 _ERROR: Final = re.compile(rb'event: ?error|data: ?\{("type": ?"error"|"error")')
 _EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 
 class ErrorEventRedactor:
-    """Reads one stream in pieces cut anywhere. Owner: the task that sends it on.
+    """Masks secrets in the error events of one stream. Owner: the task that forwards the stream.
 
-    Invariant: at most HELD_BYTES_MAX are held, all of an event that is not whole.
+    The stream comes in parts cut anywhere. Invariant: at most HELD_BYTES_MAX of an incomplete event
+    are buffered.
     """
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
-        self.has_errors = False  # an error has gone by
-        self._held = b""
+        self.has_errors = False  # the stream had an error event
+        self._buffered = b""
 
     def feed(self, part: bytes) -> bytes:
-        """Return what may be sent on now."""
-        data = self._held + part
+        """Take in the next part, and return the bytes that can be forwarded now."""
+        data = self._buffered + part
         ends = [0, *(found.end() for found in _EVENT_END.finditer(data))]
         if len(data) - ends[-1] > HELD_BYTES_MAX:
             ends.append(len(data))
-        self._held = data[ends[-1] :]
+        self._buffered = data[ends[-1] :]
         return b"".join(self._passed(data[begin:end]) for begin, end in pairwise(ends))
 
     def rest(self) -> bytes:
-        """Return what is held at the stream's end."""
-        held, self._held = self._held, b""
-        return self._passed(held)
+        """Return the buffered bytes at the stream's end."""
+        buffered, self._buffered = self._buffered, b""
+        return self._passed(buffered)
 
     def _passed(self, event: bytes) -> bytes:
         if not _ERROR.match(event):

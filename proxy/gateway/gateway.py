@@ -1,8 +1,8 @@
-"""Sends each request to the deployment that the user's LiteLLM config means, and falls back.
+"""Sends each request to a deployment of the user's LiteLLM config, and falls back to others.
 
-Local deployments are answered by us, all others by LiteLLM. What LiteLLM's config calls fallbacks
-is done here, since only we know whether anything of an answer was sent.
-Requests that others answered are counted and remembered once LiteLLM has told their cost.
+This server answers for local deployments, LiteLLM for all others. The config's fallbacks are done
+here, since only this process knows whether a part of an answer was sent. A request that a cloud
+answered is counted and listed once LiteLLM has reported its cost.
 """
 
 import asyncio
@@ -53,41 +53,41 @@ from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
-USAGE_WAIT_S_MAX: Final = 10.0  # for LiteLLM's log after the reply's end
-WAITING_MAX: Final = 1_024  # requests whose usage has not come, or usages whose request goes on
+USAGE_WAIT_S_MAX: Final = 10.0  # for LiteLLM's usage report after the reply's end
+WAITING_MAX: Final = 1_024  # ended requests without usage; likewise usages of open requests
 
 
 @dataclass(slots=True)
 class CloudReply:
-    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
+    """The outcome of a cloud call, complete once it has ended. Times are those of `awake_s`."""
 
     dialect: CloudDialect
-    asked: Mapping[str, Any]  # the client's body
+    client_body: Mapping[str, Any]  # the client's body
     served_by: str
-    fallback: str  # who failed before, as the header has it
+    fallback: str  # deployments that failed before, as in the header
     began_at: float
-    status: int = 0  # 0 = it has not answered
+    status: int = 0  # 0 = no reply yet
     first_byte_at: float | None = None
-    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+    error: RequestError | None = None  # refused, failed, broke off, or the client left
 
 
 @dataclass(slots=True)
 class CloudRequests:
-    """Counts what the gateway does; notes a request elsewhere once LiteLLM has told its cost.
+    """Counts cloud requests, and records each once LiteLLM has reported its usage.
 
-    Owner: the event loop. Nothing here waits.
-    Invariant: each request given to `ended` is noted once, and each usage is in the sums once.
+    Owner: the event loop. No method waits.
+    Invariant: each request given to `ended` is recorded once, and each usage is in the sums once.
     """
 
     requests: RecentRequests
     metrics: RequestMetrics
-    served_by: Callable[[str], str]  # of a deployment's id
-    # Whose usage has not come, each with its key and whether it was a stream
+    served_by: Callable[[str], str]  # maps a deployment's id to its name
+    # Ended requests without usage: entry, API key digest, whether it was a stream; by request id
     _ended: dict[str, tuple[RequestRow, str, bool]] = field(default_factory=dict)
-    _usages: dict[str, CloudUsage] = field(default_factory=dict)  # whose requests go on
+    _usages: dict[str, CloudUsage] = field(default_factory=dict)  # usages of open requests
 
     def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None:
-        """Take a reply at its end. A count of tokens is no request for text, and is not noted."""
+        """Record a reply at its end, unless it is a count of tokens."""
         if reply.dialect in ("messages_count", "responses_count"):
             return
         exchange.is_counted = True
@@ -98,10 +98,10 @@ class CloudRequests:
         seen = reply.status if exchange.has_started and not is_gone else status
         outcome = outcome_elsewhere(seen, is_whole=error is None)
         self.metrics.ended(reply.dialect, outcome, reply.served_by)
-        key = key_digest(exchange.headers)
-        speaker = session_of(exchange.headers, reply.asked, key)
+        api_key = key_digest(exchange.headers)
+        speaker = session_of(exchange.headers, reply.client_body, api_key)
         began, first = reply.began_at, reply.first_byte_at
-        row = {
+        entry = {
             "id": exchange.request_id,
             "dialect": reply.dialect,
             "session": speaker.label,
@@ -112,72 +112,81 @@ class CloudRequests:
             "wall_ms": round((awake_s() - began) * 1000),
             "ttft_ms": None if first is None else round((first - began) * 1000),
         }
-        self.ended(row, key, bool(reply.asked.get("stream")))
+        self.ended(entry, api_key, bool(reply.client_body.get("stream")))
 
-    def ended(self, row: RequestRow, key: str = "", is_stream: bool = False) -> None:
-        """Take a request of `key` at its reply's end; it is noted once its usage is known."""
-        usage = self._usages.pop(row["id"], None)
-        self._ended[row["id"]] = row, key, is_stream
+    def ended(self, entry: RequestRow, api_key: str = "", is_stream: bool = False) -> None:
+        """Take in a request of `api_key` at its end; it is recorded once its usage is known."""
+        usage = self._usages.pop(entry["id"], None)
+        self._ended[entry["id"]] = entry, api_key, is_stream
         if usage is not None or len(self._ended) > WAITING_MAX:
-            self._note(row["id"], usage)
+            self._record(entry["id"], usage)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(USAGE_WAIT_S_MAX, self._note, row["id"])
+            loop.call_later(USAGE_WAIT_S_MAX, self._record, entry["id"])
 
-    def told(self, usage: CloudUsage) -> None:
-        """Take what LiteLLM says that a call cost; a failed one may come before the used one."""
+    def receive_usage(self, usage: CloudUsage) -> None:
+        """Take in a call's usage; a request has several if a failed call came before."""
         self.metrics.gateway.spent(self.served_by(usage.deployment_id), usage)
         if usage.request_id in self._ended:
-            self._note(usage.request_id, usage)
+            self._record(usage.request_id, usage)
             return
         earlier = self._usages.pop(usage.request_id, None)
         self._usages[usage.request_id] = usage if earlier is None else _sum(earlier, usage)
-        if len(self._usages) > WAITING_MAX:  # of requests that nobody will end
+        if len(self._usages) > WAITING_MAX:  # drop the oldest, whose request may never end
             del self._usages[next(iter(self._usages))]
 
     def close(self) -> None:
-        """Note what has ended, without its usage: the server stops."""
+        """Record the ended requests without their usage: the server stops."""
         for request_id in list(self._ended):
-            self._note(request_id)
+            self._record(request_id)
 
-    def _note(self, request_id: str, usage: CloudUsage | None = None) -> None:
-        """Note a request that has ended, unless it is noted."""
+    def _record(self, request_id: str, usage: CloudUsage | None = None) -> None:
+        """Record a request that has ended, unless it was recorded before."""
         if request_id not in self._ended:
             return
-        row, key, is_stream = self._ended.pop(request_id)
-        self.requests.note_cloud(row, usage, key)
+        entry, api_key, is_stream = self._ended.pop(request_id)
+        self.requests.note_cloud(entry, usage, api_key)
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
             "completion=%s ended=%s wall_ms=%d",
-            *(request_id, row["dialect"], is_stream, row["served_by"], row["fallback"] or "-"),
+            *(
+                request_id,
+                entry["dialect"],
+                is_stream,
+                entry["served_by"],
+                entry["fallback"] or "-",
+            ),
             *(getattr(usage, name, "-") for name in names),
-            *(row["ended"], row["wall_ms"]),
+            *(entry["ended"], entry["wall_ms"]),
         )
 
 
-def _sum(one: CloudUsage, other: CloudUsage) -> CloudUsage:
+def _sum(earlier: CloudUsage, later: CloudUsage) -> CloudUsage:
     return CloudUsage(
-        other.request_id,
-        other.deployment_id,
-        one.prompt_tokens + other.prompt_tokens,
-        one.cached_tokens + other.cached_tokens,
-        one.completion_tokens + other.completion_tokens,
-        one.cost + other.cost,
+        later.request_id,
+        later.deployment_id,
+        earlier.prompt_tokens + later.prompt_tokens,
+        earlier.cached_tokens + later.cached_tokens,
+        earlier.completion_tokens + later.completion_tokens,
+        earlier.cost + later.cost,
     )
 
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
-LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
+LOGS_WAIT_S_MAX: Final = 2.0  # at shutdown, for callbacks to take the waiting reports
 SESSIONS_MAX: Final = 4_096
-ATTEMPTS_MAX: Final = 24  # of one request, over all groups, those that have nobody too
-_ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from
+ATTEMPTS_MAX: Final = 24  # for one request, counting groups without a deployment too
+_ENDS: Final = ("completed", "incomplete")  # status of responses that a client can continue
 _END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
-_OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment would not mend
+_OURS: Final = (
+    "slow_reader",
+    "internal_error",
+)  # 5xx without fallback: another deployment would not help
 
 
 def cause_of(error: RequestError) -> Cause | None:
-    """Return which fallbacks are for `error`; None where it is the client's own mistake."""
+    """Return the list of fallbacks for `error`; None if it is the client's own mistake."""
     if isinstance(error, CloudError):
         return error.cause
     if error.status >= 500 and error.code not in _OURS:
@@ -185,7 +194,7 @@ def cause_of(error: RequestError) -> Cause | None:
     return "context_window" if error.code == "context_length_exceeded" else None
 
 
-_WORDS: Final = {  # of errors' codes, as header, log and metrics tell them
+_WORDS: Final = {  # error codes as header, log and metrics name them
     "overloaded": "overloaded",
     "model_loading": "overloaded",
     "memory_pressure": "overloaded",
@@ -198,7 +207,7 @@ _WORDS: Final = {  # of errors' codes, as header, log and metrics tell them
 
 
 def cause_word(error: RequestError) -> str:
-    """Return in one word why a deployment did not answer."""
+    """Return the word for why a deployment did not answer."""
     if (word := _WORDS.get(error.code)) is not None:
         return word
     if error.status == 429:
@@ -210,52 +219,54 @@ def cause_word(error: RequestError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GatewayCall:
-    """What one request asks of whichever deployment answers it."""
+    """One request, as every deployment that is tried gets it."""
 
     dialect: CloudDialect
     body: dict[str, Any]  # as the client sent it
     size: int  # of the body, in bytes
-    answer_here: Callable[[Deployment], Awaitable[None]]  # has its local model answer
+    answer_here: Callable[
+        [Deployment], Awaitable[None]
+    ]  # answers with the deployment's local model
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """What one request has tried. Owner: the task that serves it."""
+    """The attempts of one request so far. Owner: the task that serves it."""
 
     request_id: str
     group: str
-    preferred: str  # the id of the deployment that has the session's cache
-    seen: set[str] = field(default_factory=set)  # groups
-    tried: set[str] = field(default_factory=set)  # groups of which a deployment has failed
-    groups: list[str] = field(default_factory=list)  # names to be tried behind the group
-    failed: set[str] = field(default_factory=set)  # ids of deployments
+    preferred: str  # id of the deployment that has the session's cache
+    seen: set[str] = field(default_factory=set)  # groups used so far
+    tried: set[str] = field(default_factory=set)  # groups whose fallbacks were added
+    groups: list[str] = field(default_factory=list)  # names to try after the group
+    failed: set[str] = field(default_factory=set)  # ids of failed deployments
     first_error: RequestError | None = None
-    told: list[str] = field(default_factory=list)  # who failed and why
-    causes: list[str] = field(default_factory=list)  # since a deployment was last tried
+    failures: list[str] = field(default_factory=list)  # name and cause of each failure
+    causes: list[str] = field(default_factory=list)  # not yet counted in the metrics
 
-    def fail(self, who: str, error: RequestError) -> None:
+    def fail(self, served_by: str, error: RequestError) -> None:
         self.first_error = self.first_error or error
-        self.told.append(f"{who} {cause_word(error)}")
+        self.failures.append(f"{served_by} {cause_word(error)}")
         self.causes.append(cause_word(error))
         log.info(
             "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
-            *(self.request_id, who, cause_word(error), error.code, error.status),
+            *(self.request_id, served_by, cause_word(error), error.code, error.status),
         )
 
     @property
     def fallback(self) -> str:
-        """Return who failed and why, fit for a header."""
-        return "; ".join(self.told).encode("ascii", "replace").decode()
+        """Return the failures as text for a header."""
+        return "; ".join(self.failures).encode("ascii", "replace").decode()
 
     @property
     def headers(self) -> RawHeaders:
-        return [(FALLBACK_HEADER, self.fallback.encode())] if self.told else []
+        return [(FALLBACK_HEADER, self.fallback.encode())] if self.failures else []
 
 
 class Gateway:
     """Chooses deployments, answers through them and falls back. Owner: the event loop.
 
-    Invariant: a request that has sent anything to its client is never sent to a second deployment.
+    Invariant: once a byte of an answer was sent to the client, no other deployment is tried.
     """
 
     def __init__(
@@ -274,25 +285,25 @@ class Gateway:
         self._stored = stored
         self._records = records
         # The id of the deployment that answered first, by owner and digest of session and group
-        # Kept for one key: which server has a conversation, by digests
+        # Kept for one key: the server that has a conversation, by digests
         self._sessions: MemoryByOwner[bytes, str] = MemoryByOwner(SESSIONS_MAX)
 
     def start(self) -> None:
-        """Begin to load LiteLLM; returns at once."""
-        self.litellm.start(self._records.told)
+        """Begin to load LiteLLM, and return at once."""
+        self.litellm.start(self._records.receive_usage)
 
     async def close(self) -> None:
-        """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
+        """Send LiteLLM the waiting reports, end it, and record the requests without usage."""
         await self.accounts.close(LOGS_WAIT_S_MAX)
         await self.litellm.close()
         self._records.close()
 
     def group_of(self, name: str, names: ModelNames | None = None) -> str | None:
-        """Return the group that `name` stands for; None where nothing here has that name.
+        """Return the group that `name` means; None if no group has that name.
 
-        A name in the config goes before our own names and aliases; then both without case; then
-        a pattern in the config, and CATCH_ALL_MODELS. Each local model is a group of its own.
-        Our own `names` are those of models of text, or of the one that embeds.
+        The order is: names of the config, local names and aliases, both again without case,
+        patterns of the config, CATCH_ALL_MODELS. Each local model is a group of its own. `names`
+        are the local names: those of text models, or of the embedding model.
         """
         names = names or self._names
         return (
@@ -306,7 +317,7 @@ class Gateway:
 
     def local_deployment(self, group: str) -> Deployment:
         """Return the first local deployment of `group`. Raises: RequestError: it has none."""
-        local = next((row for row in self.table.deployments(group) if row.local), None)
+        local = next((entry for entry in self.table.deployments(group) if entry.local), None)
         if local is not None:
             return local
         raise RequestError(
@@ -322,9 +333,9 @@ class Gateway:
         Raises:
             RequestError: nothing was sent, and no deployment or fallback is left.
         """
-        key = key_digest(exchange.headers)
-        session, preferred = await self._session(exchange, key, group, call)
-        began_at = self._sessions.get(key, session)
+        api_key = key_digest(exchange.headers)
+        session, preferred = await self._session(exchange, api_key, group, call)
+        began_at = self._sessions.get(api_key, session)
         attempts = _Attempts(exchange.request_id, group, began_at or preferred, seen={group})
         plain_headers = list(exchange.reply_headers)
         for _ in range(ATTEMPTS_MAX):
@@ -333,49 +344,52 @@ class Gateway:
             deployment = None
             try:
                 deployment = await exchange.while_connected(self._of_group(attempts, call))
-                exchange.counting.pop_all()  # the request goes on
+                exchange.counting.pop_all()  # the failed attempt is not counted
                 while attempts.causes:
                     self._records.metrics.gateway.fell_back(attempts.causes.pop(0))
                 if deployment.local:
                     await call.answer_here(deployment)
                 else:
-                    await self._answer_there(exchange, deployment, call, attempts)
+                    await self._answer_elsewhere(exchange, deployment, call, attempts)
             except RequestError as error:
                 self._fall_back(exchange, attempts, deployment, error)
             else:
-                if not began_at:  # who fell back comes back: the session's cache is where it began
-                    self._sessions.put(key, session, deployment.id)
+                if not began_at:  # later requests go where the session began: its cache is there
+                    self._sessions.put(api_key, session, deployment.id)
                 return
         assert attempts.first_error is not None
         raise attempts.first_error
 
     async def _session(
-        self, exchange: HttpExchange, key: str, group: str, call: GatewayCall
+        self, exchange: HttpExchange, api_key: str, group: str, call: GatewayCall
     ) -> tuple[bytes, str]:
-        """Return the session of a request, and who made the response that it goes on from."""
+        """Return the digest of a request's session, and the deployment id of its last response.
+
+        The id is "" if the request continues no stored response.
+        """
         body, maker = call.body, ""
         if call.dialect == "responses":
-            maker = self._stored.maker(key, body)
-            with contextlib.suppress(RequestError):  # it may be kept elsewhere
-                body = self._stored.expand(key, body)  # whose opening is the conversation's
-        naming = functools.partial(session_digest, key, group, exchange.headers, body)
+            maker = self._stored.maker(api_key, body)
+            with contextlib.suppress(RequestError):  # the response may be stored in the cloud
+                body = self._stored.expand(api_key, body)  # begins with the conversation's start
+        naming = functools.partial(session_digest, api_key, group, exchange.headers, body)
         working = work_on_body(call.size, naming)
         is_large = call.size > SMALL_BYTES_MAX
         return await (exchange.while_connected(working) if is_large else working), maker
 
-    # ------------------------------------------------------------ who is tried
+    # ------------------------------------------------------------ the choice of deployments
 
     async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
-        """Return a deployment of the group. Raises: RequestError: it has none now."""
-        rows = self.table.deployments(attempts.group)
-        left = [row for row in rows if row.id not in attempts.failed]
+        """Return a deployment of the group. Raises: RequestError: none is available."""
+        deployments = self.table.deployments(attempts.group)
+        left = [candidate for candidate in deployments if candidate.id not in attempts.failed]
         if not left:
             text = f"No deployment of {attempts.group!r:.200} is left to try."
             raise RequestError(text, status=503, code="no_deployment")
-        local = [row for row in left if row.local]
+        local = [candidate for candidate in left if candidate.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
             self.litellm.wake()
-            return local[0]  # there is no choice, or nobody yet who could choose
+            return local[0]  # there is only one, or LiteLLM's Router cannot choose yet
         messages = call.body.get("messages")
         request = {"metadata": {}} | ({"messages": messages} if messages else {})
         try:
@@ -386,7 +400,7 @@ class Gateway:
                 request=request,
                 size=call.size,
             )
-        except LiteLLMUnavailable:  # it has ended, or a callback holds it up
+        except LiteLLMUnavailable:  # LiteLLM has ended, or a callback blocks it
             if local:
                 return local[0]
             raise
@@ -398,20 +412,20 @@ class Gateway:
         deployment: Deployment | None,
         error: RequestError,
     ) -> None:
-        """Have the next attempt be another deployment; of another group where this had None.
+        """Prepare the next attempt after `error`; a `deployment` of None means the group had none.
 
         Raises:
-            RequestError: `error`, where nothing may follow it; the first failure where nothing is
-                left, since it is what was asked for.
+            RequestError: `error` itself if no fallback is allowed; the first failure if no
+                fallback is left, since it is about the requested model.
         """
         cause = cause_of(error)
         if exchange.has_started or cause is None:
             raise error
         is_first = attempts.group not in attempts.tried
         if deployment is not None or is_first:
-            who = self.table.served_by(deployment) if deployment is not None else attempts.group
-            attempts.fail(who, error)
-        if is_first:  # it names the fallbacks
+            name = self.table.served_by(deployment) if deployment is not None else attempts.group
+            attempts.fail(name, error)
+        if is_first:  # the group's own fallbacks are added once
             attempts.tried.add(attempts.group)
             if len(attempts.seen) <= self.table.fallback_lists.steps_max:
                 attempts.groups[:0] = self.table.fallbacks(attempts.group, cause)
@@ -424,20 +438,20 @@ class Gateway:
                     return
             raise attempts.first_error or error
         attempts.failed.add(deployment.id)
-        if cause != "error":  # the same model elsewhere would say the same
-            rows = self.table.deployments(attempts.group)
-            attempts.failed |= {row.id for row in rows if row.model == deployment.model}
+        if cause != "error":  # the same model elsewhere would fail alike
+            others = self.table.deployments(attempts.group)
+            attempts.failed |= {other.id for other in others if other.model == deployment.model}
 
-    # ------------------------------------------------------------ what another server answers
+    # ------------------------------------------------------------ answers of the cloud
 
-    async def _answer_there(
+    async def _answer_elsewhere(
         self,
         exchange: HttpExchange,
         deployment: Deployment,
         call: GatewayCall,
         attempts: _Attempts,
     ) -> None:
-        """Have LiteLLM answer.
+        """Answer through LiteLLM, and record the reply.
 
         Raises:
             RequestError: nothing was sent.
@@ -461,25 +475,25 @@ class Gateway:
         call: GatewayCall,
         reply: CloudReply,
     ) -> None:
-        """Send the request there and its reply back; a response is kept before its client reads it.
+        """Send the request to LiteLLM and its reply to the client; store a response before it.
 
         Raises:
-            RequestError: it refused or failed, and nothing was sent.
+            RequestError: the cloud refused or failed, and nothing was sent.
         """
         await work_on_body(call.size, lambda: prompt_limits.check_body(call.body))
         given, whole, size = call.body, None, call.size
-        key = key_digest(exchange.headers)
+        api_key = key_digest(exchange.headers)
         if call.dialect == "responses":
-            found = self._stored.for_cloud(key, given, deployment.id)
+            found = self._stored.for_cloud(api_key, given, deployment.id)
             given, whole = found.body, found.whole
             if call.body.get("previous_response_id"):
-                size += SMALL_BYTES_MAX  # with a conversation of any size
+                size += SMALL_BYTES_MAX  # a stored conversation of unknown size was added
         write = functools.partial(cloud_json, call.dialect, given, deployment)
         content = await work_on_body(size, write)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
         if (keys := self.accounts.keys) is not None:
-            headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
+            headers += [header for header in exchange.raw_headers if header[0] in keys.headers]
 
         async def keep(part: bytes) -> None:
             if whole is None:
@@ -489,7 +503,7 @@ class Gateway:
                 make = functools.partial(self._stored.entry_for, whole, response, deployment.id)
                 entry = await work_on_body(size, make)
                 if entry is not None:
-                    self._stored.add(key, response, entry)
+                    self._stored.add(api_key, response, entry)
 
         async with self.litellm.call(deployment, PATHS[call.dialect], content, headers) as cloud:
             reply.status, kept_headers = await cloud.start()
@@ -500,20 +514,20 @@ class Gateway:
                 await exchange.body(chunk, more=True)
             if cloud.failure is not None:
                 reply.error = cloud.failure
-                if not cloud.is_complete:  # LiteLLM has not written of it
+                if not cloud.is_complete:  # LiteLLM wrote no error event
                     await exchange.body(_error_event(reply.error, call.dialect), more=True)
             await exchange.body(b"", more=False)
 
 
 def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -> Gateway:
-    """Return the gateway and what it runs on, not yet started.
+    """Return the gateway and its parts, not yet started.
 
-    `table` is of the config that LITELLM_CONFIG names.
+    `table` is that of the config that LITELLM_CONFIG names.
     """
     routes.groups = table.listed
     metrics, names = routes.metrics, routes.names
-    served_by = {row.id: table.served_by(row) for row in table.all_deployments}
-    clouds = (served_by[row.id] for row in table.all_deployments if not row.local)
+    served_by = {entry.id: table.served_by(entry) for entry in table.all_deployments}
+    clouds = (served_by[entry.id] for entry in table.all_deployments if not entry.local)
     metrics.gateway.know(map(served_here, names.models), is_cloud=False)
     metrics.gateway.know(clouds, is_cloud=True)
     litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
@@ -524,7 +538,7 @@ def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -
 
 
 def _error_event(error: RequestError, dialect: CloudDialect) -> bytes:
-    """Return what ends a stream of `dialect`; counts and embeddings are told as chat is."""
+    """Return the error event that ends a stream of `dialect`; chat's for counts and embeddings."""
     return DIALECTS.get(cast(Dialect, dialect), DIALECTS["chat"]).error_event(error)
 
 
@@ -534,21 +548,21 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     continues = dialect == "chat" and body.get("continue_final_message") is True
     if continues and provider in CONTINUERS:
         sent |= {name: body[name] for name in CONTINUING if type(body.get(name)) is bool}
-    return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
-        sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
+    return orjson.dumps(  # a WrittenObject, the only subclass, keeps its text
+        sent, lambda written: orjson.Fragment(written.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )
 
 
 def final_response(part: bytes) -> dict[str, Any] | None:
-    """Return the response of Responses, to be gone on from, that `part` of LiteLLM's reply ends in.
+    """Return the finished response in `part` of LiteLLM's Responses reply; None if it has none.
 
-    A part is an event, as LiteLLM writes each in one piece, or the whole reply of no stream.
+    A part is one whole event, or the whole reply if it is no stream.
     """
     if not any(mark in part for mark in _END_MARKS):
         return None
     try:
-        row = orjson.loads(part if part.startswith(b"{") else part.partition(b"data:")[2])
+        event = orjson.loads(part if part.startswith(b"{") else part.partition(b"data:")[2])
     except orjson.JSONDecodeError:
         return None
-    found = row.get("response", row) if type(row) is dict else None
+    found = event.get("response", event) if type(event) is dict else None
     return found if type(found) is dict and found.get("status") in _ENDS else None

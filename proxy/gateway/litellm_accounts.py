@@ -1,4 +1,4 @@
-"""Has LiteLLM check keys and log answers of requests that never pass through its app.
+"""Makes LiteLLM check keys and log answers for local requests, which do not pass its app.
 
 It runs in LiteLLM's process.
 """
@@ -45,30 +45,30 @@ _UNKNOWN: Final = (
     "The API key is wrong: it is not LiteLLM's master key, and no database has others. Send it as "
     "'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 )
-_UNNAMED: Final = ("key_check_failed", "throttling_error")  # what a 429 has that names no reason
-_NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
+_UNNAMED: Final = ("key_check_failed", "throttling_error")  # codes of a 429 without a reason
+_NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages LiteLLM reserves no cost
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedCall:
-    """A local request that LiteLLM's own keys let in: what its limits and its spend are booked on.
+    """A local request that LiteLLM admitted for one of its keys, with what it reserved for it.
 
-    `context` holds LiteLLM's notes of what it reserved; they are given back where the answer's log
-    runs in it. Every KeyedCall ends in one log, or in `give_back`.
+    `context` holds LiteLLM's context variables with the reservations; logging the answer in that
+    context settles them. Every KeyedCall ends in one log, or in `give_back`.
     """
 
     auth: UserAPIKeyAuth
-    data: dict[str, Any]  # the request as LiteLLM's hooks left it; no text of it
+    data: dict[str, Any]  # the request as LiteLLM's hooks left it, without texts
     context: contextvars.Context
 
 
 async def owner(method: str, path: str, headers: Headers, group: str) -> str:
-    """Return whose a request is; with a `group` also whether its key may ask for that now.
+    """Return a text that identifies the owner of a request's key; reserve nothing.
 
-    Nothing is reserved.
+    With a `group`, LiteLLM also checks whether the key may use that now.
 
     Raises:
-        RequestError: LiteLLM says no, with its status and reason.
+        RequestError: LiteLLM refuses, with its status and reason.
     """
     auth = await _authorise(method, path, headers, {"model": group} if group else {})
     return _identity(auth, headers)
@@ -77,10 +77,10 @@ async def owner(method: str, path: str, headers: Headers, group: str) -> str:
 async def begin(
     method: str, path: str, headers: Headers, group: str, dialect: str, request_id: str
 ) -> KeyedCall:
-    """Return what a local answer is booked on, once the key's limits have let it in.
+    """Admit a local request within its key's limits, and return its reservations.
 
     Raises:
-        RequestError: LiteLLM says no; nothing stays reserved.
+        RequestError: LiteLLM refuses; nothing stays reserved.
     """
     auth = await _authorise(method, path, headers, {"model": group, "messages": _NO_TEXT})
     data: dict[str, Any] = {"model": group, "litellm_call_id": request_id, "metadata": {}}
@@ -91,9 +91,9 @@ async def begin(
             user_api_key_dict=auth,
             data=data,
             call_type=CALL_TYPES[dialect],
-            skip_guardrails=True,  # they read and change texts, and none is here
+            skip_guardrails=True,  # they read and change texts, which are not here
         )
-    except BaseException as error:  # also where the client has left: nothing stays reserved
+    except BaseException as error:  # a cancellation too: nothing may stay reserved
         refused = error if isinstance(error, Exception) else None
         await give_back(KeyedCall(auth, data, contextvars.copy_context()), refused)
         if refused is None:
@@ -103,7 +103,7 @@ async def begin(
 
 
 async def give_back(call: KeyedCall, error: Exception | None = None, **more: Any) -> None:
-    """Have what a key has reserved given back; without an `error` its client has left."""
+    """Make LiteLLM release a key's reservations; without an `error` the client has left."""
     failure = proxy_server.proxy_logging_obj.post_call_failure_hook(
         request_data={**call.data, **more},
         original_exception=error or HTTPException(499, "The client is gone."),
@@ -115,10 +115,10 @@ async def give_back(call: KeyedCall, error: Exception | None = None, **more: Any
 async def _authorise(
     method: str, path: str, headers: Headers, asked: Mapping[str, Any]
 ) -> UserAPIKeyAuth:
-    """Return LiteLLM's word on a request as its app would see it; no text is in it."""
+    """Return LiteLLM's authorisation of a request as its app would get it, without texts."""
     sent, body = dict(headers), orjson.dumps(asked)
-    rows = [row for row in headers if row[0] not in ("content-length", "content-type")]
-    rows += [("content-type", "application/json"), ("content-length", str(len(body)))]
+    passed = [item for item in headers if item[0] not in ("content-length", "content-type")]
+    passed += [("content-type", "application/json"), ("content-length", str(len(body)))]
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -128,12 +128,12 @@ async def _authorise(
         "method": method,
         "path": path,
         "query_string": b"",
-        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in rows],
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in passed],
         "client": ("127.0.0.1", 0),
         "state": {},
         "app": proxy_server.app,
     }
-    check: Any = user_api_key_auth  # which takes None for a header that is not there
+    check: Any = user_api_key_auth  # takes None for a missing header
     try:
         found: UserAPIKeyAuth = await check(
             Request(scope, receive),
@@ -150,10 +150,9 @@ async def _authorise(
 
 
 def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
-    """Return what names the owner: LiteLLM's word, and never what a client merely says.
+    """Return the text that identifies the owner, from what LiteLLM verified alone.
 
-    It is the key that was sent where LiteLLM knows it by its SHA-256, so that the owner's digest
-    is that of the key.
+    It is the sent key if LiteLLM stores its SHA-256, so that the owner's digest is the key's.
     """
     named = proxy_server.general_settings.get("litellm_key_header_name")
     names = [name.decode() for name in KEY_HEADERS] + ([str(named).lower()] if named else [])
@@ -167,18 +166,18 @@ def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
         return f"token:{token}"
     if auth.user_id or auth.team_id:
         return f"user:{auth.user_id}:{auth.team_id}:{auth.org_id}"
-    return "sent:" + " ".join(sent)  # a custom_auth that names nobody
+    return "sent:" + " ".join(sent)  # a custom_auth that sets no token, user or team
 
 
 def _refusal(error: Exception) -> RequestError:
-    """Return LiteLLM's refusal as ours: its status and its reason, on one line."""
-    told: Any = error  # a ProxyException, an HTTPException, or one that has a status
-    given = str(getattr(told, "code", None) or getattr(told, "status_code", ""))
-    kind = getattr(told, "type", "key_check_failed")  # a text, or an enum of texts
+    """Return LiteLLM's refusal as a RequestError with its status and reason, on one line."""
+    refused: Any = error  # a ProxyException, an HTTPException, or another with a status
+    given = str(getattr(refused, "code", None) or getattr(refused, "status_code", ""))
+    kind = getattr(refused, "type", "key_check_failed")  # a text, or an enum of texts
     code = str(getattr(kind, "value", kind))
     if code == "no_db_connection":
         return RequestError(_UNKNOWN, status=401, code="invalid_api_key")
-    detail = getattr(told, "detail", getattr(told, "message", "") or str(error))
+    detail = getattr(refused, "detail", getattr(refused, "message", "") or str(error))
     text = detail.get("error", detail) if isinstance(detail, dict) else detail
     if not given or not text:
         log.warning("LiteLLM could not check a key: %s", type(error).__name__)
@@ -199,17 +198,18 @@ _PROMPT_FIELDS: Final = {
     "embeddings": "input",
     "rerank": "query",
 }
-_ASKED: Final = frozenset((*_PROMPT_FIELDS.values(), "user"))  # in a body, and no parameters
+# Fields of a body that are no model parameters.
+_PROMPT_NAMES: Final = frozenset((*_PROMPT_FIELDS.values(), "user"))
 _PRICES: Final = frozenset(CustomPricingLiteLLMParams.model_fields)
 
 
-async def log_answer(told: dict[str, Any], call: KeyedCall | None) -> None:
-    """Have LiteLLM's callbacks, budgets, limits and spend take one local answer, once.
+async def log_answer(fields: dict[str, Any], call: KeyedCall | None) -> None:
+    """Log one local answer with LiteLLM's callbacks, budgets, limits and spend.
 
-    `told` is a LocalAnswerLog's fields; `call` is what its key's limits are booked on.
+    `fields` are those of a LocalAnswerLog; `call` has the reservations of its key.
     """
-    usage = told.pop("usage")
-    answer = LocalAnswerLog(usage=usage and Usage(**usage), **told)
+    usage = fields.pop("usage")
+    answer = LocalAnswerLog(usage=usage and Usage(**usage), **fields)
     context = call.context if call is not None else None
     await asyncio.create_task(_log(answer, call), context=context)
 
@@ -225,7 +225,7 @@ async def _log(answer: LocalAnswerLog, call: KeyedCall | None) -> None:
     if answer.error is None:
         response = _response(answer, deployment)
         await entry.dispatch_success_handlers(response, start_time=started, end_time=ended)
-        if call is not None:  # LiteLLM's watch for requests that hang
+        if call is not None:  # ends LiteLLM's watch for hanging requests
             await proxy_server.proxy_logging_obj.update_request_status(
                 litellm_call_id=answer.request_id, status="success"
             )
@@ -239,18 +239,18 @@ async def _log(answer: LocalAnswerLog, call: KeyedCall | None) -> None:
         cost = entry.response_cost_calculator(result=response)
         entry.record_partial_usage_for_failure(response.usage, cost or 0.0)
     await entry.async_failure_handler(error, "", start_time=started, end_time=ended)
-    if litellm.failure_callback:  # the old ones, which block
+    if litellm.failure_callback:  # blocking callbacks
         await asyncio.to_thread(entry.failure_handler, error, "", started, ended)
-    if call is not None:  # what its budget has reserved is given back, its failure written down
+    if call is not None:  # releases the reservations and records the failure
         more = {"litellm_logging_obj": entry, "litellm_call_id": answer.request_id}
         await give_back(call, error, **more)
 
 
 def _entry(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> Any:
-    """Return LiteLLM's own record of a call, as its Router would have made it.
+    """Return LiteLLM's logging object for the answer, as its Router would have made it.
 
-    `function_setup` is how each of its calls begins: it also makes loggers that a config names
-    and that no call has needed yet.
+    Each call of LiteLLM begins with `function_setup`, which also makes the config's loggers at
+    their first use.
     """
     field = _PROMPT_FIELDS[answer.dialect]
     entry, _ = function_setup(
@@ -269,7 +269,9 @@ def _entry(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> A
     entry.update_environment_variables(
         model=answer.model,
         user=user if isinstance(user, str) else "",
-        optional_params={name: each for name, each in answer.body.items() if name not in _ASKED},
+        optional_params={
+            name: value for name, value in answer.body.items() if name not in _PROMPT_NAMES
+        },
         litellm_params=_params(answer, deployment, call),
         custom_llm_provider=PROVIDER,
     )
@@ -293,21 +295,21 @@ def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> 
         "litellm_session_id": answer.session or None,
         "custom_llm_provider": PROVIDER,
         "api_base": "",
-        "acompletion": True,  # else it takes this for a call of its synchronous SDK
+        "acompletion": True,  # else LiteLLM takes it for a call of its synchronous SDK
         "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
     }
 
 
 def _prices(deployment: Any) -> dict[str, Any]:
-    """Return what the config says that tokens of a local deployment cost; mostly nothing."""
+    """Return the config's token prices of a local deployment; mostly none."""
     params = deployment.litellm_params.model_dump(exclude_none=True)
     return {name: params[name] for name in _PRICES & params.keys()}
 
 
 def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
-    """Return the answer in the form in which LiteLLM logs every dialect's: a chat completion."""
+    """Return the answer as a chat completion, the form in which LiteLLM logs every dialect."""
     kind: Any = litellm.ModelResponse
-    said: dict[str, Any] = {"message": _said(answer)}
+    said: dict[str, Any] = {"message": _message(answer)}
     usage = answer.usage or Usage(0, 0, 0, 0)
     if answer.dialect == "completions":
         kind, said = litellm.TextCompletionResponse, {"text": answer.text}
@@ -325,11 +327,11 @@ def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     )
     set_hidden_param(response, "model_id", answer.deployment_id)
     if not _prices(deployment):
-        set_hidden_param(response, "response_cost", 0.0)  # LiteLLM has no price of it either
+        set_hidden_param(response, "response_cost", 0.0)  # else LiteLLM would look up a price
     return response
 
 
-def _said(answer: LocalAnswerLog) -> dict[str, Any]:
+def _message(answer: LocalAnswerLog) -> dict[str, Any]:
     calls = [
         {
             "id": call["id"],
@@ -347,5 +349,5 @@ def _said(answer: LocalAnswerLog) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> datetime.datetime:
-    """Return a local time without its zone, as all of LiteLLM's are."""
+    """Return a local time without a time zone, as LiteLLM's times are."""
     return datetime.datetime.fromtimestamp(seconds)

@@ -1,7 +1,7 @@
-"""Has LiteLLM's Router take the deployment that a call is pinned to; notes failures and costs.
+"""Hooks into LiteLLM's Router: pins calls to a deployment, and records failures and costs.
 
-LiteLLM imports this module by its name in the merged config, in its own process. What belongs to a
-call is found by a context variable that is set in the task that runs LiteLLM's app for it.
+LiteLLM imports this module in its own process, by its name in the merged config. A hook finds its
+call by a context variable, set in the task that runs LiteLLM's app for the call.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,24 +19,24 @@ from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER
 
 @dataclass(slots=True)
 class RoutedCall:
-    """What is known of one choice or call. Owner: the task of its connection."""
+    """One choice of a deployment, or one call. Owner: the task of its connection."""
 
-    pinned: str = ""  # id of the deployment that alone may be called; "" = any
+    pinned: str = ""  # id of the only deployment that may be called; "" = any
     excluded: Collection[str] = ()
     preferred: str = ""  # id of the deployment to choose if it is healthy
-    failure: BaseException | None = None  # what LiteLLM's app made its last error from
+    failure: BaseException | None = None  # exception behind the last error of LiteLLM's app
 
 
 current_call: ContextVar[RoutedCall | None] = ContextVar("current_call", default=None)
 
 
 class RoutingHook(CustomLogger):
-    """Narrows the healthy deployments of a group to those that the call may take.
+    """Narrows the healthy deployments of a group to those that the call may use.
 
-    It tells what a cloud call cost when LiteLLM logs it, after the reply's end.
+    It reports the usage of a cloud call when LiteLLM logs it, after the reply's end.
     """
 
-    on_usage: Callable[[dict[str, Any]], None]  # is told the fields of a CloudUsage
+    on_usage: Callable[[dict[str, Any]], None]  # called with the fields of a CloudUsage
 
     async def async_filter_deployments(
         self,
@@ -76,25 +76,28 @@ class RoutingHook(CustomLogger):
 
 
 def cloud_usage(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a call of ours cost; None of another's, and of one that cost nothing.
+    """Return the usage of a gateway's call; None for other calls, and if it used nothing.
 
-    Which request it was is told by a header that our call carries.
+    A header of the call carries the request id.
     """
     params = kwargs.get("litellm_params") or {}
     headers = (params.get("proxy_server_request") or {}).get("headers") or {}
     request_id = headers.get(REQUEST_HEADER)
-    told = kwargs.get("standard_logging_object")
-    if not isinstance(request_id, str) or told is None:
+    log_entry = kwargs.get("standard_logging_object")
+    if not isinstance(request_id, str) or log_entry is None:
         return None
-    prompt, completion = int(told["prompt_tokens"] or 0), int(told["completion_tokens"] or 0)
-    cost = float(told["response_cost"] or 0.0)
-    if told["status"] != "success" and not (prompt or completion or cost):
+    prompt, completion = (
+        int(log_entry["prompt_tokens"] or 0),
+        int(log_entry["completion_tokens"] or 0),
+    )
+    cost = float(log_entry["response_cost"] or 0.0)
+    if log_entry["status"] != "success" and not (prompt or completion or cost):
         return None
-    usage = (told.get("metadata") or {}).get("usage_object") or {}
+    usage = (log_entry.get("metadata") or {}).get("usage_object") or {}
     details = usage.get("prompt_tokens_details") or {}
     return {
         "request_id": request_id,
-        "deployment_id": str(told["model_id"]),
+        "deployment_id": str(log_entry["model_id"]),
         "prompt_tokens": prompt,
         "cached_tokens": int(details.get("cached_tokens") or 0),
         "completion_tokens": completion,
@@ -103,9 +106,9 @@ def cloud_usage(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:
-    """Accept all: the proxy alone reaches the app, and has checked the client's own key."""
+    """Accept every request: only the proxy reaches the app, and it has checked the client's key."""
     return UserAPIKeyAuth()
 
 
 routing_hook: Final = RoutingHook()
-local_model: Final = CustomLLM()  # in LiteLLM's list; its requests are never sent through it
+local_model: Final = CustomLLM()  # only listed in LiteLLM; local requests never pass it

@@ -1,6 +1,6 @@
-"""Starts LiteLLM's process; standard input is a socket of the proxy's, and its end ends this too.
+"""Runs LiteLLM's process, whose standard input is a socket to the proxy; it ends with the socket.
 
-The proxy writes one line of JSON, what to serve and how. It reads lines: {"ready": true},
+The proxy writes one line of JSON, the options. It reads lines: {"ready": true},
 {"failure": why}, {"usage": CloudUsage}.
 """
 
@@ -19,37 +19,37 @@ import orjson
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared import logging_setup as logs
 
-END_S_MAX: Final = 3  # for callbacks to send what they hold
-FAILURE_CHARS_MAX: Final = 10_000  # of a reason, secrets in it; the proxy reads lines of 64 KB
+END_S_MAX: Final = 3  # for callbacks to send what they buffer
+FAILURE_CHARS_MAX: Final = 10_000  # of a reason with its secrets; the proxy reads lines of 64 KB
 SERVER: Final = "hearth.proxy.gateway.litellm_server"
 
 
 def main() -> None:
     control = socket.socket(fileno=os.dup(0))
-    with open(os.devnull) as nothing:  # else what a callback starts would hold it open behind us
+    with open(os.devnull) as nothing:  # else a callback's child would keep the socket open
         os.dup2(nothing.fileno(), 0)
-    told = orjson.loads(control.makefile("rb").readline())
-    logs.configure(told["log_level"].upper(), "litellm")
+    options = orjson.loads(control.makefile("rb").readline())
+    logs.configure(options["log_level"].upper(), "litellm")
 
-    def tell(row: dict[str, Any]) -> None:
-        control.sendall(orjson.dumps(row) + b"\n")
+    def send(message: dict[str, Any]) -> None:
+        control.sendall(orjson.dumps(message) + b"\n")
 
     threading.Thread(target=_end_with_proxy, args=(control,), daemon=True).start()
-    # The user's own callbacks lie beside the user's file, which LiteLLM is not given.
-    sys.path.append(told["beside"])
-    gc.disable()  # to look through what modules make takes a quarter of the import
+    # The user's own callbacks lie beside the user's config, which LiteLLM gets only as a copy.
+    sys.path.append(options["beside"])
+    gc.disable()  # collections take a quarter of the import
     try:
         server: Any = importlib.import_module(SERVER)
         with asyncio.Runner(loop_factory=SuspendingEventLoop) as runner:
-            runner.run(server.serve(told, tell))
-    except BaseException as error:  # a config may make it raise anything, SystemExit too
+            runner.run(server.serve(options, send))
+    except BaseException as error:  # a config may raise anything, SystemExit too
         reason = (str(error).strip() or "no reason told").splitlines()[0].removesuffix(".")
-        tell({"failure": f"{type(error).__name__}: {reason[:FAILURE_CHARS_MAX]}."})
-    os._exit(0)  # threads of callbacks are not waited for
+        send({"failure": f"{type(error).__name__}: {reason[:FAILURE_CHARS_MAX]}."})
+    os._exit(0)  # without waiting for threads of callbacks
 
 
 def _end_with_proxy(control: socket.socket) -> None:
-    """Wait for the proxy's end; then end too, at once where nothing is served yet."""
+    """Wait until the proxy closes the socket, then end this process; at once while it loads."""
     control.recv(1)
     signal.alarm(END_S_MAX)
     os.kill(os.getpid(), signal.SIGTERM)

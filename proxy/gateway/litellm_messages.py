@@ -1,8 +1,9 @@
-"""Defines what the proxy and LiteLLM's process say to each other; nothing here imports LiteLLM.
+"""Defines the messages between the proxy and LiteLLM's process, without importing LiteLLM.
 
-They share a socket in the private directory. A connection carries frames: JSON as [what, fields]
-is answered by JSON, {"found": ...} or {"error": ...}. After a "call" and its body come a head, the
-reply's parts, an empty frame and an end. Who closes the connection ends what it asked.
+They share a socket in the private directory. A connection carries frames. A question is JSON
+[what, fields]; its answer is JSON {"found": ...} or {"error": ...}. The answer to a "call" and its
+body is a head, the reply's parts, an empty frame and an end. Closing the connection cancels what
+was asked on it.
 """
 
 import asyncio
@@ -15,14 +16,14 @@ from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import LiteLLMDialect
 from hearth.shared.wire_messages import Usage
 
-AccountDialect = LiteLLMDialect | EncoderKind  # what a local answer is an answer to
+AccountDialect = LiteLLMDialect | EncoderKind  # dialect or kind of a local answer
 
-REQUEST_HEADER: Final = "x-hearth-request"  # of a cloud call, to LiteLLM's app only: our request id
-# Headers that a key may come in, of which LiteLLM takes the first in its own order.
+REQUEST_HEADER: Final = "x-hearth-request"  # carries our request id to LiteLLM's app only
+# Headers that may carry a key; LiteLLM takes the first in its own order.
 KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
-OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
+OVER_BUDGET: Final = "crossed budget"  # from LiteLLM's RouterErrors
 LENGTH_BYTES: Final = 4
-HELD_BYTES_MAX: Final = 64 * 1024  # of a reply that nobody has read yet, in each process
+HELD_BYTES_MAX: Final = 64 * 1024  # of a reply that is not read yet, in each process
 PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
@@ -39,17 +40,17 @@ def frame(data: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the next frame. Raises: IncompleteReadError: the other side has ended."""
+    """Return the next frame. Raises: IncompleteReadError: the other side has closed."""
     size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     return await reader.readexactly(size)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswerLog:
-    """One local answer at its end, whatever came of it. Times are seconds since the epoch.
+    """One local answer at its end, also a failed one. Times are seconds since the epoch.
 
-    `body` has what LiteLLM's logs tell of a request; it, `text`, `thinking` and `calls` are empty
-    where no callback wants texts.
+    `body` has the request's fields that LiteLLM logs. `body`, `text`, `thinking` and `calls` are
+    empty if no callback uses texts.
     """
 
     request_id: str
@@ -62,7 +63,7 @@ class LocalAnswerLog:
     asked_at: float
     first_token_at: float | None
     ended_at: float
-    usage: Usage | None  # None = it broke off before its worker told
+    usage: Usage | None  # None = it broke off before the worker sent it
     finish_reason: str = "stop"
     text: str = ""
     thinking: str = ""

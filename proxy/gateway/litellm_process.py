@@ -1,9 +1,9 @@
-"""Runs LiteLLM in a process of its own, and asks it over a socket in the private directory.
+"""Runs LiteLLM in a process of its own, and talks to it over a socket in the private directory.
 
-Its import takes seconds, its jobs and callbacks go on for as long as it runs: none of that holds
-our event loop up, and the process has LiteLLM's environment alone. It is given the user's config
-with what is ours in it. Fallbacks are ours and taken out, so that LiteLLM never falls back itself.
-Nothing in it listens, prints, or looks for what is new.
+LiteLLM's import takes seconds, and its jobs and callbacks run all the time; in a process of its own
+they do not block our event loop. It gets an environment of its own, and the user's config with our
+hooks added and the fallbacks removed, since the gateway does those. It listens on no port, prints
+nothing and downloads nothing at its start.
 """
 
 import asyncio
@@ -29,8 +29,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
 
-# Each of these is fetched from the network at import unless told otherwise. A user who wants it
-# sets the variable to False.
+# LiteLLM would download each of these at import. A user who wants that sets the variable to False.
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -39,7 +38,7 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
 }
 SET: Final = {
-    "LITELLM_RUST": "False",  # its clients there follow redirects
+    "LITELLM_RUST": "False",  # its Rust clients follow redirects
     "LITELLM_MODE": "PRODUCTION",  # else it loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
@@ -48,7 +47,7 @@ SET: Final = {
     "NO_REDOC": "True",
     "DISABLE_ADMIN_UI": "True",
 }
-# They name another config, change the paths that we call, or are the keys of our own clients.
+# Variables that name another config or change the paths that we call, and our own clients' key.
 UNSET: Final = (
     *("CONFIG_FILE_PATH", "WORKER_CONFIG", "LITELLM_CONFIG_BUCKET_", "STORE_MODEL_IN_DB"),
     *("SERVER_ROOT_PATH", "DOCS_URL", "REDOC_URL", "PROMETHEUS_MULTIPROC_DIR", "NUM_WORKERS"),
@@ -59,41 +58,41 @@ _OURS: Final = (*LISTS.values(), DEFAULT)
 _SUGGESTED: Final = {
     "drop_params": True,
     "expose_router_debug_in_errors": False,
-    "disable_hf_tokenizer_download": True,  # a count reaches no hub
+    "disable_hf_tokenizer_download": True,  # counting tokens must not download from a hub
 }
 _NEEDED: Final = {
     "telemetry": False,
-    # A ping before the first event would begin the reply, and nothing could fall back then.
+    # A ping before the first event would begin the reply, after which no fallback is possible.
     "sse_keepalive_ping_interval_seconds": 0,
     "anthropic_sse_ping_interval_seconds": 0,
 }
 _NEEDED_GENERAL: Final = {
     "cancel_on_disconnect": True,
-    "store_model_in_db": False,  # the table would not know them
-    # Whose a stored response is, we know by its owner. LiteLLM's own way encrypts the ids of
-    # responses with PyNaCl, which is not installed: every Responses answer would be a 500.
+    "store_model_in_db": False,  # the routing table would not have such models
+    # Our response store checks the owner of a response. LiteLLM would encrypt response ids with
+    # PyNaCl, which is not installed, so every Responses answer would be a 500.
     "disable_responses_id_security": True,
 }
 
 
 def environment(table: RoutingTable) -> dict[str, str]:
-    """Return this process's environment as LiteLLM needs it."""
+    """Return the environment of LiteLLM's process."""
     kept = {name: text for name, text in table.environ.items() if not name.startswith(UNSET)}
     return OFFLINE | kept | SET
 
 
 def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
-    """Return the config as LiteLLM is given it; `token` opens its app to us."""
+    """Return the config for LiteLLM; `token` is its master key if the user's config has none."""
     general, settings, router = (
-        {name: value for name, value in table.config.section(each).items() if name not in _OURS}
-        for each in ("general_settings", "litellm_settings", "router_settings")
+        {name: value for name, value in table.config.section(section).items() if name not in _OURS}
+        for section in ("general_settings", "litellm_settings", "router_settings")
     )
     settings = _SUGGESTED | settings | _NEEDED
     settings["callbacks"] = [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"]
     ours = {"provider": PROVIDER, "custom_handler": f"{HOOKS}.local_model"}
     settings["custom_provider_map"] = [*_as_list(settings.get("custom_provider_map")), ours]
     if table.fallback_lists.has_any and not router.get("retry_policy"):
-        # It would sleep for a provider's Retry-After, up to a minute before each of its tries.
+        # Otherwise LiteLLM sleeps for a provider's Retry-After, up to a minute, before each retry.
         router["retry_policy"] = {"RateLimitErrorRetries": 0}
     general |= _NEEDED_GENERAL
     if not table.has_master_key:  # LiteLLM refuses to start without one
@@ -117,17 +116,17 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME: Final = "litellm.yaml"
 SOCKET_NAME: Final = "litellm.sock"
-READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
-ASK_S_MAX: Final = 10.0  # for its Router, or its database; a callback may hold it up
+READY_S_MAX: Final = 60.0  # for a request to wait until LiteLLM is loaded
+ASK_S_MAX: Final = 10.0  # for its Router or its database; a callback may delay them
 REASON_CHARS_MAX: Final = 500
-RESTART_S_MIN: Final = 10.0  # from one start to the next, of one that has ended
-STALL_S_MAX: Final = 60.0  # of its event loop that one call holds up: all others wait for it
-CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they hold
+RESTART_S_MIN: Final = 10.0  # between two starts
+STALL_S_MAX: Final = 60.0  # one blocking call of its event loop, while all others wait
+CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they buffer
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
 
 class LiteLLMUnavailable(RequestError):
-    """LiteLLM could not be started, or not yet, or has ended: nothing is answered through it."""
+    """LiteLLM is not loaded yet, could not be started, or has ended."""
 
     def __init__(self, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(
@@ -135,76 +134,78 @@ class LiteLLMUnavailable(RequestError):
         )
 
 
-class LiteLLMLine:
-    """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task.
+class LiteLLMConnection:
+    """A connection to LiteLLM's process; closing it cancels what was asked. Owner: one task.
 
-    The reply to a call of a deployment is read by `start`, then `chunks`. `failure` is set where
-    `chunks` ended early: a reply that broke off amid its stream, after what LiteLLM wrote of it.
+    `start`, then `chunks`, read the reply to a call. If the reply breaks off amid its stream,
+    `chunks` ends and `failure` is set.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.why_closed = "LiteLLM has ended. Send the request again."
-        self.failure: RequestError | None = None  # of a call
-        self.is_complete = False  # LiteLLM has written its reply to the end
+        self.failure: RequestError | None = None  # of a call's reply
+        self.is_complete = False  # LiteLLM has written the whole reply
 
     async def write(self, data: bytes) -> None:
-        """Send a frame, a part at a time: a body of any size holds nobody up."""
+        """Send a frame in parts, so that a large body does not block the event loop."""
         self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big"))
-        with contextlib.suppress(ConnectionError):  # `read` tells of it
+        with contextlib.suppress(ConnectionError):  # `read` raises it
             for start in range(0, len(data), HELD_BYTES_MAX):
                 self._writer.write(data[start : start + HELD_BYTES_MAX])
                 await self._writer.drain()
 
     async def read(self) -> bytes:
-        """Return the next frame. Raises: LiteLLMUnavailable: it is closed here or there."""
+        """Return the next frame. Raises: LiteLLMUnavailable: either side has closed."""
         try:
             return await read_frame(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise LiteLLMUnavailable(self.why_closed) from None
 
-    async def ask(self, what: str, asked: Any, wait_s: float = ASK_S_MAX, size: int = 0) -> Any:
-        """Return what LiteLLM's process says; `asked`, of `size` bytes, is a mapping or dataclass.
+    async def ask(self, what: str, fields: Any, wait_s: float = ASK_S_MAX, size: int = 0) -> Any:
+        """Return the answer of LiteLLM's process to the question `what`.
+
+        `fields` is a mapping or a dataclass with about `size` bytes.
 
         Raises:
-            RequestError: it refuses, or says nothing within `wait_s`.
+            RequestError: it refuses, or does not answer within `wait_s`.
         """
-        question = await work_on_body(size, lambda: orjson.dumps([what, asked]))
+        question = await work_on_body(size, lambda: orjson.dumps([what, fields]))
         try:
             async with asyncio.timeout(wait_s):
                 await self.write(question)
-                return await self._told()
+                return await self._read_result()
         except TimeoutError:
             text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
             raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
 
-    async def _told(self) -> Any:
-        """Return what was found. Raises: RequestError: what was told instead."""
-        told = orjson.loads(await self.read())
-        self.is_complete = told.get("is_complete", False)
-        if error := told.get("error"):
+    async def _read_result(self) -> Any:
+        """Read an answer, and return its result. Raises: RequestError: the answer is an error."""
+        answer = orjson.loads(await self.read())
+        self.is_complete = answer.get("is_complete", False)
+        if error := answer.get("error"):
             raise (CloudError if "cause" in error else RequestError)(error.pop("text"), **error)
-        return told.get("found")
+        return answer.get("found")
 
     def close(self) -> None:
         self._writer.close()
 
     async def start(self) -> tuple[int, RawHeaders]:
-        """Return the status and the headers that a client may see.
+        """Return the status and headers of a call's reply, for the client.
 
         Raises:
-            RequestError: it is refused, and nothing may be sent.
+            RequestError: the call failed, and nothing may be sent to the client.
         """
-        status, headers = await self._told()
+        status, headers = await self._read_result()
         return status, [(name.encode(), value.encode()) for name, value in headers]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the reply's body as it comes, an event or a whole reply in one piece."""
+        """Yield the reply's body in parts: each is one whole event, or the whole reply."""
         try:
             while part := await self.read():
                 yield part
-            await self._told()
+            await self._read_result()
         except RequestError as error:
             self.failure = error
 
@@ -214,65 +215,65 @@ class LiteLLMProcess:
 
     def __init__(self, table: RoutingTable, directory: Path, log_level: str = "info") -> None:
         """`directory` is private."""
-        self.failure = ""  # a sentence: why it cannot be used, without secrets
+        self.failure = ""  # why LiteLLM cannot be used, a sentence without secrets
         self._table = table
         self._config = directory / CONFIG_NAME
         self._socket = directory / SOCKET_NAME
         self._log_level = log_level
         self._is_ready = asyncio.Event()
-        self._refusal = ""  # a sentence: why no call is begun any more
-        self._calls: set[LiteLLMLine] = set()
-        self._living: asyncio.Task[None] | None = None
-        self._begun = 0.0  # when it was started last, on the monotonic clock
-        self._was_ready = False  # its config is one that it starts with
+        self._refusal = ""  # why no new call is allowed, a sentence
+        self._calls: set[LiteLLMConnection] = set()
+        self._running: asyncio.Task[None] | None = None
+        self._started_at = 0.0  # last start, on the monotonic clock
+        self._was_ready = False  # it was ready once, so the config is usable
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     def start(self, on_usage: Callable[[CloudUsage], None]) -> None:
-        """Begin to load LiteLLM; `on_usage` is told what each cloud call costs."""
+        """Begin to load LiteLLM; `on_usage` is called with the usage of each cloud call."""
         self._on_usage = on_usage
-        self._begun = time.monotonic()
-        self._living = asyncio.create_task(self._live(), name="litellm")
+        self._started_at = time.monotonic()
+        self._running = asyncio.create_task(self._run(), name="litellm")
 
     @property
     def is_usable(self) -> bool:
         return self._is_ready.is_set() and not self.failure
 
     def end_calls(self, reason: str) -> None:
-        """End each call with an error, and let none begin; `reason` is a sentence."""
+        """End each call with an error, and refuse new ones; `reason` is a sentence."""
         self._refusal = reason
         if not self._is_ready.is_set():
-            self._fail(reason)  # whoever waits for it has waited enough
-        for line in self._calls:
-            line.why_closed = reason
-            line.close()
+            self._fail(reason)  # wakes the requests that wait for it
+        for connection in self._calls:
+            connection.why_closed = reason
+            connection.close()
 
     async def close(self) -> None:
-        """End LiteLLM, and wait a little for what its callbacks still hold."""
-        if self._living is None:
+        """End LiteLLM, and wait up to CLOSE_S_MAX for its callbacks to send what they buffer."""
+        if self._running is None:
             return
         if self._control is not None and self.is_usable:
             self._control.close()
-            await asyncio.wait({self._living}, timeout=CLOSE_S_MAX)
+            await asyncio.wait({self._running}, timeout=CLOSE_S_MAX)
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # it stands still, or was told nothing that it could hold
-            await self._process.wait()  # it is gone, and no zombie, when this returns
-        self._living.cancel()
-        await asyncio.wait({self._living})
+            self._process.kill()  # it hangs, or is still loading
+            await self._process.wait()  # reaps it
+        self._running.cancel()
+        await asyncio.wait({self._running})
 
     def wake(self) -> None:
-        """Start LiteLLM again where it has ended, at most every RESTART_S_MIN."""
-        rests = time.monotonic() - self._begun < RESTART_S_MIN or self._refusal
+        """Start LiteLLM again if it has ended, at most every RESTART_S_MIN."""
+        rests = time.monotonic() - self._started_at < RESTART_S_MIN or self._refusal
         if self._was_ready and self.failure and not rests:
             self.failure = ""
             self._is_ready.clear()
             self.start(self._on_usage)
 
-    async def line(self) -> LiteLLMLine:
-        """Return a connection to LiteLLM, which the caller closes; one that has ended is restarted.
+    async def connect(self) -> LiteLLMConnection:
+        """Return a connection to LiteLLM, which the caller closes; restart LiteLLM if it has ended.
 
         Raises:
-            LiteLLMUnavailable: there is none, or not within READY_S_MAX.
+            LiteLLMUnavailable: LiteLLM cannot be used, or is not ready within READY_S_MAX.
         """
         self.wake()
         try:
@@ -285,15 +286,15 @@ class LiteLLMProcess:
             raise LiteLLMUnavailable(self.failure)
         try:
             opening = asyncio.open_unix_connection(str(self._socket), limit=HELD_BYTES_MAX)
-            return LiteLLMLine(*await opening)
+            return LiteLLMConnection(*await opening)
         except OSError as error:
             text = f"LiteLLM cannot be reached ({error.strerror}). Send the request again."
             raise LiteLLMUnavailable(text) from None
 
-    async def ask(self, what: str, asked: Any, size: int = 0) -> Any:
-        """Return what LiteLLM says to one question. Raises: RequestError: see LiteLLMLine.ask."""
-        with contextlib.closing(await self.line()) as line:
-            return await line.ask(what, asked, size=size)
+    async def ask(self, what: str, fields: Any, size: int = 0) -> Any:
+        """Return LiteLLM's answer to one question. Raises: as `LiteLLMConnection.ask`."""
+        with contextlib.closing(await self.connect()) as connection:
+            return await connection.ask(what, fields, size=size)
 
     async def choose(
         self,
@@ -304,70 +305,72 @@ class LiteLLMProcess:
         request: Mapping[str, Any],
         size: int = 0,
     ) -> Deployment:
-        """Return the deployment of `group` that LiteLLM's Router takes for a request.
+        """Return the deployment of `group` that LiteLLM's Router chooses for a request.
 
-        `excluded` are ids that were tried, `preferred` is taken where it is healthy. `request` is
-        what LiteLLM's routing looks at: messages and metadata; it has `size` bytes.
+        `excluded` are ids of deployments that failed; `preferred` is chosen if it is healthy.
+        `request` has the messages and metadata that the Router uses, about `size` bytes.
 
         Raises:
-            RequestError: all of them are excluded, cool down, or are over a limit or a budget.
-            LiteLLMUnavailable: it cannot say.
+            RequestError: all deployments are excluded, cool down, or are over a limit or budget.
+            LiteLLMUnavailable: LiteLLM cannot be asked.
         """
-        asked = {"group": group, "excluded": [*excluded], "preferred": preferred}
+        fields = {"group": group, "excluded": [*excluded], "preferred": preferred}
         self._refuse()
-        found = await self.ask("choose", asked | {"request": request}, size)
+        found = await self.ask("choose", fields | {"request": request}, size)
         return self._table.deployment(group, found[0]) or Deployment(*found)
 
     @contextlib.asynccontextmanager
     async def call(
         self, deployment: Deployment, path: str, body: bytes, headers: RawHeaders
-    ) -> AsyncIterator[LiteLLMLine]:
-        """Give a call of `deployment`; who leaves it ends it.
+    ) -> AsyncIterator[LiteLLMConnection]:
+        """Begin a call of `deployment`; leaving the `async with` block ends it.
 
-        The body's model is `deployment.group`. `headers` are all that the app sees of the client's;
-        where LiteLLM checks keys, the client's key is among them.
+        The body's model is `deployment.group`. `headers` are all headers that the app gets, with
+        the client's key if LiteLLM checks keys.
 
         Raises: LiteLLMUnavailable
         """
         self._refuse()
         sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        asked = {"deployment": deployment.id, "path": path, "headers": sent}
-        line = await self.line()
-        self._calls.add(line)
+        fields = {"deployment": deployment.id, "path": path, "headers": sent}
+        connection = await self.connect()
+        self._calls.add(connection)
         try:
             self._refuse()
-            await line.write(orjson.dumps(["call", asked]))
-            await line.write(body)
-            yield line
+            await connection.write(orjson.dumps(["call", fields]))
+            await connection.write(body)
+            yield connection
         finally:
-            self._calls.discard(line)
-            line.close()
+            self._calls.discard(connection)
+            connection.close()
 
     def _refuse(self) -> None:
-        """Raises: LiteLLMUnavailable: the server stops."""
+        """Raise LiteLLMUnavailable if the server is stopping."""
         if self._refusal:
             raise LiteLLMUnavailable(self._refusal)
 
     # ------------------------------------------------------------ the process
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         what, why = "could not be started with LITELLM_CONFIG", ""
         try:
-            reader = await self._begin()
+            reader = await self._start_process()
             with contextlib.suppress(ConnectionError):
-                while row := await reader.readline():
-                    told = orjson.loads(row)
-                    if usage := told.get("usage"):
+                while line := await reader.readline():
+                    sent = orjson.loads(line)
+                    if usage := sent.get("usage"):
                         self._on_usage(CloudUsage(**usage))
-                    elif "ready" in told:
-                        self._config.unlink(missing_ok=True)  # it was read, and it holds keys
+                    elif "ready" in sent:
+                        self._config.unlink(missing_ok=True)  # it was read, and holds keys
                         what = "has ended"
                         self._was_ready = True
                         self._is_ready.set()
-                        log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
+                        log.info(
+                            "LiteLLM is ready wall_s=%.1f", time.monotonic() - self._started_at
+                        )
                     else:
                         why = (
-                            f": {self._table.secrets.redacted(told['failure'])[:REASON_CHARS_MAX]}"
+                            f": {self._table.secrets.redacted(sent['failure'])[:REASON_CHARS_MAX]}"
                         )
             if self._process is not None:
                 await self._process.wait()
@@ -382,37 +385,37 @@ class LiteLLMProcess:
             self._fail(f"LiteLLM {what}{why or '.'} Local models are served.")
             log.error("%s", self.failure)
 
-    async def _begin(self) -> asyncio.StreamReader:
-        """Start the process, and return what it tells. Raises: OSError."""
+    async def _start_process(self) -> asyncio.StreamReader:
+        """Start the process, and return the stream of its messages. Raises: OSError."""
         for path in (self._config, self._socket):
             path.unlink(missing_ok=True)
         descriptor = os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:  # JSON is YAML
             merged = merged_config(self._table, f"sk-{os.urandom(32).hex()}")
             file.write(orjson.dumps(merged, option=orjson.OPT_NON_STR_KEYS))
-        ours, theirs = socket.socketpair()
+        own_end, child_end = socket.socketpair()
         env = environment(self._table) | {"CONFIG_FILE_PATH": str(self._config)}
         try:
-            with theirs:
+            with child_end:
                 self._process = await asyncio.create_subprocess_exec(
                     *COMMAND,
-                    stdin=theirs.fileno(),  # its end ends the process, however this one dies
-                    stdout=DEVNULL,  # LiteLLM prints its model list at its start, in green
+                    stdin=child_end.fileno(),  # its end ends the process
+                    stdout=DEVNULL,  # LiteLLM prints its model list at its start
                     env=env,
-                    start_new_session=True,  # Ctrl-C is ours to pass on
+                    start_new_session=True,  # Ctrl-C must reach this process alone
                 )
-            reader, self._control = await asyncio.open_connection(sock=ours)
+            reader, self._control = await asyncio.open_connection(sock=own_end)
         except BaseException:
-            ours.close()
+            own_end.close()
             raise
-        told = {
+        options = {
             "socket": str(self._socket),
             "beside": str(self._table.config.path.resolve().parent),
             "log_level": self._log_level,
             "stall_s": STALL_S_MAX,
             "secrets": sorted(self._table.secrets.texts),
         }
-        self._control.write(orjson.dumps(told) + b"\n")
+        self._control.write(orjson.dumps(options) + b"\n")
         return reader
 
     def _fail(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""Serves LiteLLM's proxy app and Router to the proxy, in a process of its own.
+"""Serves LiteLLM's proxy app and Router to Hearth's proxy, in LiteLLM's own process.
 
-Used of LiteLLM are `app` and `llm_router` of its proxy's module, and the Router's public methods;
-tests/unit/proxy/gateway/test_litellm_contract.py holds it to them.
+It uses `app` and `llm_router` of LiteLLM's proxy module and the Router's public methods, as
+tests/unit/proxy/gateway/test_litellm_contract.py checks.
 """
 
 import asyncio
@@ -39,91 +39,98 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 T = TypeVar("T")
 
-LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
-COLLECT_S: Final = 0.25  # for what held a call to let go of it
-CLOCK_READ_S: Final = 1.0  # what nobody reads for 5 s stands still: shared/suspending_clock.py
-REFUSED: Final = 300  # and above: redirects are refusals, and not followed
+LEAVE_S: Final = 0.2  # for the app to notice that its client has gone, before it is cancelled
+COLLECT_S: Final = 0.25  # from a cancelled call to the collection of its objects
+CLOCK_READ_S: Final = 1.0  # a clock that is not read for 5 s stops: shared/suspending_clock.py
+REFUSED: Final = 300  # statuses from here on are refusals; redirects are not followed
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
-TEXT_CHARS_MAX: Final = 2_000  # behind the secrets' removal: none is cut in two
+TEXT_CHARS_MAX: Final = 2_000  # of an error's text, cut after secrets are masked
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
-SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU
+SCHEMA_BYTES_MAX: Final = 1_000_000  # of a schema with its references inlined; 0.4 s of CPU
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
-async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
+async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM; then let LiteLLM's callbacks send what they buffer.
+
+    `options` are the proxy's; `send` writes a message to it.
+    """
     stop = asyncio.Event()
-    secrets = Secrets(frozenset(told["secrets"]))
-    for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
+    secrets = Secrets(frozenset(options["secrets"]))
+    for name in _LOGGERS:  # they log broken answers with tracebacks that hold prompts
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # No schema grows over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places. It has
-    # the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions that
-    # name one another would fill all memory, and hold each other call up until then.
+    # Limits a schema whose references LiteLLM inlines to SCHEMA_BYTES_MAX. LiteLLM's code for
+    # Gemini and Bedrock does not pass that parameter, so definitions that refer to one another
+    # would fill all memory and block every other call meanwhile.
     schemas: Any = importlib.import_module(SCHEMAS)
     schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
-    litellm.suppress_debug_info = True  # it prints where to ask for help
+    litellm.suppress_debug_info = True  # else it prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
-        routing_hook.on_usage = lambda usage: tell({"usage": usage})
+        routing_hook.on_usage = lambda usage: send({"usage": usage})
         server = _Server(secrets, dict(state or {}))
-        await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
-        os.chmod(told["socket"], 0o600)
+        await asyncio.start_unix_server(
+            server.serve_connection, options["socket"], limit=HELD_BYTES_MAX
+        )
+        os.chmod(options["socket"], 0o600)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        gc.freeze()  # what modules made stays, and is never looked through
+        gc.freeze()  # objects of imported modules stay, and are never collected
         gc.enable()
-        tell({"ready": True})
+        send({"ready": True})
         while not stop.is_set():
-            # Of a thread in C, and without the proxy: LiteLLM looks through a provider's error of
-            # megabytes for secrets in one step, and nothing in Python runs meanwhile.
-            faulthandler.dump_traceback_later(told["stall_s"], exit=True)
+            # A watchdog thread in C: LiteLLM searches a provider's error of megabytes for secrets
+            # in one step, in which no Python code can run.
+            faulthandler.dump_traceback_later(options["stall_s"], exit=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), CLOCK_READ_S)
 
 
 class _Server:
-    """Does what the proxy asks, each connection in a task of its own. Owner: the event loop."""
+    """Answers the proxy's questions, each connection in its own task. Owner: the event loop."""
 
     def __init__(self, secrets: Secrets, state: dict[str, Any]) -> None:
-        """`state` is what the app's lifespan made."""
+        """`state` comes from the app's lifespan."""
         self._secrets = secrets
         self._state = state
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Do what one connection asks until it ends; what a key has reserved ends with it."""
+    async def serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer one connection until it closes, then release what its key has reserved."""
         booked: list[KeyedCall] = []
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                what, asked = orjson.loads(await read_frame(reader))
+                what, fields = orjson.loads(await read_frame(reader))
                 if what == "call":
                     body = await read_frame(reader)
-                    reply = _Reply(writer, RoutedCall(pinned=asked["deployment"]), self._secrets)
-                    await _while_there(reader, self._call(reply, body, **asked), reply.gone)
+                    reply = _Reply(writer, RoutedCall(pinned=fields["deployment"]), self._secrets)
+                    await _while_there(reader, self._call(reply, body, **fields), reply.gone)
                 else:
-                    work = self._told(what, asked, booked)
-                    row = await _while_there(reader, work, asyncio.Event())
-                    writer.write(frame(orjson.dumps(row)))
+                    work = self._result_of(what, fields, booked)
+                    answer = await _while_there(reader, work, asyncio.Event())
+                    writer.write(frame(orjson.dumps(answer)))
         writer.close()
         if booked:
             await litellm_accounts.give_back(booked.pop())
 
-    async def _told(
-        self, what: str, asked: dict[str, Any], booked: list[KeyedCall]
+    async def _result_of(
+        self, what: str, fields: dict[str, Any], booked: list[KeyedCall]
     ) -> dict[str, Any]:
-        """Return the answer to anything but a call; `booked` is the connection's."""
+        """Return the answer to any question but a call; `booked` is the connection's."""
         try:
             if what == "choose":
-                return {"found": await self._choose(**asked)}
+                return {"found": await self._choose(**fields)}
             if what == "owner":
-                return {"found": await litellm_accounts.owner(**asked)}
+                return {"found": await litellm_accounts.owner(**fields)}
             if what == "begin":
-                booked.append(await litellm_accounts.begin(**asked))
+                booked.append(await litellm_accounts.begin(**fields))
             else:
-                await litellm_accounts.log_answer(asked, booked.pop() if booked else None)
+                await litellm_accounts.log_answer(fields, booked.pop() if booked else None)
         except RequestError as error:
-            return {"error": _row(error, self._secrets)}
+            return {"error": _error_fields(error, self._secrets)}
         except Exception as error:
             text = f"LiteLLM failed at this: {type(error).__name__}."
             return {"error": {"text": text, "status": 500, "code": "litellm_failed"}}
@@ -132,30 +139,34 @@ class _Server:
     async def _choose(
         self, group: str, excluded: Collection[str], preferred: str, request: dict[str, Any]
     ) -> tuple[str, str, str]:
-        """Return id, group and model of the deployment that the Router takes for a request.
+        """Return id, group and model of the deployment that the Router chooses for a request.
 
-        It is of another group where the list has a router of LiteLLM's own (auto_router/...).
+        The deployment is of another group if `group` is one of LiteLLM's own auto routers.
 
         Raises:
-            RequestError: all of them are excluded, cool down, or are over a limit or a budget.
+            RequestError: all deployments are excluded, cool down, or are over a limit or budget.
         """
         current_call.set(RoutedCall(excluded=excluded, preferred=preferred))
         router: Any = proxy_server.llm_router
         try:
-            row = await router.async_get_available_deployment(
+            deployment = await router.async_get_available_deployment(
                 model=group,
                 request_kwargs=request,
                 messages=request.get("messages"),
                 input=request.get("input"),
             )
-        except Exception as error:  # each kind of LiteLLM's means that none can be had
-            raise _none(error) from None
-        return str(row["model_info"]["id"]), row["model_name"], row["litellm_params"]["model"]
+        except Exception as error:  # each kind of LiteLLM's errors means that none is available
+            raise _no_deployment_error(error) from None
+        return (
+            str(deployment["model_info"]["id"]),
+            deployment["model_name"],
+            deployment["litellm_params"]["model"],
+        )
 
     async def _call(
         self, reply: "_Reply", body: bytes, deployment: str, path: str, headers: list[list[str]]
     ) -> None:
-        """Have the app answer a POST of `body`."""
+        """Run LiteLLM's app on a POST of `body`."""
         current_call.set(reply.call)
         sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         scope = {
@@ -190,33 +201,33 @@ class _Server:
         app: Any = proxy_server.app
         try:
             await app(scope, receive, reply.send)
-        except Exception as raised:  # what LiteLLM leaves unhandled ends this call alone
+        except Exception as raised:  # an unhandled error of LiteLLM ends this call alone
             error = raised
         reply.end(error)
 
 
 class _Reply:
-    """Sends the app's reply to one call on. Owner: the task of its connection.
+    """Forwards the app's reply to one call. Owner: the task of its connection.
 
-    A refusal is sent as its meaning alone. `drain` holds the app up while the proxy does not read,
-    so that a slow client slows the cloud down and no reply piles up.
+    A refusal is sent as an error with its meaning. `drain` blocks the app while the proxy does not
+    read, so that a slow client slows the cloud down and no reply piles up in memory.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, call: RoutedCall, secrets: Secrets) -> None:
         self.call = call
-        self.gone = asyncio.Event()  # the proxy has left
+        self.gone = asyncio.Event()  # the proxy has closed the connection
         self._writer = writer
         self._secrets = secrets
         self._redactor = ErrorEventRedactor(secrets)
         self._status = 0
-        self._is_begun = False  # the proxy has its head
+        self._is_begun = False  # the head was sent to the proxy
         self._headers: list[tuple[str, str]] = []
         self._refusal = b""
         self._is_complete = False
 
     async def send(self, message: AsgiMessage) -> None:
         if self.gone.is_set():
-            await asyncio.sleep(0)  # an app that has all of its reply would never see it
+            await asyncio.sleep(0)  # lets the app notice the disconnect
         elif message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = [
@@ -228,7 +239,7 @@ class _Reply:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
             if self._status < REFUSED and not self._is_begun:
-                if part == b"null":  # with `drop_params` LiteLLM swallows a 422
+                if part == b"null":  # with `drop_params` LiteLLM replies so to a 422
                     self._status, part = UNPROCESSABLE, orjson.dumps({"error": SWALLOWED})
                 elif is_redirect(self.call.failure):
                     self._status = STATUS_UNKNOWN
@@ -238,21 +249,21 @@ class _Reply:
             if self._status >= REFUSED:
                 self._refusal = (self._refusal + part)[:ERROR_BYTES_MAX]
             elif is_redirect(self.call.failure):
-                self._is_complete = False  # the proxy tells the remedy; LiteLLM's event does not
+                self._is_complete = False  # the proxy's own error event names the remedy
             else:
                 self._put(self._redactor.feed(part))
                 with contextlib.suppress(ConnectionError):
                     await self._writer.drain()
 
     def end(self, error: BaseException | None) -> None:
-        """Say how the reply ended; `error` is what the app raised."""
+        """Send how the reply ended; `error` is what the app raised."""
         if not self._is_begun:
             status = self._status if self._status >= REFUSED else 0
-            self._put_json({"error": _row(self._failure(error, status), self._secrets)})
+            self._put_json({"error": _error_fields(self._failure(error, status), self._secrets)})
             return
         self._put(self._redactor.rest())
         has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete
-        failed = _row(self._failure(error, 0), self._secrets) if has_failed else None
+        failed = _error_fields(self._failure(error, 0), self._secrets) if has_failed else None
         self._writer.write(frame(b""))
         self._put_json({"is_complete": self._is_complete, "error": failed})
 
@@ -261,28 +272,28 @@ class _Reply:
             has_failed = self.call.failure is not None
             self._writer.write(frame(self._secrets.redacted_bytes(part) if has_failed else part))
 
-    def _put_json(self, row: dict[str, Any]) -> None:
-        self._writer.write(frame(orjson.dumps(row)))
+    def _put_json(self, message: dict[str, Any]) -> None:
+        self._writer.write(frame(orjson.dumps(message)))
 
     def _failure(self, error: BaseException | None, status: int) -> CloudError:
         wait = dict(self._headers).get("retry-after", "")
         return failure_of(self.call.failure or error, status, self._refusal, wait)
 
 
-def _row(error: RequestError, secrets: Secrets) -> dict[str, Any]:
-    """Return an error as the proxy is told it."""
-    known = ("status", "retry_after_s", "cause" if isinstance(error, CloudError) else "code")
-    row = {name: getattr(error, name) for name in known}
-    return row | {"text": secrets.redacted(str(error))[:TEXT_CHARS_MAX]}
+def _error_fields(error: RequestError, secrets: Secrets) -> dict[str, Any]:
+    """Return an error as JSON fields for the proxy."""
+    names = ("status", "retry_after_s", "cause" if isinstance(error, CloudError) else "code")
+    values = {name: getattr(error, name) for name in names}
+    return values | {"text": secrets.redacted(str(error))[:TEXT_CHARS_MAX]}
 
 
 async def _while_there(
     reader: asyncio.StreamReader, work: Coroutine[Any, Any, T], gone: asyncio.Event
 ) -> T:
-    """Return what `work` gives, which is told, and soon cancelled, when the proxy leaves it.
+    """Return the result of `work`; if the proxy closes the connection, set `gone` and cancel it.
 
     Raises:
-        ConnectionResetError: it has.
+        ConnectionResetError: the proxy closed the connection.
     """
     task = asyncio.create_task(work)
     leaving = asyncio.create_task(reader.read(1))
@@ -292,8 +303,8 @@ async def _while_there(
         await asyncio.wait({task}, timeout=LEAVE_S)
         task.cancel()
         await asyncio.wait({task})
-        # LiteLLM closes no Responses stream that was left between two chunks: the connection to
-        # the cloud is closed when what is left of it is collected.
+        # LiteLLM does not close a Responses stream that is cancelled between two chunks. Its
+        # connection to the cloud closes only when its objects are collected.
         _collect_soon()
         raise ConnectionResetError
     leaving.cancel()
@@ -305,7 +316,7 @@ _collecting: set[asyncio.TimerHandle] = set()
 
 
 def _collect_soon() -> None:
-    """Collect garbage once for all calls that are left at about one time."""
+    """Collect garbage in COLLECT_S, once for all calls that are cancelled until then."""
 
     def collect() -> None:
         _collecting.clear()
@@ -315,8 +326,8 @@ def _collect_soon() -> None:
         _collecting.add(asyncio.get_running_loop().call_later(COLLECT_S, collect))
 
 
-def _none(error: Exception) -> RequestError:
-    """Return why the Router has no deployment; secrets may be in it."""
+def _no_deployment_error(error: Exception) -> RequestError:
+    """Return the error for the Router's `error`: no deployment. Its text may hold secrets."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, litellm.ContextWindowExceededError):
         return RequestError(text, code="context_length_exceeded")

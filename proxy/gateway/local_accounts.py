@@ -1,7 +1,7 @@
-"""Tells LiteLLM of local answers, beside everything else, and has it check keys where they are its.
+"""Reports local answers to LiteLLM in the background, and lets it check its own API keys.
 
-What a config has no use for is not told. Keys are checked for local requests and for our own
-routes too; `litellm_accounts` is what runs there.
+Answers are reported only if the config has a use for them. Keys are checked for local requests and
+for our own routes too. `litellm_accounts` does the work in LiteLLM's process.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from hearth.proxy.api.answer_frames import WholeChoice, total_usage
 from hearth.proxy.api.dialects import ANSWER_PATHS
 from hearth.proxy.gateway.config_file import leaves
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, PATHS, AccountDialect, LocalAnswerLog
-from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMConnection, LiteLLMProcess
 from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
@@ -27,15 +27,15 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 
-# What LiteLLM knows as routes for keys, itself or by how it begins; a key may have a list of them.
+# Routes that LiteLLM knows, by path or prefix; a key may be limited to some of them.
 _ROUTES: Final = (
     *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
     *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
     *("/v1/rerank", "/v2/rerank", "/rerank"),
 )
-_MODELS: Final = ("/v1/models", "/models")  # LiteLLM has those below for keys of users alone
+_MODELS: Final = ("/v1/models", "/models")  # LiteLLM allows paths below these to user keys only
 _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
-_LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteLLM's do
+_LIKE: Final = {  # our own routes, each with the LiteLLM route that does the same
     prefill_endpoint.PATH: _CHAT,
     **dict.fromkeys(ANSWER_PATHS, _CHAT),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
@@ -43,10 +43,10 @@ _LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteL
 
 
 def route_of(path: str) -> str:
-    """Return the route that a key is checked for at `path`.
+    """Return the LiteLLM route for which a key is checked at `path`.
 
-    Our own routes are none of LiteLLM's: who may list models may ask what is kept for their key,
-    and a prompt is read for whoever may have it answered.
+    LiteLLM does not know our own routes. A key that may chat may prefill a prompt; a key that may
+    list models may use the other routes.
     """
     if path in _MODELS or any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
         return path
@@ -54,7 +54,7 @@ def route_of(path: str) -> str:
 
 
 class LiteLLMKeys:
-    """Asks LiteLLM whose a key is and what it may. Owner: our event loop."""
+    """Asks LiteLLM who owns a key and what the key may do. Owner: our event loop."""
 
     def __init__(self, litellm: LiteLLMProcess, own_header: str = "") -> None:
         """`own_header` is the config's litellm_key_header_name."""
@@ -64,48 +64,49 @@ class LiteLLMKeys:
     async def identity(
         self, headers: Headers, path: str = "", method: str = "POST", group: str = ""
     ) -> str:
-        """See `ClientKeys`; with a `group` the key may also ask for that. Nothing is reserved.
+        """See `ClientKeys`. With a `group`, check too that the key may use it; reserve nothing.
 
-        `key_digest` of it names the owner of the cache, of turns and of stored responses. Where no
-        key was sent LiteLLM is not asked.
+        `key_digest` of the result names the owner of the cache, of turns and of stored responses.
+        Without a key LiteLLM is not asked.
         """
-        rows = list(headers)
-        if not any(value.strip() for name, value in rows if name in self.headers):
+        sent = list(headers)
+        if not any(value.strip() for name, value in sent if name in self.headers):
             text = "An API key is required. Send one of LiteLLM's as 'Authorization: Bearer KEY'."
             raise RequestError(text, status=401, code="invalid_api_key")
-        asked = _caller(method, path, rows) | {"group": group}
-        owner: str = await self._litellm.ask("owner", asked)
+        fields = _caller(method, path, sent) | {"group": group}
+        owner: str = await self._litellm.ask("owner", fields)
         return owner
 
     async def begin(
         self, exchange: HttpExchange, path: str, group: str, dialect: AccountDialect
-    ) -> LiteLLMLine:
-        """Return the line on which a local answer for `group` is booked; its log is told on it.
+    ) -> LiteLLMConnection:
+        """Reserve a local answer for `group` in the key's limits; return the connection for it.
 
-        Closed before, it gives back what the key has reserved.
+        The answer's report must go over that connection; closing it before releases what the key
+        has reserved.
 
         Raises:
-            RequestError: the key may not, or what its models, budget and limits say.
+            RequestError: the key's models, budget or limits do not allow the request.
         """
-        asked = {"group": group, "dialect": dialect, "request_id": exchange.request_id}
-        line = await self._litellm.line()
+        fields = {"group": group, "dialect": dialect, "request_id": exchange.request_id}
+        connection = await self._litellm.connect()
         try:
             caller = _caller(exchange.method, path, exchange.raw_headers)
-            await line.ask("begin", caller | asked)
+            await connection.ask("begin", caller | fields)
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection
 
 
 def _caller(method: str, path: str, headers: Headers) -> dict[str, Any]:
-    """Return what of a request LiteLLM looks at to know whose it is; no text of the request."""
-    rows = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-    return {"method": method, "path": route_of(path), "headers": rows}
+    """Return the parts of a request by which LiteLLM identifies its owner, without texts."""
+    decoded = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    return {"method": method, "path": route_of(path), "headers": decoded}
 
 
-# Of a client's body, what LiteLLM's logs have as a prompt and as a model's parameters; `system` and
-# `instructions` are the rest of what was asked.
+# The fields of a body that LiteLLM logs as prompt and model parameters, and `system` and
+# `instructions`.
 LOGGED: Final = (
     *("messages", "prompt", "input", "query", "user"),
     *("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop"),
@@ -116,42 +117,42 @@ LOGGED: Final = (
 
 @dataclass(slots=True)
 class LocalAccount:
-    """What LiteLLM is to be told of one local answer. Owner: the task that serves it."""
+    """Collects what LiteLLM's log needs of one local answer. Owner: the task that serves it."""
 
     deployment: Deployment
     request_id: str
     dialect: AccountDialect
     body: ClientBody
     keeps_texts: bool
-    line: LiteLLMLine | None = None  # on which LiteLLM has booked it, where it checks keys
-    tokens: int | None = None  # that were embedded or ranked, where that was asked
+    connection: LiteLLMConnection | None = None  # holds the key's reservation in LiteLLM
+    tokens: int | None = None  # embedded or ranked tokens; None for other requests
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
     _answers: list[AnswerStream] = field(default_factory=list)
-    _first: WholeChoice | None = None  # of the first choice, whose text stands for all
+    _first: WholeChoice | None = None  # the first choice, whose text is logged
 
     def admitted(self, request: ParsedRequest, answers: list[AnswerStream]) -> None:
-        """Take the answers of a request; the text of the first is kept as it is read."""
+        """Take in the answers of a request, and collect the text of the first as it is read."""
         self._request, self._answers = request, answers
         if self.keeps_texts:
             self._first = first = WholeChoice()
-            # Its log tells no log probabilities, which take 5 kB a token.
-            answers[0].recorded = lambda row: first.add(replace(row, logprobs=[]))
+            # The log has no log probabilities, which take 5 kB for each token.
+            answers[0].on_read = lambda delta: first.add(replace(delta, logprobs=[]))
 
     @property
-    def is_told(self) -> bool:
-        """Whether there is an answer, or a reservation to be given back."""
-        return bool(self._answers) or self.tokens is not None or self.line is not None
+    def needs_report(self) -> bool:
+        """Return whether there is an answer to report, or a reservation to release."""
+        return bool(self._answers) or self.tokens is not None or self.connection is not None
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory its log takes."""
+        """Return roughly the memory that the log takes."""
         return self.body.size if self._first is not None else 0
 
     def log(self, broken: RequestError | None) -> LocalAnswerLog:
-        """Return the log at the answer's end; `broken` is why its client did not get all of it.
+        """Return the log at the answer's end; `broken` is why the client did not get all of it.
 
-        Tokens are of all choices. An answer's own failure is told before the reply's.
+        Tokens are those of all choices. The answer's own failure goes before `broken`.
         """
         ended_at = time.time()
         asked_at = ended_at - (awake_s() - self._began_at)
@@ -159,9 +160,9 @@ class LocalAccount:
         first_token_at, finish_reason = None, "stop"
         error = None if broken is None else (broken.status, str(broken))
         if self._request is not None:
-            told = [answer.usage for answer in self._answers if answer.usage is not None]
-            if len(told) == len(self._answers):
-                usage = total_usage(told, self._request.choices)
+            usages = [answer.usage for answer in self._answers if answer.usage is not None]
+            if len(usages) == len(self._answers):
+                usage = total_usage(usages, self._request.choices)
             first = self._answers[0]
             if usage is not None and usage.completion_tokens:
                 wait_s = first.asked_at - self._began_at + usage.ttft_ms / 1000
@@ -169,7 +170,7 @@ class LocalAccount:
             finish_reason = first.ended_as if first.status == 200 else "stop"
             outcomes = (answer.outcome(broken) for answer in self._answers)
             failures = [(status, f"The answer ended: {code}.") for code, status in outcomes]
-            error = next((each for each in failures if each[0] != 200), error)
+            error = next((failure for failure in failures if failure[0] != 200), error)
         body = self.body.fields
         return LocalAnswerLog(
             request_id=self.request_id,
@@ -191,76 +192,76 @@ class LocalAccount:
 
 
 def _texts(choice: WholeChoice) -> dict[str, Any]:
-    """Return what LocalAnswerLog has of a choice."""
+    """Return the LocalAnswerLog's fields for the texts of a choice."""
     calls = [{"id": call.id, "name": call.name, "arguments": text} for call, text in choice.calls]
     return {"calls": calls, "text": choice.text("content"), "thinking": choice.text("reasoning")}
 
 
 log = logging.getLogger(__name__)
 
-LOGS_MAX: Final = 1_024  # answers that wait to be told or are being told
+LOGS_MAX: Final = 1_024  # reports that wait or are being sent
 LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers together
-AT_ONCE_MAX: Final = 16  # answers that callbacks are told of at the same time
-LOG_S_MAX: Final = 60.0  # for all callbacks to take one
-# What in a config has a use for each answer, by its name wherever that stands.
+AT_ONCE_MAX: Final = 16  # reports that are being sent
+LOG_S_MAX: Final = 60.0  # for all callbacks to take one report
+# Names of a config's entries, at any level, that need a report of each answer.
 _CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
 _COUNTED: Final = (
     *("max_budget", "budget_duration", "budget_limit", "tpm", "rpm", "max_parallel_requests"),
     "optional_pre_call_checks",
 )
-_BLIND: Final = "simple-shuffle"  # the routing strategy that looks at no answer
+_BLIND: Final = "simple-shuffle"  # the routing strategy that ignores answers
 
 
 class Accounts:
-    """What LiteLLM is told of local answers, and asked about keys. Owner: our event loop.
+    """Reports local answers to LiteLLM, and has it check keys. Owner: our event loop.
 
-    Invariant: at most LOGS_MAX answers and LOG_BYTES_MAX of their text wait; what is more is
-    dropped, counted and warned of. Those of LiteLLM's keys are told without their texts instead:
-    as many can wait as LiteLLM has let in.
+    Invariant: at most LOGS_MAX reports and LOG_BYTES_MAX of their texts wait; more are dropped,
+    counted and warned of. A report that holds a reservation of a LiteLLM key is never dropped, but
+    loses its texts instead; LiteLLM itself limits their number.
     """
 
     def __init__(
         self, config: Mapping[str, Any], litellm: LiteLLMProcess, *, checks_keys: bool
     ) -> None:
-        """`config` is the user's; `checks_keys` is whether clients' keys are LiteLLM's."""
-        self.keys: LiteLLMKeys | None = None  # None: PROXY_API_KEY(S) are checked, or none
+        """`config` is the user's; `checks_keys`: clients' keys are LiteLLM's."""
+        self.keys: LiteLLMKeys | None = None  # None: LiteLLM does not check keys
         given = {name: value for name, value in leaves(config) if value}
         if checks_keys:
             self.keys = LiteLLMKeys(litellm, str(given.get("litellm_key_header_name", "")))
         calls_back = not given.keys().isdisjoint(_CALLBACKS)
         counts = given.get("routing_strategy", _BLIND) != _BLIND
         counts = counts or not given.keys().isdisjoint(_COUNTED)
-        self.tells = checks_keys or calls_back or counts
-        # A callback may see what was asked and answered
+        self.needs_reports = checks_keys or calls_back or counts
+        # Callbacks get the texts of requests and answers.
         self.keeps_texts = calls_back and given.get("turn_off_message_logging") is not True
-        self.on_lost: Callable[[str], None] = lambda why: None  # is told "dropped" or "failed"
-        self.dropped = 0  # there was no room
+        self.on_lost: Callable[[str], None] = lambda why: None  # called with "dropped" or "failed"
+        self.dropped = 0  # reports dropped for want of room
         self._litellm = litellm
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes = 0
         self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
 
     @contextlib.asynccontextmanager
-    async def telling(
+    async def reporting(
         self,
         exchange: HttpExchange,
         dialect: AccountDialect,
         deployment: Deployment,
         body: ClientBody,
     ) -> AsyncIterator[LocalAccount | None]:
-        """Have a local answer to `body` be told of when it ends; None where nobody wants to know.
+        """Report the local answer to `body` at the end of the block; yield None if none is needed.
 
         Raises:
-            RequestError: the client's key of LiteLLM's may not ask for it now.
+            RequestError: the client's LiteLLM key does not allow the request now.
         """
-        if not self.tells:
+        if not self.needs_reports:
             yield None
             return
         account = LocalAccount(deployment, exchange.request_id, dialect, body, self.keeps_texts)
         if self.keys is not None:
             path = exchange.path if dialect == "rerank" else PATHS[dialect]
             opening = self.keys.begin(exchange, path, deployment.group, dialect)
-            account.line = await exchange.while_connected(opening)
+            account.connection = await exchange.while_connected(opening)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             yield account
@@ -269,29 +270,31 @@ class Accounts:
             error = raised
             raise
         finally:
-            if account.is_told:
-                self.tell(account.log(error), account.held_bytes, account.line)
+            if account.needs_report:
+                self.report(account.log(error), account.held_bytes, account.connection)
 
     async def check(self, exchange: HttpExchange, group: str) -> None:
-        """Let a request for `group` pass that is on no account: a count, or a prompt to be read.
+        """Check the key of a request for `group` that is not billed: a count, or a prefill.
 
         Raises:
-            RequestError: the client's key of LiteLLM's may not ask for it.
+            RequestError: the client's LiteLLM key does not allow the request.
         """
         if self.keys is not None:
-            asked = (exchange.raw_headers, exchange.path, exchange.method, group)
-            await exchange.while_connected(self.keys.identity(*asked))
+            request = (exchange.raw_headers, exchange.path, exchange.method, group)
+            await exchange.while_connected(self.keys.identity(*request))
 
-    def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
-        """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
+    def report(
+        self, answer: LocalAnswerLog, size: int, connection: LiteLLMConnection | None = None
+    ) -> None:
+        """Send `answer` to LiteLLM's callbacks, budgets and spend soon; never waits or raises.
 
-        `size` is about how much memory it takes beside the answer's own words; its key's
-        reservation is on `line`.
+        `size` is roughly its memory beside the answer's text. `connection` holds the reservation
+        of its key.
         """
         size += len(answer.text) + len(answer.thinking)
         size += sum(len(call["arguments"]) for call in answer.calls)
         if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
-            if line is None:
+            if connection is None:
                 self.dropped += 1
                 self.on_lost("dropped")
                 if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
@@ -304,15 +307,17 @@ class Accounts:
                 return
             answer, size = replace(answer, body={}, text="", thinking="", calls=()), 0
         self._bytes += size
-        task = asyncio.create_task(self._tell(answer, size, line), name="litellm-log")
+        task = asyncio.create_task(self._report(answer, size, connection), name="litellm-log")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None) -> None:
+    async def _report(
+        self, answer: LocalAnswerLog, size: int, connection: LiteLLMConnection | None
+    ) -> None:
         try:
             async with self._at_once:
-                line = line or await self._litellm.line()
-                await line.ask("log", answer, LOG_S_MAX, size)
+                connection = connection or await self._litellm.connect()
+                await connection.ask("log", answer, LOG_S_MAX, size)
         except RequestError as error:
             self.on_lost("failed")
             log.warning(
@@ -320,11 +325,11 @@ class Accounts:
             )
         finally:
             self._bytes -= size
-            if line is not None:
-                line.close()
+            if connection is not None:
+                connection.close()
 
     async def close(self, wait_s: float) -> None:
-        """Tell what waits within `wait_s`; what is left is dropped and counted."""
+        """Send the waiting reports within `wait_s`; drop and count the rest."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=wait_s)

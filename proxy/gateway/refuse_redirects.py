@@ -1,10 +1,10 @@
-"""Has no HTTP client of LiteLLM follow a redirect, or keep a cookie: both would go to others.
+"""Stops LiteLLM's HTTP clients from following redirects and from keeping cookies.
 
-A redirect would take the prompt, and Anthropic's key, to a host in no config; a cookie would tell a
-provider of one key's requests in another's. LiteLLM makes most of its clients with
-`follow_redirects=True`, which no setting of it turns off, and OpenAI's with a jar of cookies. So
-`max_redirects`, public in httpx and aiohttp, is none for all of them. Where LiteLLM asks for no
-redirects it looks at each address itself, as for an image that it fetches.
+A redirect would send the prompt, and Anthropic's key, to a host in no config. A cookie would let a
+provider link the requests of two keys. LiteLLM makes most of its clients with
+`follow_redirects=True`, which no setting turns off, and OpenAI's with a cookie jar. So this module
+sets `max_redirects`, public in httpx and aiohttp, to none for all of them. For images LiteLLM
+follows redirects itself and checks each address, which still works.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import httpx
 
 
 def refuse_redirects() -> None:
-    """Set the clients of this process; to do so twice changes nothing more."""
+    """Patch the HTTP clients of this process; calling it again changes nothing."""
     post = aiohttp.ClientSession.post
 
     def aiohttp_post(self: aiohttp.ClientSession, url: Any, **options: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Handles HTTP itself: keys, origins, bodies within limits, replies, connection timeouts."""
+"""Handles HTTP itself: API keys, origins, body limits, replies, connection timeouts."""

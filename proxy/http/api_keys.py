@@ -8,30 +8,30 @@ from typing import Final, Protocol
 
 from hearth.shared.errors import RequestError
 
-Headers = Iterable[tuple[bytes, bytes]]  # as ASGI has them: lower-case names
+Headers = Iterable[tuple[bytes, bytes]]  # ASGI headers, names in lower case
 
-SENT_MAX: Final = 4  # keys that are looked at in one request
+SENT_MAX: Final = 4  # keys of one request that are checked
 
 
 class ClientKeys(Protocol):
-    """Says whose a request is. Owner: the event loop."""
+    """Identifies the client of a request by its API key. Owner: the event loop."""
 
     async def identity(self, headers: Headers, path: str = "") -> str | None:
-        """Return what stands for the key that `headers` hold; None where all are everybody's.
+        """Return a text that identifies the key in `headers`; None if all clients share one owner.
 
-        So they are where no key is set, and where one is: it is who may come in.
-        `path` is what it asks for; "" = a page or a figure of this server's.
+        They do where no key is set, and where a single key is set, which only admits.
+        `path` is the request's path; "" = one of this server's own pages or reports.
 
         Raises:
-            RequestError: 401, or why it cannot be said.
+            RequestError: 401, or the reason why the key cannot be checked.
         """
 
 
 class ApiKeyCheck:
-    """Compares what a client sent with the keys that are accepted; where there are none, all pass.
+    """Compares a client's API keys with the accepted ones; if none is set, every request passes.
 
-    Digests are compared, each with every other: how long it takes tells neither how much of a key
-    was right, nor its length, nor which one it was.
+    It compares the digest of each sent key with all accepted digests, so that the time reveals
+    neither a correct prefix, nor the length, nor which key matched.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -40,10 +40,10 @@ class ApiKeyCheck:
     async def identity(self, headers: Headers, path: str = "") -> str | None:
         """Accept `Authorization: Bearer KEY` or `x-api-key: KEY`; see `ClientKeys`.
 
-        Of several that were sent the first accepted one counts. It is good for every path.
+        If several keys were sent, the first accepted one counts. A key is good for every path.
 
         Raises:
-            RequestError: 401, without a word about which part was wrong.
+            RequestError: 401, which does not say what was wrong with the key.
         """
         if not self._digests:
             return None

@@ -1,16 +1,16 @@
-"""Decodes base64 of megabytes in slices, between which the event loop can have the interpreter."""
+"""Decodes large base64 in slices, so that the event loop can run between them."""
 
 import binascii
 from typing import Final
 
-_SLICE_CHARS: Final = 1024 * 1024  # some 2 ms. A multiple of 4
+_SLICE_CHARS: Final = 1024 * 1024  # a multiple of 4; takes some 2 ms
 
 
 def decode_base64(text: str, start: int = 0) -> bytes:
-    """Return what `text` holds from `start` on. Any thread.
+    """Return the bytes of the base64 in `text` from `start` on. Any thread.
 
     Raises:
-        ValueError: it is not base64 in its strict form.
+        ValueError: the text is not strict base64.
     """
     chars = len(text) - start
     if chars % 4 or text.endswith("==="):  # binascii lets more padding pass

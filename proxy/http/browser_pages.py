@@ -1,8 +1,8 @@
-"""Serves the files of pages to browsers, which it signs in with a key and then knows by a cookie.
+"""Serves the files of pages to browsers, and signs browsers in with an API key by a cookie.
 
-A page can send no header with a form or an event stream, and must not keep a key where scripts read
-it. So it carries a cookie: a random token that stands for a key. The cookie is good below the
-paths of this server's own pages only: a browser gives it to every server on this host.
+A page can send no header with a form or an event stream, and must not keep a key where scripts can
+read it. So the browser gets a cookie: a random token that stands for the key. The cookie is valid
+only below the paths of this server's own pages, since a browser sends it to every port of the host.
 """
 
 import secrets
@@ -16,9 +16,9 @@ from hearth.proxy.http.api_keys import ClientKeys
 from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
 from hearth.shared.errors import RequestError
 
-PATHS: Final = ("/chat", "/dashboard")  # below which the cookie is sent
-SIGN_IN_S: Final = 12 * 3600.0  # a sign-in is good for so long
-SIGN_INS_MAX: Final = 64  # of a key; of one more its oldest ends, and nobody else's
+PATHS: Final = ("/chat", "/dashboard")  # the cookie is sent below these
+SIGN_IN_S: Final = 12 * 3600.0  # how long a sign-in is valid
+SIGN_INS_MAX: Final = 64  # for one API key; one more ends the key's oldest sign-in
 FORM_BYTES_MAX: Final = 4096
 POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 HTML: Final = b"text/html; charset=utf-8"
@@ -31,21 +31,21 @@ _TYPES: Final = {
 
 
 def page_headers(policy: str = POLICY) -> RawHeaders:
-    """Return what each reply to a page has, whatever it says."""
+    """Return the headers of every reply to a page."""
     return [
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
-        (b"x-dns-prefetch-control", b"off"),  # a link's host may hold what a model was told
+        (b"x-dns-prefetch-control", b"off"),  # the host of a link may hold words of a prompt
         (b"referrer-policy", b"same-origin"),  # not no-referrer: a form's Origin would be null
         (b"cache-control", b"no-store"),
     ]
 
 
 class PageFiles:
-    """The files of one directory, read once. A value that nobody changes."""
+    """The files of one directory, read once. Immutable."""
 
     def __init__(self, directory: Path, prefix: str) -> None:
-        """`prefix` stands before each file's path."""
+        """`prefix` is put before each file's path."""
         self._prefix = prefix
         self.by_path = {
             f"{prefix}/{file.relative_to(directory).as_posix()}": (
@@ -57,7 +57,7 @@ class PageFiles:
         }
 
     def holds(self, path: str) -> bool:
-        """Whether `path` is a file by itself: pages have paths of their own."""
+        """Return whether `path` is a file other than a page; pages have paths of their own."""
         return path in self.by_path and not path.endswith(".html")
 
     def page(self, name: str) -> bytes:
@@ -72,34 +72,34 @@ class PageFiles:
 
 
 class BrowserSignIns:
-    """Gives browsers their cookies and tells whose they are. Owner: the event loop.
+    """Gives browsers cookies and finds the API key of a cookie. Owner: the event loop.
 
-    Invariants: a token is kept as a digest, the key that it stands for in memory only; a key is
-    asked after at each use, so that one which was taken back opens nothing.
+    Invariants: tokens are kept as digests, and keys in memory only; a key is checked at each use,
+    so that a revoked key opens nothing.
     """
 
     def __init__(self, port: int, keys: ClientKeys) -> None:
         self._keys = keys
-        self._cookie = f"hearth-{port}"  # a browser tells no port from another
-        # Kept for one key: sign-ins by digests, with their keys, 12 hours
-        self._held: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
+        self._cookie = f"hearth-{port}"  # a browser sends the cookies of all ports
+        # Kept for one key: sign-ins by token digest, each with its API key and end, 12 hours
+        self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
 
     async def identity(self, exchange: HttpExchange) -> str | None:
-        """Return what stands for the key of the request or of its cookie; None: none is needed.
+        """Return the identity of the request's key or of its cookie's; see `ClientKeys`.
 
         Raises:
-            RequestError: 401, neither is accepted.
+            RequestError: 401, neither key is accepted.
         """
-        key = self.key_of(exchange)
+        api_key = self.key_of(exchange)
         try:
             return await self._keys.identity(exchange.raw_headers)
         except RequestError:
-            if key is None:
+            if api_key is None:
                 raise
-        return await self._keys.identity(key_header(key))
+        return await self._keys.identity(key_header(api_key))
 
     async def needs_key(self) -> bool:
-        """Return whether nothing is told without a key."""
+        """Return whether a request needs an API key."""
         try:
             await self._keys.identity([])
         except RequestError:
@@ -107,38 +107,40 @@ class BrowserSignIns:
         return False
 
     def key_of(self, exchange: HttpExchange) -> bytes | None:
-        """Return the key that the cookie stands for; None where there is none that holds."""
-        key, until = self._held.get(_digest(self._token(exchange)), (None, 0.0))
-        return key if time.time() < until else None
+        """Return the API key of the cookie; None without a valid cookie."""
+        api_key, until = self._sign_ins.get(_digest(self._token(exchange)), (None, 0.0))
+        return api_key if time.time() < until else None
 
     def _token(self, exchange: HttpExchange) -> str:
-        # Other servers on this host set cookies too, of any form: no parser that stops at one.
+        # Other servers on this host set cookies too, perhaps malformed ones: skip those.
         for pair in exchange.headers.get("cookie", "").split(";"):
             name, _, token = pair.strip().partition("=")
             if name == self._cookie:
                 return token
         return ""
 
-    async def sign_in(self, exchange: HttpExchange, key: bytes) -> None:
-        """Accept `key`: the reply will give the cookies, if any key is needed.
+    async def sign_in(self, exchange: HttpExchange, api_key: bytes) -> None:
+        """Accept `api_key`: the reply will set the cookies, if any key is needed.
 
         Raises:
-            RequestError: 401, or why the key cannot be used now.
+            RequestError: 401, or the reason why the key cannot be used now.
         """
-        await self._keys.identity(key_header(key))
-        if await self.needs_key():  # else each of any number of keys would have its sign-ins
+        await self._keys.identity(key_header(api_key))
+        if await self.needs_key():  # else any text would be a key, and sign-ins would pile up
             now, token = time.time(), secrets.token_urlsafe(32)
-            self._held = {each: row for each, row in self._held.items() if now < row[1]}
-            own = [each for each, (whose, _) in self._held.items() if whose == key]
+            self._sign_ins = {
+                digest: sign_in for digest, sign_in in self._sign_ins.items() if now < sign_in[1]
+            }
+            own = [digest for digest, (owner, _) in self._sign_ins.items() if owner == api_key]
             if len(own) >= SIGN_INS_MAX:
-                del self._held[own[0]]
-            self._held[_digest(token)] = (key, now + SIGN_IN_S)
+                del self._sign_ins[own[0]]
+            self._sign_ins[_digest(token)] = (api_key, now + SIGN_IN_S)
             self._give_cookies(exchange, token, SIGN_IN_S)
 
     def sign_out(self, exchange: HttpExchange) -> None:
-        """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""
+        """End the sign-in of the request's cookie. Raises: RequestError: 403, like `form_key`."""
         _check_own_page(exchange)
-        self._held.pop(_digest(self._token(exchange)), None)
+        self._sign_ins.pop(_digest(self._token(exchange)), None)
         self._give_cookies(exchange, "", 0)
 
     def _give_cookies(self, exchange: HttpExchange, token: str, age_s: float) -> None:
@@ -154,12 +156,12 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode()).digest()
 
 
-def key_header(key: bytes) -> RawHeaders:
-    return [(b"x-api-key", key)]
+def key_header(api_key: bytes) -> RawHeaders:
+    return [(b"x-api-key", api_key)]
 
 
 def _check_own_page(exchange: HttpExchange) -> None:
-    """Refuse what a listed site's page asks: it may use the API, and sign nobody in or out."""
+    """Refuse a page of an origin in CORS_ORIGINS: it may use the API, but not sign in or out."""
     if exchange.listed_origin is not None:
         raise RequestError(
             f"Pages of {exchange.listed_origin!r:.120} sign nobody in here or out. Open this "
@@ -170,12 +172,12 @@ def _check_own_page(exchange: HttpExchange) -> None:
 
 
 async def form_key(exchange: HttpExchange) -> bytes:
-    """Return the field `key` of the posted form; nothing where it has none.
+    """Return the field `key` of the posted form; b"" if it is missing.
 
     Raises:
-        RequestError: 403, another site's page sends it; 413, it is over FORM_BYTES_MAX.
+        RequestError: 403, another site's page sent the form; 413, it is over FORM_BYTES_MAX.
     """
     _check_own_page(exchange)
-    body = await exchange.read_body(FORM_BYTES_MAX)  # nobody has shown a key yet
+    body = await exchange.read_body(FORM_BYTES_MAX)  # small, since no key is checked yet
     fields = parse_qs(body.decode("latin-1"), encoding="latin-1")
-    return fields.get("key", [""])[0].encode("latin-1").strip()  # its letters may be any bytes
+    return fields.get("key", [""])[0].encode("latin-1").strip()  # a key may hold any bytes

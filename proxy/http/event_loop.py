@@ -1,7 +1,7 @@
 """Makes the event loop's timers count only the time in which the machine is awake.
 
-uvloop's own go on while a Mac sleeps: at its wake every wait would be over at once, ours as well
-as those of uvicorn and aiohttp, and each request that waited would be refused.
+uvloop's own timers go on while a Mac sleeps. When it wakes every wait would be over at once, ours
+as well as those of uvicorn and aiohttp, and each waiting request would be refused.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class SuspendingEventLoop(uvloop.Loop):
-    """uvloop on the clock of `suspending_clock`. Owner: the thread that runs it."""
+    """Runs uvloop on the clock of `suspending_clock`. Owner: the thread that runs it."""
 
     def time(self) -> float:
         return awake_s()
@@ -45,12 +45,12 @@ class SuspendingEventLoop(uvloop.Loop):
     def start_timer(
         self, delay_s: float, callback: Callable[[], object], context: Context | None
     ) -> asyncio.TimerHandle:
-        """Have uvloop call `callback`; it does so early where the machine sleeps meanwhile."""
+        """Have uvloop call `callback` after `delay_s`; earlier if the machine sleeps."""
         return super().call_later(delay_s, callback, context=context)
 
 
 class _Timer(asyncio.TimerHandle):
-    """Calls back once, when the loop's clock has come to `when`. Owner: the event loop."""
+    """Calls back once, when the loop's clock reaches `when`. Owner: the event loop."""
 
     def __init__(
         self,
@@ -77,4 +77,4 @@ class _Timer(asyncio.TimerHandle):
     def cancel(self) -> None:
         self._timer.cancel()
         self._act = None
-        asyncio.Handle.cancel(self)  # TimerHandle's own tells asyncio's loop, which this is not
+        asyncio.Handle.cancel(self)  # TimerHandle.cancel calls what uvloop does not implement

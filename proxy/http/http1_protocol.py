@@ -1,11 +1,12 @@
-"""Speaks HTTP/1.1 with clients: uvicorn's protocol, stricter, with limits, for half-closers too.
+"""Speaks HTTP/1.1 with clients: uvicorn's protocol with limits, strict parsing and half-close.
 
-uvicorn waits for ever for a head and for a client to read, takes what h11 takes for HTTP, answers
-in plain text where it refuses, and closes a connection whose client has only finished sending.
+uvicorn waits for ever for a request's head and for a client to read, accepts whatever h11 accepts,
+refuses in plain text, and closes a connection whose client has only finished sending.
 
-h11 takes bare line feeds, folded lines, control bytes, a length beside a coding and several equal
-lengths, and has no setting against them. A proxy in front that reads any of these otherwise would
-let a client hide one request in another. So h11 is shown only HTTP/1.1 as RFC 9112 writes it.
+h11 accepts bare line feeds, folded lines, control bytes, Content-Length beside Transfer-Encoding
+and repeated equal lengths, and has no setting against them. If a proxy in front reads any of these
+differently, a client can smuggle one request inside another. So h11 gets only bytes that follow
+RFC 9112 strictly.
 """
 
 import asyncio
@@ -28,60 +29,61 @@ from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-CONNECTION: Final = "connection"  # in a scope's state: the Http1Protocol that it came on
-WRITE_WAIT_S_MAX: Final = 600.0  # for a client to take anything at all of what is sent to it
+CONNECTION: Final = "connection"  # key of a scope's state; the value is its Http1Protocol
+WRITE_WAIT_S_MAX: Final = 600.0  # for a client to read any byte of what is sent to it
 HEAD_WAIT_S_MAX: Final = 20.0  # from a connection's start, or a request's first byte, to its body
-PROBE_S_MIN: Final = 0.03  # from the end of sending to the question whether a client is there
+PROBE_S_MIN: Final = 0.03  # from the client's end of sending to the first probe
 PROBE_S_MAX: Final = 5.0
-JUDGE_S: Final = 0.05  # for a newcomer to show what it is, before one without a key is closed
-LINGER_S_MAX: Final = 2.0  # for a refused client to read why, while it still sends
-_COMMENT: Final = b": \n\n"  # an event stream's way to say nothing
+JUDGE_S: Final = 0.05  # for a new connection to send its key, before connections are closed
+LINGER_S_MAX: Final = 2.0  # for a refused client to read the refusal, while it still sends
+_COMMENT: Final = b": \n\n"  # an empty comment of an event stream
 _AS_ANTHROPIC: Final = re.compile(
     rb"\A\S* +(?:https?://[^/\s]*)?/v1/messages|^anthropic-version[ \t]*:", re.I | re.M
 )
 
-Why = Literal["displaced", "malformed"]  # why a connection was closed
-# From an error, and whether Anthropic's words are wanted, to the headers and the body of an answer.
+CloseReason = Literal["displaced", "malformed"]  # why a connection was closed
+# Maps an error, and whether the client speaks Anthropic's API, to headers and body of a reply.
 Refuse = Callable[[RequestError, bool], tuple[list[tuple[bytes, bytes]], bytes]]
 
-# ------------------------------------------------------------ the places of all connections
+# ------------------------------------------------------------ the slots of all connections
 
-CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
-OVERSHOOT: Final = 2  # times the places, for as long as newcomers are not judged
-FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
-FILES_SPARE: Final = 128  # the workers' sockets, journals, the log
+CONNECTIONS_MAX: Final = 1_000  # BodyBudget limits the memory of their bodies
+OVERSHOOT: Final = 2  # times the slots: the connections that may be open before a trim
+FILES_A_CONNECTION: Final = 2  # the connection itself, and one to fetch an image by
+FILES_SPARE: Final = 128  # for the workers' sockets, journals and the log
 
 
-class ConnectionPlaces:
-    """All open connections, and which of them goes first. Owner: the event loop.
+class ConnectionSlots:
+    """Keeps all open connections, and chooses which to close. Owner: the event loop.
 
-    The order is: without a good key and idle, without one amid a request, idle with one; of those
-    alike the one that is so longest. A newcomer is not judged before what it sends could be read:
-    for a moment there may be OVERSHOOT times `count_max`. Invariant: behind each `trim` there are
-    `count_max`, or one more where that many are amid requests with a key: it is told `are_taken`.
+    Idle connections without an accepted key are closed first, then busy ones without a key, then
+    idle ones with a key; within a class, the one that has been in it longest. New connections get
+    JUDGE_S to send their key, so for a moment there may be OVERSHOOT times `count_max`. Invariant:
+    after each `trim` there are at most `count_max`, or one more if so many are busy with a key; the
+    requests of that one are refused (`are_full`).
     """
 
     def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
         assert count_max > 0, count_max
         self.count_max = count_max
-        self.on_closed: Callable[[Why], None] = lambda why: None
-        # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
-        # with a good key, or needed none.
+        self.on_closed: Callable[[CloseReason], None] = lambda why: None
+        # (is trusted, is busy) of each connection, the longest unchanged first. Trusted: its last
+        # request came with an accepted key, or needed none.
         self._standings: dict[Transport, tuple[bool, bool]] = {}
-        self._is_to_be_trimmed = False  # in a flood each newcomer still has its time to be read
+        self._is_to_be_trimmed = False  # a trim is planned; later connections do not postpone it
 
     def __len__(self) -> int:
         return len(self._standings)
 
     @property
-    def are_taken(self) -> bool:
-        """Tell whether there is no place that a newcomer may have."""
+    def are_full(self) -> bool:
+        """Return whether every slot has a busy connection with an accepted key."""
         taken = len(self) >= self.count_max and sum(map(all, self._standings.values()))
         return taken >= self.count_max
 
     def enter(self, newcomer: Transport) -> bool:
-        """Take `newcomer` in; return whether `trim` is to be called once it has shown itself."""
-        if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
+        """Add `newcomer`; return whether the caller has to call `trim` after JUDGE_S."""
+        if len(self) >= OVERSHOOT * self.count_max:  # several at once, as each search is O(n)
             self._close(max(1, self.count_max // 10))
         self._standings[newcomer] = (False, False)
         was_asked = self._is_to_be_trimmed
@@ -89,20 +91,22 @@ class ConnectionPlaces:
         return self._is_to_be_trimmed > was_asked
 
     def trim(self) -> None:
-        """Close what there is no place for, but none amid a trusted request, nor the last left."""
+        """Close connections beyond `count_max`, except busy trusted ones and the last closable."""
         self._is_to_be_trimmed = False
         self._close(len(self) - self.count_max)
 
     def _close(self, count: int) -> None:
-        closable = [each for each, standing in self._standings.items() if not all(standing)]
+        closable = [
+            transport for transport, standing in self._standings.items() if not all(standing)
+        ]
         closable.sort(key=self._standings.__getitem__)
-        for each in closable[: max(0, min(count, len(closable) - 1))]:
+        for transport in closable[: max(0, min(count, len(closable) - 1))]:
             self.on_closed("displaced")
-            self.leave(each)
-            each.abort()
+            self.leave(transport)
+            transport.abort()
 
-    def move(self, connection: Transport, *, is_trusted: bool, is_busy: bool) -> None:
-        """Note what `connection` is at now; of one that has left, nothing."""
+    def update(self, connection: Transport, *, is_trusted: bool, is_busy: bool) -> None:
+        """Record the new standing of `connection`; one that has left is ignored."""
         standing = (is_trusted, is_busy)
         if self._standings.get(connection, standing) != standing:
             del self._standings[connection]
@@ -112,27 +116,27 @@ class ConnectionPlaces:
         self._standings.pop(connection, None)
 
 
-def places_within(open_files_max: int) -> int:
-    """Return how many connections a process may serve that may have so many files open."""
+def slots_within(open_files_max: int) -> int:
+    """Return how many connections a process can serve with so many open files."""
     return max(1, min(CONNECTIONS_MAX, (open_files_max - FILES_SPARE) // FILES_A_CONNECTION))
 
 
-# ------------------------------------------------------------ what h11 is shown
+# ------------------------------------------------------------ strict parsing before h11
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-# A chunk costs some 35 us of the event loop, however small it is.
+# Each chunk costs some 35 us of the event loop, however small it is.
 SMALL_CHUNKS_MAX: Final = 1_000
-CHUNK_BYTES: Final = 64  # on average, of more
-CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size and its extensions, which nobody reads
+CHUNK_BYTES: Final = 64  # the least average, once there are more chunks
+CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size with its extensions, which are ignored
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _TEXT: Final = rb"[\t\x20-\x7e\x80-\xff]*"
 _REQUEST_LINE: Final = re.compile(rb"%b /[\x21-\x7e]* HTTP/1\.([01])\r\n" % _TOKEN)
 _FIELDS: Final = re.compile(rb"(?:%b:%b\r\n)*" % (_TOKEN, _TEXT))
-_END: Final = re.compile(rb"(?:\A|\n)\r?\n")  # of a head or of trailers, as h11 finds it
+_END: Final = re.compile(rb"(?:\A|\n)\r?\n")  # the end of a head or of trailers, as h11 finds it
 _LENGTHS: Final = re.compile(rb"^(?:content-length|transfer-encoding):.*(?=\r)", re.I | re.M)
 _LENGTH: Final = rb"content-length:[ \t]*[0-9]{1,18}[ \t]*"
 _CODING: Final = rb"transfer-encoding:[ \t]*chunked[ \t]*"
-_TOLD: Final = {  # by the last digit of the version: how one request may tell its body's length
+_LENGTH_FORMS: Final = {  # the header with a body's length, by the version's last digit
     b"0": re.compile(_LENGTH, re.I),
     b"1": re.compile(rb"%b|%b" % (_LENGTH, _CODING), re.I),
 }
@@ -142,8 +146,8 @@ _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;%b)?\r\n" % _TEXT)
 class StrictConnection(h11.Connection):
     """A server's h11 connection that reads its lines through `StrictBuffer`.
 
-    h11 finds where a head, a chunk and a body end, in a buffer of its own that nothing public
-    reaches; it is replaced, so that each line is checked once and none is looked for twice.
+    h11 splits heads and chunks in a private buffer. Replacing that buffer lets each line be checked
+    where h11 finds it, without a second search.
     """
 
     def __init__(self) -> None:
@@ -152,20 +156,20 @@ class StrictConnection(h11.Connection):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """What came and h11 has not read; it gives out no line that is not as it must be.
+    """Buffers received bytes for h11, and raises at a malformed line.
 
-    What it raises h11 turns into an h11.RemoteProtocolError. Owner: the event loop.
+    h11 turns what it raises into an h11.RemoteProtocolError. Owner: the event loop.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = b""  # of the last request, as far as it has come
+        self.head = b""  # head of the last request, as far as received
         self._is_amid_trailers = False
-        self._looked_at = 0  # bytes of a head or of trailers that are not whole
-        self._chunks = self._chunk_bytes = 0  # of the body
+        self._looked_at = 0  # bytes of an incomplete head or trailers that were searched
+        self._chunks = self._chunk_bytes = 0  # counts of the present body
 
     def maybe_extract_next_line(self) -> bytearray | None:
-        """Return the line of a chunk's size; None where it is not whole."""
+        """Return the line of a chunk's size; None if it is incomplete."""
         line = super().maybe_extract_next_line()
         if len(self if line is None else line) > CHUNK_LINE_BYTES_MAX:
             raise h11.LocalProtocolError(
@@ -187,8 +191,8 @@ class StrictBuffer(ReceiveBuffer):
         return line
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of a head, or of a body's trailers; None where they are not whole."""
-        unread, start = bytes(self), self._looked_at  # each byte once, however slowly it comes
+        """Return the lines of a head, or of a body's trailers; None if they are incomplete."""
+        unread, start = bytes(self), self._looked_at  # so each byte is searched once
         end = _END.search(unread, max(0, start - 2), HEAD_BYTES_MAX)  # h11 refuses more bytes
         self._looked_at = 0 if end else len(unread)
         if self._is_amid_trailers:
@@ -204,10 +208,10 @@ class StrictBuffer(ReceiveBuffer):
 
 
 def _check_head(head: bytes, *, is_whole: bool) -> None:
-    """Check the lines of a head, and that it tells in one way where its body ends.
+    """Check the lines of a head, and that exactly one header, or none, gives the body's length.
 
     Raises:
-        h11.LocalProtocolError: some readers would read another request.
+        h11.LocalProtocolError: some parsers would read a different request.
     """
     if (line := _REQUEST_LINE.match(head)) is None:
         raise h11.LocalProtocolError(
@@ -218,7 +222,7 @@ def _check_head(head: bytes, *, is_whole: bool) -> None:
         return
     _check_fields(head[line.end() :])
     lengths = _LENGTHS.findall(head)
-    if len(lengths) > 1 or any(not _TOLD[line[1]].fullmatch(each) for each in lengths):
+    if len(lengths) > 1 or any(not _LENGTH_FORMS[line[1]].fullmatch(header) for header in lengths):
         raise h11.LocalProtocolError(
             f"The body's length is told by {_shown(b'; '.join(lengths))}; it must be one "
             "Content-Length of digits or, in HTTP/1.1, one 'Transfer-Encoding: chunked'"
@@ -226,7 +230,7 @@ def _check_head(head: bytes, *, is_whole: bool) -> None:
 
 
 def _check_fields(lines: bytes) -> None:
-    """Check header lines and the empty one behind them. Raises: h11.LocalProtocolError."""
+    """Check header lines and the empty line after them. Raises: h11.LocalProtocolError."""
     fields = _FIELDS.match(lines)
     assert fields is not None, "it matches nothing too"
     line, _, behind = lines[fields.end() :].partition(b"\n")
@@ -236,7 +240,7 @@ def _check_fields(lines: bytes) -> None:
         raise h11.LocalProtocolError(
             "A line ends in LF alone, or goes on in a second one; end each in CR LF"
         )
-    name = line.partition(b":")[0]  # its value may be a key
+    name = line.partition(b":")[0]  # without the value, which may be a key
     raise h11.LocalProtocolError(
         f"The header {_shown(name)} must be a name, ':' and a value of no control bytes"
     )
@@ -250,22 +254,22 @@ def _shown(text: bytes | bytearray) -> str:
 
 
 class Http1Protocol(H11Protocol):
-    """One connection: its clocks, its place among the others, and its end. Owner: the event loop.
+    """One connection: its timeouts, its slot, and its end. Owner: the event loop.
 
-    A head has HEAD_WAIT_S_MAX, and a client that reads nothing WRITE_WAIT_S_MAX; until then it
-    holds uvicorn's write buffer and, behind that, what its answer holds. A connection kept alive
-    between requests is uvicorn's to close (KEEP_ALIVE_S), or another's to displace.
+    A head must arrive within HEAD_WAIT_S_MAX, and a client may read nothing for WRITE_WAIT_S_MAX;
+    meanwhile uvicorn's write buffer and the buffered answer stay in memory. An idle kept-alive
+    connection is closed by uvicorn (KEEP_ALIVE_S), or to make room for another.
 
-    TCP tells the end of sending alike of a client that waits for its answer and of one that has
-    gone. So whoever ends it amid an answer is sent what HTTP lets a client skip; a machine that
-    has no such connection any more replies with a reset, and the next write fails.
+    A client that half-closes and waits for its answer looks in TCP like a client that has gone. So
+    after a half-close the server sends bytes that HTTP lets a client skip. If the client has gone,
+    its machine replies with a reset, and the next write fails.
     """
 
     conn: StrictConnection
 
     def __init__(
         self,
-        places: ConnectionPlaces,
+        slots: ConnectionSlots,
         refuse: Refuse,
         config: Config,
         server_state: ServerState,
@@ -274,30 +278,29 @@ class Http1Protocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self.conn = StrictConnection()
-        self.places = places
+        self.slots = slots
         self.streams_events = False  # the answer under way is an event stream
-        self._refusal = refuse
-        # By what they are for. "probe" is there once the client has finished sending, "linger"
-        # once it was refused.
+        self._make_refusal = refuse
+        # By purpose: "head", "write", "probe" after a half-close, "linger" after a refusal.
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._trusted_cycle: object = None  # the request that was trusted last
+        self._trusted_cycle: object = None  # the last trusted request
 
-    # ------------------------------------------------------------ what the app is told, and tells
+    # ------------------------------------------------------------ for the app
 
     def trust(self) -> None:
-        """The request under way came with a good key, or needs none."""
+        """Record that the present request came with an accepted key, or needs none."""
         self._trusted_cycle = self.cycle
-        self._note_standing()
+        self._update_standing()
 
     @property
     def takes_parts(self) -> bool:
-        """Tell whether the answer under way, of unknown length, is sent in chunks."""
+        """Return whether an answer of unknown length can be sent in chunks."""
         return self.conn.their_http_version == b"1.1"
 
     async def send_part(self, content: bytes) -> None:
-        """Send a part of the answer under way as uvicorn would, without its checks and h11's.
+        """Send a chunk of the present answer as uvicorn would, without its and h11's checks.
 
-        They cost a tenth of all that the proxy does for a token.
+        Those checks cost a tenth of the proxy's time for a token.
         """
         assert content, "an empty chunk ends an answer"
         if self.flow.write_paused and not self.cycle.disconnected:
@@ -309,23 +312,23 @@ class Http1Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.places.enter(transport):
-            # From the loop's next turn on, in which it reads what these clients have sent already.
-            self.loop.call_soon(self.loop.call_later, JUDGE_S, self.places.trim)
+        if self.slots.enter(transport):
+            # The delay begins in the loop's next iteration, which reads what clients have sent.
+            self.loop.call_soon(self.loop.call_later, JUDGE_S, self.slots.trim)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
         if "linger" in self._timers or self.conn.their_state is h11.MUST_CLOSE:
-            return  # nothing is read behind what was refused, or was to be the last
+            return  # nothing is read after a refusal, or after the last request
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._await_head()
         else:
             self._stop("head")
-        self._note_standing()
+        self._update_standing()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection for the answer to a whole request; return whether it is kept."""
+        """Handle the client's half-close; return whether the connection stays for an answer."""
         is_amid_body = self._is_answering and self.cycle.more_body
         is_amid_head = self.conn.their_state is h11.IDLE and bool(self.conn.unread)
         if "linger" in self._timers:
@@ -341,18 +344,18 @@ class Http1Protocol(H11Protocol):
         if is_amid_body or not self._is_answering:
             return False
         if "probe" not in self._timers:
-            self._start("probe", PROBE_S_MIN, self._ask_for_client, PROBE_S_MIN)
+            self._start("probe", PROBE_S_MIN, self._probe_client, PROBE_S_MIN)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.places.leave(self.transport)
+        self.slots.leave(self.transport)
         for timer in self._timers.values():
             timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_reader(math.inf)
+        self._check_reader(math.inf)
 
     def resume_writing(self) -> None:
         self._stop("write")
@@ -362,14 +365,14 @@ class Http1Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.streams_events = False
-        super().on_response_complete()  # begins the next request where one waits
+        super().on_response_complete()  # begins the next request if one waits
         if "probe" in self._timers and (not self._is_answering or self.cycle.more_body):
-            self.transport.close()  # no more will come
-        self._note_standing()
+            self.transport.close()  # no further request can come
+        self._update_standing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP as it must be; uvicorn calls this where it catches why."""
-        self.places.on_closed("malformed")
+        """Refuse malformed HTTP; uvicorn calls this while it handles h11's exception."""
+        self.slots.on_closed("malformed")
         fault = sys.exc_info()[1]
         if getattr(fault, "error_status_hint", 400) == 431 and not self._is_answering:
             self._refuse(
@@ -393,12 +396,12 @@ class Http1Protocol(H11Protocol):
         )
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer with `error` and end the connection, once the client has had time to read it."""
+        """Answer with `error`, and close the connection once the client could read the answer."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # amid an answer: its own end is all that can be said
+            self.transport.close()  # an answer has begun, so no error can be sent
             return
         is_anthropic = _AS_ANTHROPIC.search(self.conn.unread.head) is not None
-        headers, body = self._refusal(error, is_anthropic)
+        headers, body = self._make_refusal(error, is_anthropic)
         response = h11.Response(
             status_code=error.status,
             headers=[*headers, (b"connection", b"close")],
@@ -407,21 +410,21 @@ class Http1Protocol(H11Protocol):
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         if self._is_answering:
-            self.cycle.disconnected = True  # its body will not come
+            self.cycle.disconnected = True  # the rest of its body will not be read
             self.cycle.message_event.set()
         self._start("linger", LINGER_S_MAX, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    # ------------------------------------------------------------ its place, and its clocks
+    # ------------------------------------------------------------ its slot, and its timers
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _note_standing(self) -> None:
+    def _update_standing(self) -> None:
         is_trusted = self.cycle is not None and self._trusted_cycle is self.cycle
-        self.places.move(self.transport, is_trusted=is_trusted, is_busy=self._is_answering)
+        self.slots.update(self.transport, is_trusted=is_trusted, is_busy=self._is_answering)
 
     def _start(self, name: str, wait_s: float, act: Callable[..., None], *args: float) -> None:
         self._timers[name] = self.loop.call_later(wait_s, act, *args)
@@ -431,26 +434,26 @@ class Http1Protocol(H11Protocol):
             timer.cancel()
 
     def _await_head(self) -> None:
-        """Start the clock, unless it runs: a byte now and then does not set it back."""
+        """Start the head's timer unless it runs; slow bytes do not restart it."""
         if "head" not in self._timers:
             self._start("head", HEAD_WAIT_S_MAX, self.transport.close)
 
-    def _await_reader(self, unsent_before: float) -> None:
-        """Let go of a client that has taken nothing since there were so many bytes for it."""
+    def _check_reader(self, unsent_before: float) -> None:
+        """Close the connection if the client has read none of the `unsent_before` bytes."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes < unsent_before:
-            self._start("write", WRITE_WAIT_S_MAX, self._await_reader, unsent_bytes)
+            self._start("write", WRITE_WAIT_S_MAX, self._check_reader, unsent_bytes)
         else:
             log.info("a client has read nothing for %g s: closed", WRITE_WAIT_S_MAX)
             self.transport.abort()
 
-    def _ask_for_client(self, wait_s: float) -> None:
-        """Send what a client skips; where there is none any more, the next write fails."""
+    def _probe_client(self, wait_s: float) -> None:
+        """Send bytes that a client skips; if the client has gone, the next write fails."""
         if self.transport.is_closing() or not self._is_answering:
             return
         if not self.cycle.response_started:
             if not self.takes_parts:
-                self.transport.close()  # HTTP/1.0 has no interim answer: it can not be asked
+                self.transport.close()  # HTTP/1.0 has no interim response to probe with
                 return
             self.transport.write(
                 self.conn.send(
@@ -460,4 +463,4 @@ class Http1Protocol(H11Protocol):
         elif self.streams_events:
             self.transport.write(self.conn.send(h11.Data(data=_COMMENT)))
         wait_s = min(2 * wait_s, PROBE_S_MAX)
-        self._start("probe", wait_s, self._ask_for_client, wait_s)
+        self._start("probe", wait_s, self._probe_client, wait_s)

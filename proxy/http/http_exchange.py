@@ -1,8 +1,8 @@
 """Carries one HTTP exchange: reads its body within limits, watches its client, replies once.
 
-Large bodies are worked on in threads, so that the event loop goes on serving small ones. What
-Python does in such a thread takes turns with the event loop; one C call on a body does not, and
-those take tenths of a second at the most that a body may hold.
+Large bodies are parsed in threads, so that the event loop goes on serving small ones. Python code
+in such a thread shares the interpreter with the event loop. A single C call on a body does not, but
+takes tenths of a second at most, as bodies are limited.
 """
 
 import asyncio
@@ -29,27 +29,27 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
-SERVED_BY_HEADER: Final = b"x-hearth-served-by"  # of each answer: the model that gave it
+SERVED_BY_HEADER: Final = b"x-hearth-served-by"  # names the model that answered
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
-DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
+DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the client sees the 413
 DRAIN_WAIT_S_MAX: Final = 10.0
-BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # of all requests that are being served
-SMALL_BYTES_MAX: Final = 256 * 1024  # of a body whose work stays on the event loop: some 10 ms
-MIDDLE_BYTES_MAX: Final = 4 * 1024 * 1024  # a session's body, which never waits for a larger one
+BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # of all open requests
+SMALL_BYTES_MAX: Final = 256 * 1024  # a body parsed on the event loop, in some 10 ms
+MIDDLE_BYTES_MAX: Final = 4 * 1024 * 1024  # an agent's body, which never waits for a larger one
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 _SLASHES: Final = re.compile("/+")
 _STREAMED: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
-# One thread each: of two that compete for the interpreter the event loop gets a third.
+# One thread each: with two busy threads the event loop gets a third of the interpreter's time.
 _middle: Final = ThreadPoolExecutor(1, "bodies")
 _large: Final = ThreadPoolExecutor(1, "large-bodies")
 
 
 async def work_on_body(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` gives, which is about a body of `size` bytes.
+    """Return the result of `work` on a body of `size` bytes; large bodies go to a thread.
 
-    Cancelled, it leaves out what has not begun; what has runs to its end for nobody.
+    If the caller is cancelled, `work` does not start; if it has started, it runs to its end.
     """
     if size <= SMALL_BYTES_MAX:
         return work()
@@ -58,7 +58,7 @@ async def work_on_body(size: int, work: Callable[[], T]) -> T:
 
 
 class BodyBudget:
-    """Counts the bodies and images of all requests, from their first byte to the request's end.
+    """Counts the bytes of the bodies and images of all requests until each request ends.
 
     Invariant: 0 <= bytes_held <= BODIES_BYTES_MAX. Owner: the event loop.
     """
@@ -67,7 +67,7 @@ class BodyBudget:
         self.bytes_held = 0
 
     def check(self, count: int) -> None:
-        """Raise Overloaded where `count` more bytes have no room now."""
+        """Raise Overloaded if `count` more bytes are over the budget now."""
         if self.bytes_held + count > BODIES_BYTES_MAX:
             raise Overloaded(
                 f"The requests that are being served hold {self.bytes_held:,} bytes of bodies and "
@@ -76,7 +76,7 @@ class BodyBudget:
             )
 
     def take(self, count: int) -> None:
-        """Hold `count` bytes more. Raises: Overloaded."""
+        """Reserve `count` bytes more. Raises: Overloaded."""
         assert count >= 0, count
         self.check(count)
         self.bytes_held += count
@@ -88,27 +88,27 @@ class BodyBudget:
 
 @dataclass(frozen=True, slots=True)
 class ClientBody:
-    """The JSON object that a client sent, and how many bytes it was."""
+    """The JSON object that a client sent, and its size in bytes."""
 
     fields: dict[str, Any]
     size: int
 
 
 class ClientGone(RequestError):
-    """Nobody is left to read the answer."""
+    """The client closed its connection, so no answer can be read."""
 
     def __init__(self) -> None:
         super().__init__("The client is gone.", status=499, code="client_closed")
 
 
 class HttpExchange:
-    """A request and its one reply. Owner: the task that serves it.
+    """One request and its one reply. Owner: the task that serves it.
 
-    Invariant: nothing is sent after the reply's end, and a reply starts at most once.
+    Invariant: a reply starts at most once, and nothing is sent after its end.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: BodyBudget) -> None:
-        """`budget` is shared by all bodies; what is held for this one counts until `end`."""
+        """`budget` is shared by all requests; the bytes of this one count until `end`."""
         self.scope = scope
         self.request_id = uuid.uuid4().hex
         self.method: str = scope["method"]
@@ -116,43 +116,44 @@ class HttpExchange:
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
         self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-        self.reply_headers: RawHeaders = []  # added to whatever is replied
-        self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
-        self.is_trusted = False  # it came with a key, or needs none
-        self.listed_origin: str | None = None  # of another site's page, which CORS_ORIGINS lists
+        self.reply_headers: RawHeaders = []  # added to every reply
+        self.late_headers: Callable[[], RawHeaders] = list  # added too, made when the reply starts
+        self.is_trusted = False  # it came with an accepted key, or needs none
+        self.listed_origin: str | None = None  # its Origin, if CORS_ORIGINS lists it
         self._connection: Http1Protocol | None = scope.get("state", {}).get(CONNECTION)
-        self.is_anthropic = (  # what a refusal looks like
+        self.is_anthropic = (  # refusals take Anthropic's form
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
         )
         self.has_started = False
         self._client_was_there = False  # the client was there when the reply began
         self._has_ended = False  # all of the reply was sent
         self.is_counted = False  # its end is in the metrics
-        # Counts it, once it is known whether another answers; `pop_all` where one does.
+        # Counts the request at its end. The gateway drops it (`pop_all`) if another deployment
+        # answers instead.
         self.counting = contextlib.ExitStack()
-        self._has_body = False  # read to its end
+        self._has_body = False  # the body was read to its end
         self._budget = budget
-        self._held_bytes = 0  # of the budget
+        self._held_bytes = 0  # bytes reserved in the budget
         self.gone = asyncio.Event()
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
-    def keep_place(self) -> None:
-        """Have the connection closed for no other while the request is served: it has a key."""
+    def keep_slot(self) -> None:
+        """Keep the connection open for the request, even if slots run out: it has a key."""
         if self._connection is not None:
             self._connection.trust()
 
-    # -------------------------------------------------- what the client sends
+    # -------------------------------------------------- the request
 
     async def read_object(self) -> ClientBody:
-        """Return the JSON object that is the body. Raises: as `read_body` and `parse_object`."""
+        """Return the body, a JSON object. Raises: as `read_body` and `parse_object`."""
         octets = await self.read_body(BODY_BYTES_MAX)
         fields = await self.work_on_body(len(octets), functools.partial(parse_object, octets))
         return ClientBody(fields, len(octets))
 
     async def work_on_body(self, size: int, work: Callable[[], T]) -> T:
-        """Return what `work` on a body of `size` bytes gives, while the client is there."""
+        """Return the result of `work` on a body of `size` bytes, while the client is there."""
         working = work_on_body(size, work)
         return await (self.while_connected(working) if size > SMALL_BYTES_MAX else working)
 
@@ -160,8 +161,8 @@ class HttpExchange:
         """Return the whole body.
 
         Raises:
-            RequestError: over `bytes_max`, compressed, slower than BODY_WAIT_S_MAX, no room
-                for it beside the others' bodies, or the client left.
+            RequestError: the body is over `bytes_max`, compressed, slower than BODY_WAIT_S_MAX,
+                or over the budget of all bodies, or the client has gone.
         """
         if self.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(
@@ -173,7 +174,7 @@ class HttpExchange:
         size = int(self.headers.get("content-length", 0))  # digits: see strict_http1
         if size > bytes_max:
             raise _too_long(f"{size:,}", bytes_max)
-        self._budget.check(size)  # not held: who only tells a length takes nobody's room
+        self._budget.check(size)  # reserved only as bytes arrive, not for an announced length
         try:
             async with asyncio.timeout(BODY_WAIT_S_MAX):
                 return await self._read(bytes_max)
@@ -185,17 +186,17 @@ class HttpExchange:
             ) from None
 
     def hold(self, count: int) -> None:
-        """Take room for `count` bytes more, until `end`. Raises: Overloaded."""
+        """Reserve `count` bytes more of the budget, until `end`. Raises: Overloaded."""
         self._budget.take(count)
         self._held_bytes += count
 
     def _release_budget(self) -> None:
-        """Give back the room that the body, and what was made of it, had."""
+        """Release all bytes that this request has reserved."""
         self._budget.give_back(self._held_bytes)
         self._held_bytes = 0
 
     async def _read(self, kept_max: int) -> bytes:
-        """Return the body; of one over `kept_max` bytes, a RequestError, nothing is held."""
+        """Return the body. Raises: RequestError: it is over `kept_max`; nothing stays reserved."""
         chunks: list[bytes] = []
         size, more = 0, True
         while more and size <= DRAIN_BYTES_MAX:
@@ -217,7 +218,7 @@ class HttpExchange:
         return b"".join(chunks)
 
     async def drain(self) -> None:
-        """Read what is left of the body: a client that is cut off while it sends sees no reply."""
+        """Read and drop the rest of the body: a client that is still sending sees no reply."""
         self._release_budget()
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
@@ -225,21 +226,21 @@ class HttpExchange:
                     await self._read(0)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
-        """Return what `work` gives; it is cancelled when the client goes away first.
+        """Return the result of `work`; cancel it if the client goes away first.
 
-        `work` has ended whenever this ends, unless the caller is cancelled while it waits for that.
+        When this returns `work` has ended, unless the caller was cancelled while waiting for it.
 
         Raises:
             CancelledError: the caller was cancelled, whatever else happened meanwhile.
-            ClientGone: the client went. And whatever `work` raises.
+            ClientGone: the client has gone. And whatever `work` raises.
         """
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._watch()}, return_when=asyncio.FIRST_COMPLETED)
             is_gone = not task.done()
         finally:
-            # Awaiting the task itself could not tell its cancellation from the caller's own. What
-            # it raised is looked at, so that nothing is logged of it.
+            # Awaiting the task itself would mix up its cancellation with the caller's own. The
+            # callback reads the task's exception, so that asyncio does not log it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not task.done():
                 task.cancel()
@@ -250,7 +251,7 @@ class HttpExchange:
         return task.result()
 
     def on_disconnect(self, action: Callable[[], None]) -> None:
-        """Call `action` when the client goes away, at once if it has."""
+        """Call `action` when the client goes away, or at once if it has gone."""
         self._watch().add_done_callback(lambda _: action())
 
     def _watch(self) -> asyncio.Task[None]:
@@ -259,19 +260,19 @@ class HttpExchange:
         return self._watcher
 
     async def _until_gone(self) -> None:
-        """Return when the client has left; needs the body to have been read."""
+        """Return once the client has gone; the body must have been read before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone.set()
 
     def end(self) -> None:
-        """Count what was left to be counted, stop watching, and let go of the body."""
+        """Count the request if that is left to do, stop watching, release the budget."""
         self.counting.close()
         self._release_budget()
         if self._watcher is not None:
             self._watcher.cancel()
 
-    # -------------------------------------------------- what the client is sent
+    # -------------------------------------------------- the reply
 
     async def start(self, status: int, headers: RawHeaders) -> None:
         assert not self.has_started, self.path
@@ -281,8 +282,8 @@ class HttpExchange:
         if self._connection is not None:
             kind = next((value for name, value in headers if name == b"content-type"), b"")
             self._connection.streams_events = kind.startswith(b"text/event-stream")
-            if status == 401 or self._connection.places.are_taken:
-                headers.append((b"connection", b"close"))  # the place is another's
+            if status == 401 or self._connection.slots.are_full:
+                headers.append((b"connection", b"close"))  # frees the slot for another client
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, chunk: bytes, *, more: bool) -> None:
@@ -294,9 +295,9 @@ class HttpExchange:
 
     @property
     def broken_by(self) -> RequestError | None:
-        """Return why the reply is not whole; None where it is, as far as can be told.
+        """Return why the reply is incomplete; None if it is complete, as far as is known.
 
-        Who leaves a stream may have read all of it: clients hang up at its last event.
+        A client that leaves amid a stream counts as served: clients hang up at its last event.
         """
         if self.gone.is_set() and not self._client_was_there:
             return ClientGone()
@@ -316,7 +317,7 @@ class HttpExchange:
     async def send_parts(
         self, status: int, parts: Sequence[bytes], kind: bytes, headers: RawHeaders | None = None
     ) -> None:
-        """Send `parts`, which are one content, each when the client has taken those before."""
+        """Send the content in `parts`, each once the client has taken the previous ones."""
         length = b"%d" % sum(map(len, parts))
         fixed = [(b"content-type", kind), (b"content-length", length)]
         await self.start(status, fixed + (headers or []))
@@ -329,10 +330,10 @@ class HttpExchange:
         wait_s: float | None = None,
         kind: bytes = EVENT_STREAM,
     ) -> None:
-        """Send a stream of events, of the media type `kind`; it is closed on every way out.
+        """Send `frames` as a stream of the media type `kind`, and close the generator at any end.
 
         Raises:
-            TimeoutError: the client has not taken one of them for `wait_s`.
+            TimeoutError: the client has not taken a frame within `wait_s`.
         """
         await self.start(200, [(b"content-type", kind), *_STREAMED])
         send: Callable[[bytes], Awaitable[None]] = functools.partial(self.body, more=True)
@@ -349,10 +350,10 @@ class HttpExchange:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path as routes have it, which all that looks at a path looks at.
+    """Return the request's path in the form that routes use.
 
-    Of slashes in a row one counts, and at the end none; one that is written %2F is a name's own.
-    One behind which a name is missing deletes nothing more than the name would have.
+    Slashes in a row count as one, and one at the end is dropped; %2F is part of a name. A DELETE
+    keeps its last slash, so that a missing name deletes nothing.
     """
     raw = scope.get("raw_path")
     path = _SLASHES.sub("/", scope["path"] if raw is None else raw.decode("latin-1"))
@@ -369,7 +370,7 @@ def _too_long(measured: str, bytes_max: int) -> RequestError:
 
 
 def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:
-    """Return the 405 for `exchange`, whose reply will name what is allowed."""
+    """Return the 405 for `exchange`, and add the header `allow` to its reply."""
     exchange.reply_headers.append((b"allow", allowed.encode()))
     return RequestError(
         f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}.",

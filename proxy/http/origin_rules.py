@@ -1,9 +1,9 @@
-"""Decides who may talk to this server from a browser: the Host and Origin rules, without any I/O.
+"""Decides which browser requests this server accepts: the Host and Origin rules, without any I/O.
 
-A web page that the user happens to visit must not reach a server on the user's own machine. A page
-can not choose the Host it is sent under except by DNS (rebinding), hence no DNS name but localhost
-and those that ALLOWED_HOSTS lists; and a browser marks every cross-origin request that could do
-harm with an Origin. Where a key is demanded the Host says nothing: no such page has the key.
+A web page that the user happens to visit must not reach a server on the user's own machine. Such a
+page can choose the Host header only by DNS rebinding, so no DNS name is accepted but localhost and
+those in ALLOWED_HOSTS. A browser marks every cross-origin request that could do harm with an
+Origin. Where a key is required any Host will do, since such a page does not have the key.
 """
 
 import ipaddress
@@ -18,18 +18,18 @@ _HOST: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\[\]:@/\s]+)(?::[0-9]{1,5})?", r
 _ORIGIN: Final = re.compile(
     r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\[\]:/\s]+)(?::([0-9]+|\*))?"
 )
-_WEB: Final = ("http", "https")  # whose pages anybody may make
+_WEB: Final = ("http", "https")  # anyone can publish pages under these schemes
 
 
 class OriginRules:
-    """Decides from a request's headers alone whether a browser may have been tricked into it."""
+    """Decides from a request's headers alone whether another site made the browser send it."""
 
     def __init__(
         self, bind_host: str, cors_origins: Iterable[str], allowed_hosts: Iterable[str] = ()
     ) -> None:
-        """Raises: StartError: one of `cors_origins` or of `allowed_hosts` is none."""
+        """Raises: StartError: an entry of `cors_origins` or `allowed_hosts` is malformed."""
         self._bind = bind_host.lower()
-        addresses = [ipaddress.ip_address(each) for each in listen_addresses(bind_host)]
+        addresses = [ipaddress.ip_address(text) for text in listen_addresses(bind_host)]
         self._any_address = any(address.is_unspecified for address in addresses)
         own = {"localhost", _plain(self._bind), *map(str, addresses)}
         listed = [_allowed_host(text) for text in allowed_hosts]
@@ -39,9 +39,9 @@ class OriginRules:
         self._origins = [_origin_pattern(text) for text in cors_origins]
 
     def check_host(self, hosts: list[str], *, is_key_needed: bool = False) -> None:
-        """Refuse (403) a request that was addressed to none of this server's names.
+        """Refuse (403) a request whose Host is none of this server's names.
 
-        Any one name will do where the answer needs a key.
+        If the answer needs a key, any single Host will do.
         """
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
@@ -70,7 +70,7 @@ class OriginRules:
         return name in self._listed or (name.endswith(self._suffixes) and is_host_name(name))
 
     def check_origin(self, headers: Mapping[str, str], scheme: str, method: str) -> str | None:
-        """Return the listed origin that the answer may be shown to; None where there is none.
+        """Return the request's origin if CORS_ORIGINS lists it; None without another origin.
 
         Raises:
             RequestError: 403, a page from an origin that is not listed made this request.
@@ -88,7 +88,7 @@ class OriginRules:
         return None
 
     def _is_own_page(self, origin: str, scheme: str, host: str) -> bool:
-        """Return whether `origin` is this server's own, perhaps behind a listed name's TLS."""
+        """Return whether `origin` is this server's own, perhaps behind TLS under a listed name."""
         if origin == f"{scheme}://{host}":
             return True
         name = _host_name(host)
@@ -110,15 +110,15 @@ def _host_name(host: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Return the one spelling of `name`: mac.local. is mac.local, and [::0] is ::."""
+    """Return `name` in its normal form: mac.local. becomes mac.local, and ::0 becomes ::."""
     return str(ipaddress.ip_address(name)) if is_address(name) else name.removesuffix(".")
 
 
 def _allowed_host(text: str) -> str:
-    """Return a name or an address; of a pattern what its names end with, as .local of *.local.
+    """Return the name or address in `text`; for a pattern its suffix, such as .local for *.local.
 
     Raises:
-        StartError: it is neither.
+        StartError: `text` is neither.
     """
     name = text.lower().removeprefix("*.")
     if is_host_name(name):
@@ -133,10 +133,10 @@ def _allowed_host(text: str) -> str:
 
 
 def _origin_pattern(text: str) -> re.Pattern[str]:
-    """Return what an origin must match in full; text is an origin, or has * for host or port.
+    """Return the regex that an origin must match in full; `text` may have * for host or port.
 
     Raises:
-        StartError: it is none, or it would let in every page of the web.
+        StartError: `text` is no origin, or it would let in every page of the web.
     """
     match = _ORIGIN.fullmatch(text.rstrip("/").lower())
     scheme, host, port = match.groups() if match else ("", "", "")

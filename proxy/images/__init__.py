@@ -1,1 +1,1 @@
-"""Reads the images that requests name, and puts them into prompts."""
+"""Decodes or fetches the images of requests, and puts them into prompts."""

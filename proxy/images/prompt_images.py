@@ -1,13 +1,12 @@
-"""Puts images into a prompt: each that its messages name is read once, and named by its digest.
+"""Puts images into a prompt: reads each image of its messages once, and names it by its digest.
 
-`data:` URLs are decoded, others fetched where that is allowed. A URL in a request is an attacker's
-word: it may name this machine, its network or a cloud's metadata service, directly, by redirect, or
-by a name that resolves to another address each time. So what is checked is each address at the
-moment that it is connected to, and nothing else is trusted. No path is ever opened: `file:` and all
-other schemes are refused by name.
+`data:` URLs are decoded; http(s) URLs are fetched if the settings allow it. A URL in a request is
+not trusted: it may lead to this machine, its network or a cloud's metadata service, directly, by a
+redirect, or by a name that resolves to another address each time. So each address is checked at the
+moment of connecting to it. No path is ever opened: `file:` and all other schemes are refused.
 
-Large ones do not hold up the event loop: what takes their length is done in a thread, one at a
-time, and in slices, between which the loop can have the interpreter.
+Large images do not block the event loop: they are decoded in a thread, one at a time, in slices
+between which the loop can run.
 """
 
 import asyncio
@@ -27,21 +26,21 @@ from hearth.proxy.http.base64_data import decode_base64
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
-IMAGES_MAX: Final = 100  # in one request; one that is shown twice counts twice
-IMAGES_BYTES_MAX: Final = 48 * 1024 * 1024  # of one request's files; what comes twice counts once
-IMAGES_WAIT_S_MAX: Final = 60.0  # for all of a request, the wait for their turn included
+IMAGES_MAX: Final = 100  # in one request; repeated images count again
+IMAGES_BYTES_MAX: Final = 48 * 1024 * 1024  # of a request's distinct images
+IMAGES_WAIT_S_MAX: Final = 60.0  # for all images of a request, waiting for a slot included
 IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
 DIGEST_BYTES: Final = 16
 FETCH_S_MAX: Final = 10.0  # from the name's lookup to the last byte, redirects included
 REDIRECTS_MAX: Final = 3
 FETCHES_MAX: Final = 8  # at once; more wait
-URL_CHARS_MAX: Final = 4_096  # of an http(s) one
+URL_CHARS_MAX: Final = 4_096  # of an http(s) URL
 
 _PART_BYTES: Final = 64 * 1024
-_SHOWN_CHARS: Final = 40  # of what is no URL of an image, in its refusal
+_SHOWN_CHARS: Final = 40  # of a wrong URL, in the error text
 _DATA: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40}(?:;[a-z0-9=.+-]{1,80}){0,4};base64,", re.I)
-_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP's is in two
-# Of the addresses that IANA calls global: those that carry an IPv4 address to somewhere else.
+_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP has two parts
+# Networks that IANA calls global and that lead to an embedded IPv4 address.
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 _TUNNELS: Final = (
     ipaddress.IPv6Network("2001::/23"),  # Teredo, ORCHID and others
@@ -53,17 +52,17 @@ _RELAYS: Final = (ipaddress.IPv4Network("192.88.99.0/24"),)  # 6to4's
 
 @dataclass(frozen=True, slots=True)
 class NamedImage:
-    """An image as it came. Its pixels are not decoded: who decodes them bounds them."""
+    """The file of an image. Its pixels are not decoded here; the decoder limits them."""
 
     data: bytes
     digest: str  # of `data`, in hex
 
 
 def is_public(address: str) -> bool:
-    """Return whether a numeric address is one of the internet's, and of no particular network.
+    """Return whether a numeric address is a public one of the internet.
 
-    NAT64, IPv4-mapped, 6to4 and Teredo addresses are not: they lead to an IPv4 address that this
-    machine cannot judge.
+    NAT64, IPv4-mapped, 6to4 and Teredo addresses do not count as public: they lead to an embedded
+    IPv4 address.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -77,7 +76,7 @@ def is_public(address: str) -> bool:
 
 
 class ImageFetcher:
-    """Reads the images that requests name. Owner: the event loop; nothing is kept between calls."""
+    """Decodes or fetches images. Owner: the event loop; nothing is kept between calls."""
 
     def __init__(
         self,
@@ -85,21 +84,21 @@ class ImageFetcher:
         is_allowed: Callable[[str], bool] = is_public,
         resolver: "AbstractResolver | None" = None,
     ) -> None:
-        """`allows_urls` is ALLOW_IMAGE_URLS; the other two are for tests."""
+        """`allows_urls` is ALLOW_IMAGE_URLS; the other two parameters are for tests."""
         self._allows_urls = allows_urls
         self._aiohttp: Any = importlib.import_module("aiohttp") if allows_urls else None
         self._is_allowed = is_allowed
         self._resolver = resolver
-        self._places = asyncio.Semaphore(FETCHES_MAX)
-        self._reader = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
+        self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
+        self._reader = asyncio.Semaphore(1)  # a second thread would slow the event loop down
 
     async def read(self, url: str) -> NamedImage:
-        """Return the image that `url` holds or leads to.
+        """Return the image in a data: URL, or the one that an http(s) URL leads to.
 
         Raises:
-            RequestError: 400; not an image, too large, too slow, not to be had from a public
-                address, or a scheme that is not served. The text of an unreachable one does not
-                say why: it would map the network that this server stands in.
+            RequestError: 400; not an image, too large, too slow, not at a public address, or a
+                scheme that is not served. The text for an unreachable image does not say why, since
+                that would reveal this server's network.
         """
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
@@ -123,7 +122,7 @@ class ImageFetcher:
                 f"An image's URL has {len(url):,} characters and this server accepts "
                 f"{URL_CHARS_MAX:,}. Send the image as a data: URL.",
             )
-        async with self._places:
+        async with self._fetch_slots:
             try:
                 data = await self._fetched(url)
             except (self._aiohttp.ClientError, OSError, TimeoutError, ValueError):
@@ -136,7 +135,7 @@ class ImageFetcher:
             return await asyncio.to_thread(_image, data)
 
     async def _fetched(self, url: str) -> bytes:
-        """Return what `url` leads to, at most IMAGE_BYTES_MAX. Raises what aiohttp raises."""
+        """Return the bytes at `url`, at most IMAGE_BYTES_MAX. Raises what aiohttp raises."""
         aiohttp = self._aiohttp
         connector = aiohttp.TCPConnector(
             resolver=self._resolver,
@@ -147,11 +146,11 @@ class ImageFetcher:
         async with (
             aiohttp.ClientSession(
                 connector=connector,
-                auto_decompress=False,  # a few bytes must not become many
+                auto_decompress=False,  # a small reply must not expand to a huge one
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Accept": "image/*", "Accept-Encoding": "identity"},
                 timeout=aiohttp.ClientTimeout(total=FETCH_S_MAX),
-                trust_env=False,  # a proxy would connect where we do not look
+                trust_env=False,  # with an HTTP proxy the address could not be checked
             ) as session,
             session.get(url, max_redirects=REDIRECTS_MAX, raise_for_status=True) as response,
         ):
@@ -166,9 +165,9 @@ class ImageFetcher:
             return b"".join(parts)
 
     def _socket(self, address: tuple[Any, ...]) -> socket.socket:
-        """Return the socket that connects to one resolved address, each time that one is.
+        """Return a socket for one resolved address; aiohttp calls this at every connection.
 
-        Names, numbers in any notation, redirects and names that resolve anew all end here.
+        Names, numbers in any notation, redirects and names that resolve anew all pass here.
 
         Raises:
             OSError: the address is not allowed; aiohttp tries the name's next one.
@@ -180,7 +179,7 @@ class ImageFetcher:
 
 
 def _decoded(url: str) -> bytes:
-    """Return what a `data:` URL of an image holds. Any thread. Raises: RequestError."""
+    """Return the bytes in the `data:` URL of an image. Any thread. Raises: RequestError."""
     head = _DATA.match(url, 0, 512)
     if head is None:
         _refuse(
@@ -201,7 +200,7 @@ def _decoded(url: str) -> bytes:
 
 
 def _image(data: bytes) -> NamedImage:
-    """Return what `data` is, told by its first bytes, whatever else was claimed. Any thread."""
+    """Return the image in `data`; its first bytes must show an image. Any thread."""
     if not (data.startswith(_MAGIC) or (data[:4], data[8:12]) == (b"RIFF", b"WEBP")):
         _refuse(
             "image_type",
@@ -222,7 +221,7 @@ def _refuse(code: str, text: str) -> NoReturn:
     raise RequestError(text, code=code)
 
 
-# ------------------------------------------------------------ all of a prompt
+# ------------------------------------------------------------ all images of a prompt
 
 
 def shows_images(prompt: Prompt) -> bool:
@@ -230,16 +229,16 @@ def shows_images(prompt: Prompt) -> bool:
 
 
 async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int], None]) -> Prompt:
-    """Return `prompt` with the files that its images' urls hold or lead to.
+    """Return `prompt` with the files of its images.
 
-    `hold` is told the bytes of each file that is kept, and may raise. Cancelled, or at the first
-    refusal, it leaves nothing running but a slice of decoding.
+    `hold` is called with the size of each distinct file, and may raise. If the caller is cancelled,
+    or an image is refused, only the decoding of one slice goes on.
 
     Raises:
-        RequestError: there are too many, they are too large or too slow together, or one cannot
-            be had; it names the place of the one.
+        RequestError: there are too many images, they are too large or too slow together, or one
+            cannot be read; it names the field.
     """
-    places = _places(prompt)
+    params = _params_by_url(prompt)
     files: dict[str, bytes] = {}
 
     async def read(url: str, param: str) -> str:
@@ -259,13 +258,13 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
                 )
         return image.digest
 
-    tasks = {url: asyncio.create_task(read(url, param)) for url, param in places.items()}
+    tasks = {url: asyncio.create_task(read(url, param)) for url, param in params.items()}
     try:
         async with asyncio.timeout(IMAGES_WAIT_S_MAX):
             await asyncio.gather(*tasks.values())
     except TimeoutError:
-        cut_off = [param for url, param in places.items() if tasks[url].cancelled()]
-        late, *_ = cut_off or places.values()
+        cut_off = [param for url, param in params.items() if tasks[url].cancelled()]
+        late, *_ = cut_off or params.values()
         raise RequestError(
             f"{late}: The images of this request were not all here within {IMAGES_WAIT_S_MAX:g} s. "
             "Send them as data: URLs, or fewer.",
@@ -285,7 +284,7 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
     ]
     first: dict[str, str] = {}
     for url, digest in digests.items():
-        first.setdefault(digest, places[url])
+        first.setdefault(digest, params[url])
     return replace(prompt, messages=messages, images=files, places=first)
 
 
@@ -295,11 +294,11 @@ def _image_parts(prompt: Prompt) -> Iterator[dict[str, Any]]:
             yield from (part for part in message["content"] if part["type"] == "image")
 
 
-def _places(prompt: Prompt) -> dict[str, str]:
-    """Return the distinct urls of the images, and the first place of each."""
-    places: dict[str, str] = {}
+def _params_by_url(prompt: Prompt) -> dict[str, str]:
+    """Return the first field of each image, by the image's URL."""
+    params: dict[str, str] = {}
     for count, part in enumerate(_image_parts(prompt), start=1):
-        places.setdefault(part["url"], part["param"])
+        params.setdefault(part["url"], part["param"])
         if count > IMAGES_MAX:
             raise RequestError(
                 f"The request shows over {IMAGES_MAX} images, which is what this server accepts. "
@@ -307,9 +306,9 @@ def _places(prompt: Prompt) -> dict[str, str]:
                 code="too_many_images",
                 param=part["param"],
             )
-    return places
+    return params
 
 
 def _named(part: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
-    """Return `part`; an image by its digest."""
+    """Return `part`, an image with its digest in place of its URL."""
     return {"type": "image", "image": digests[part["url"]]} if part["type"] == "image" else part

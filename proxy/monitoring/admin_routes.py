@@ -154,7 +154,7 @@ class AdminRoutes:
             RequestError: the cache was to be emptied, and no worker is there that could.
         """
         reports = await exchange.while_connected(
-            self._pool.ask(what, key=key_digest(exchange.headers))
+            self._pool.ask(what, api_key=key_digest(exchange.headers))
         )
         if what == "clear_cache" and not reports:
             raise Overloaded(
@@ -202,7 +202,7 @@ class AdminRoutes:
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
         key = key_digest(exchange.headers)
-        reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
+        reports = await exchange.while_connected(self._pool.ask("sessions", api_key=key))
         told = self._told(reports)
         listing = {
             "object": "list",
@@ -267,7 +267,7 @@ class AdminRoutes:
     async def _metrics(self, exchange: HttpExchange) -> None:
         """Answer with sums over all keys, as far as the workers tell theirs in time."""
         reports = await exchange.while_connected(self._pool.ask("cache"))
-        text = self.metrics.text([worker.row() for worker in self._workers], reports)
+        text = self.metrics.text([worker.health_fields() for worker in self._workers], reports)
         await exchange.send_whole(200, text, CONTENT_TYPE)
 
     def health(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class AdminRoutes:
 
         `missing`, where it is there, tells why no worker can load the default model.
         """
-        rows = [worker.row() for worker in self._workers]
+        rows = [worker.health_fields() for worker in self._workers]
         states = {row["state"] for row in rows}
         if states and states <= _TAKING:
             status = "ok"
@@ -296,7 +296,7 @@ class AdminRoutes:
 
     def _absent(self, worker: WorkerProcess | RemoteWorker) -> dict[str, str]:
         """Return what is told of a worker that cannot be asked."""
-        state = worker.row()["state"]
+        state = worker.health_fields()["state"]
         more = "/health tells its state."
         if state == "unloaded":
             missing = self._pool.host.why_missing()

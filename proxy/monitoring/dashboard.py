@@ -115,7 +115,7 @@ class WorkerView:
         """Ask all workers once what the key may see."""
         key = self._key
         caches, listed = await asyncio.gather(
-            self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
+            self._pool.ask("cache", api_key=key), self._pool.ask("sessions", api_key=key)
         )
         workers = [_worker_row(row, caches.get(row["id"])) for row in self._health()["workers"]]
         entries = _told_by(caches, "entries")
@@ -126,7 +126,7 @@ class WorkerView:
             "workers": workers,
             "prefills": self._pool.prefills(key),
             "queue": self._pool.queue(key),
-            "answers": self._pool.with_askers(_told_by(caches, "answers")),
+            "answers": self._pool.with_requesters(_told_by(caches, "answers")),
             "entries": entries[:ENTRIES_MAX],
             "held": sum(  # all entries: workers tell the last used ones only
                 sum(body.get("depths", {}).values())
@@ -379,7 +379,7 @@ class Dashboard:
         if key is None:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")
-        exchange.keep_place()
+        exchange.keep_slot()
         with self._feed.listening(key) as events:
             sending = exchange.send_events(events, SEND_WAIT_S_MAX)
             try:

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from hearth.proxy.http.http1_protocol import ConnectionPlaces, Why
+from hearth.proxy.http.http1_protocol import CloseReason, ConnectionSlots
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
@@ -478,12 +478,12 @@ class RequestMetrics:
                 for counter in self._tokens.values():
                     counter.labels(kind, source)
 
-    def watch_connections(self, places: ConnectionPlaces) -> None:
+    def watch_connections(self, slots: ConnectionSlots) -> None:
         """Tell how many connections are open, and how many this server had to end."""
         open_now = Gauge(
             "hearth_http_connections", "Connections that are open.", registry=self.registry
         )
-        open_now.set_function(lambda: len(places))
+        open_now.set_function(lambda: len(slots))
         closed = Counter(
             "hearth_http_connections_closed_total",
             "Connections that were ended to make room for another (displaced), or because what "
@@ -491,9 +491,9 @@ class RequestMetrics:
             ["why"],
             registry=self.registry,
         )
-        for why in get_args(Why):
+        for why in get_args(CloseReason):
             closed.labels(why)
-        places.on_closed = lambda why: closed.labels(why).inc()
+        slots.on_closed = lambda why: closed.labels(why).inc()
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
         """Count a request that ended before a worker had taken it; None = it asked for no text."""

@@ -155,7 +155,7 @@ class RecentRequests:
         self._metrics.ended(dialect, outcome, served_by)
         row = _request_row(request, answers, broken) | {"served_by": served_by, "fallback": ""}
         row["wall_ms"] = round((awake_s() - started) * 1000)
-        key = answers[0].key
+        key = answers[0].api_key
         self._add(self.of(key), row, is_left=outcome == CANCELLED)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
@@ -164,7 +164,7 @@ class RecentRequests:
 
     def note_unread(self, answer: AnswerStream, usage: Usage) -> None:
         """Count what an answer cost whose client had left: its request was noted then."""
-        self.spent(usage, answer.model, answer.key, is_read=not answer.is_repeat)
+        self.spent(usage, answer.model, answer.api_key, is_read=not answer.is_repeat)
 
     def note_cloud(self, row: RequestRow, usage: CloudUsage | None, key: str) -> None:
         """Remember a request that another server answered; None = its usage is not known."""

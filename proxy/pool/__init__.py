@@ -1,1 +1,1 @@
-"""Hands requests to workers: a link to each, the choice among them, their answers as they come."""
+"""Sends requests to workers: keeps a link to each worker, chooses one, and receives the answers."""

@@ -1,9 +1,9 @@
-"""Carries requests to one worker and its answers back: the connection to one start of one worker.
+"""Carries requests to one worker and its answers back.
 
-The supervisor opens a link when it starts a worker and closes it when the worker is gone; every
-client that waits on that worker is then told at once. `remote_workers` does so for workers on other
-machines. Nothing here starts or kills a process. What the worker sends for a request is held until
-the client's task takes it.
+A link is the connection to one process of a worker. The supervisor opens it when it starts the
+process, and closes it when the process has ended; every request that waits on the worker then fails
+at once. `remote_workers` does the same for workers on other machines. This module starts and kills
+no process. It buffers what the worker sends for a request until the client's task reads it.
 """
 
 import asyncio
@@ -51,19 +51,19 @@ log = logging.getLogger(__name__)
 _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
 _Reply = Counted | Told | Embedded | Reranked
 WorkerReply = TypeVar("WorkerReply", bound=_Reply)
-# (an answer whose client left, what it cost)
+# (an answer whose client left, its usage)
 CountUnread = Callable[["AnswerStream", Usage], None]
 
-OTHERS_KEEP_S: Final = 300.0  # what Ollama keeps a model for after each use
+OTHERS_KEEP_S: Final = 300.0  # as long as Ollama keeps a model after each use
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
-PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
-UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
-MERGED_CHARS_MAX = 16_384  # of one event: there are clients that read no 64 KB in a line
-_LOGPROB_BYTES = 256  # of one alternative, in memory
+PLAN_WAIT_S_MAX = 0.25  # an idle worker plans in a millisecond
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # an answer: text of a million tokens, logprobs of thousands
+MERGED_CHARS_MAX = 16_384  # of one event: some clients cannot read a line of 64 KB
+_LOGPROB_BYTES = 256  # memory of one alternative
 
 
-def refused(failed: Failed) -> RequestError:
-    """Return what a worker refused, or broke off, as an error."""
+def error_of(failed: Failed) -> RequestError:
+    """Return the error with which a worker refused or ended a request."""
     return RequestError(
         failed.text,
         status=failed.status,
@@ -74,11 +74,11 @@ def refused(failed: Failed) -> RequestError:
 
 
 class AnswerStream:
-    """One request's events, from Submit to its one Finished or Failed.
+    """Buffers the events of one request, from Submit to its one Finished or Failed.
 
-    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once;
-    deltas that wait take UNREAD_BYTES_MAX at most.
-    Owner: the event loop. `take` and `close` never block.
+    Invariant: once `_ended` is set, no event is added and `_release` has been called exactly once;
+    unread deltas take at most UNREAD_BYTES_MAX.
+    Owner: the event loop. `receive` and `close` never block.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class AnswerStream:
         model: str = "",
         is_repeat: bool = False,
     ) -> None:
-        """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
+        """`release(cancel)` removes the answer from its link; with `cancel` the worker stops it.
 
-        It is for `speaker`; `model` and `is_repeat` are the request's `target` and `is_repeat`.
+        `speaker` is the client; `model` and `is_repeat` are the request's.
         """
         self.request_id = request_id
         self.speaker = speaker or Speaker()
@@ -100,32 +100,32 @@ class AnswerStream:
         self.is_repeat = is_repeat
         self.asked_at = awake_s()
         self.prompt_tokens = 0
-        self.cached_tokens = 0  # when the model took it; `usage` has what was then used
-        self.done_tokens = 0  # of the prompt, while it prefills
-        self.signature = ""  # of its thinking, once it is admitted
+        self.cached_tokens = 0  # as planned; `usage` has the tokens that were really reused
+        self.done_tokens = 0  # prompt tokens that are prefilled or reused so far
+        self.signature = ""  # of the thinking; set at admission
         self.is_admitted = False
-        self._is_planned = False  # the model has taken it and says what is kept of it
-        self.ended_as = ""  # a finish reason, or a failure's code
-        self.status = 200  # of HTTP: what a failure's would be
-        self.usage: Usage | None = None  # once the worker has sent it
+        self._is_planned = False  # the worker has reported the cached tokens
+        self.ended_as = ""  # finish reason, or the failure's code
+        self.status = 200  # HTTP status; a failure has its own
+        self.usage: Usage | None = None  # set once the worker has sent it
         self._release = release
-        # Kept for a moment: events of one answer
+        # Kept for a moment: unread events of one answer
         self.inbox: deque[Delta | Finished | RequestError] = deque()
         self.unread_bytes = 0
         self._wake = asyncio.Event()
-        self._silent_at = float("inf")  # when whoever waits is told that nothing came
-        self._alarm: asyncio.TimerHandle | None = None  # rings then, or earlier
+        self._timeout_at = float("inf")  # when `next_event` returns None
+        self._timer: asyncio.TimerHandle | None = None  # fires then, or earlier
         self._ended = False
         self.next_seq = 0
-        self.recorded: Callable[[Delta], None] | None = None  # is given each part that is read
+        self.on_read: Callable[[Delta], None] | None = None  # called with each delta that is read
 
     @property
-    def key(self) -> str:
-        """Return the digest of the API key that it is for."""
+    def api_key(self) -> str:
+        """Return the digest of the client's API key."""
         return self.speaker.key
 
-    def asked_by(self) -> dict[str, Any]:
-        """Return by whom and in which session it is asked, for its own key alone to see."""
+    def requester_fields(self) -> dict[str, Any]:
+        """Return JSON fields that name the client and its session, for its own API key to see."""
         return {
             "session": self.speaker.label,
             "client": self.speaker.client_name,
@@ -135,35 +135,35 @@ class AnswerStream:
 
     @property
     def is_prefilling(self) -> bool:
-        """Return whether some of its prompt was read for it, and nothing of the answer has come."""
+        """Return whether a part of the prompt is prefilled and no delta has come yet."""
         return self.done_tokens > self.cached_tokens and not self.next_seq
 
     def outcome(self, broken: RequestError | None) -> tuple[str, int]:
-        """Return how it ended, as a word and an HTTP status; `broken` = its reply did not get out.
+        """Return how the request ended, as a code and an HTTP status.
 
-        Its own failure is told before the reply's.
+        `broken` says why the reply did not reach the client; the answer's own failure goes first.
         """
         if broken is not None and self.status == 200:
             return broken.code, broken.status
         return self.ended_as, self.status
 
     def progress(self) -> dict[str, Any]:
-        """Return how far its prompt is read, in tokens, and how long ago it was asked."""
+        """Return JSON fields: the progress of the prefill in tokens, and the request's age."""
         return {
             "request_id": self.request_id,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "done_tokens": self.done_tokens,
-            **self.asked_by(),
+            **self.requester_fields(),
         }
 
-    def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
-        """Accept the worker's next message about this request."""
+    def receive(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        """Take in the worker's next message about this request."""
         assert message.request_id == self.request_id, (message.request_id, self.request_id)
         if self._ended:
             return
         if isinstance(message, Delta):
-            self._take_delta(message)
+            self._receive_delta(message)
         elif isinstance(message, Admitted):
             self.is_admitted = True
             self.prompt_tokens = message.prompt_tokens
@@ -172,17 +172,18 @@ class AnswerStream:
             if not self._is_planned:
                 self._is_planned = True
                 self.cached_tokens = message.done_tokens
-            self.cached_tokens = min(self.cached_tokens, message.done_tokens)  # it was released
+            # Fewer tokens than before: the restored KV was released.
+            self.cached_tokens = min(self.cached_tokens, message.done_tokens)
             self.done_tokens = message.done_tokens
         elif isinstance(message, Finished):
             self.usage = message.usage
             given_up = WorkerLost("The worker took this request for abandoned; send it again.")
             self._end(given_up if message.reason == "cancelled" else message)
         else:
-            self._end(refused(message))
+            self._end(error_of(message))
         self._wake.set()
 
-    def _take_delta(self, delta: Delta) -> None:
+    def _receive_delta(self, delta: Delta) -> None:
         if delta.seq != self.next_seq:
             lost = f"Part {self.next_seq} of the answer was lost on its way from the worker."
             self._end(WorkerLost(lost), cancel=True)
@@ -194,8 +195,8 @@ class AnswerStream:
             isinstance(last, Delta)
             and last.channel == delta.channel
             and not delta.call
-            and len(last.text) < MERGED_CHARS_MAX  # else it is an event of any length
-        ):  # it costs little more than its text
+            and len(last.text) < MERGED_CHARS_MAX
+        ):  # merged, a delta costs little more memory than its text
             text, rows = last.text + delta.text, last.logprobs + delta.logprobs
             self.inbox[-1] = Delta(self.request_id, last.seq, last.channel, text, rows, last.call)
         else:
@@ -213,12 +214,12 @@ class AnswerStream:
             )
 
     def fail(self, error: RequestError) -> None:
-        """End with `error`: the worker is gone, or this server stops."""
+        """End the answer with `error`: the worker has gone, or this server stops."""
         if not self._ended:
             self._end(error)
 
     def close(self) -> None:
-        """The client is gone or served; free the worker if it is still at it."""
+        """Cancel the request at the worker unless it has ended: its client is gone or served."""
         if not self._ended:
             self.inbox.clear()
             self._end(ClientGone(), cancel=True)
@@ -226,8 +227,8 @@ class AnswerStream:
     def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
         assert not self._ended, self.request_id
         self._ended = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.ended_as = last.reason if isinstance(last, Finished) else last.code
         self.status = 200 if isinstance(last, Finished) else last.status
         self.inbox.append(last)
@@ -238,7 +239,7 @@ class AnswerStream:
         """Wait until the worker has accepted the request.
 
         Raises:
-            RequestError: it refused, is gone, or has not said a word for ADMIT_WAIT_S_MAX.
+            RequestError: the worker refused, has gone, or did not admit within ADMIT_WAIT_S_MAX.
         """
         await self._until(lambda: self.is_admitted, ADMIT_WAIT_S_MAX)
         if not (self.is_admitted or self.inbox):
@@ -251,14 +252,14 @@ class AnswerStream:
             raise self.inbox[0]
 
     async def planned(self) -> None:
-        """Wait a moment for what is kept of the prompt: a busy model looks at it after its chunk.
+        """Wait up to PLAN_WAIT_S_MAX for the cached tokens; a busy worker plans after its chunk.
 
         Raises nothing.
         """
         await self._until(lambda: self._is_planned, PLAN_WAIT_S_MAX)
 
     async def _until(self, is_so: Callable[[], bool], wait_s: float) -> None:
-        """Wait for that, or for a part of the answer, or for `wait_s`."""
+        """Wait until `is_so()`, until an event of the answer is there, or for `wait_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not (is_so() or self.inbox):
@@ -266,85 +267,86 @@ class AnswerStream:
                     await self._wake.wait()
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
-        """Return what comes next, or None when nothing came within `wait_s`.
+        """Return the next event, or None if none came within `wait_s`.
 
-        Deltas that wait together come as one. After Finished it is not called again.
+        Unread deltas of one channel come merged. Do not call it again after Finished.
 
         Raises:
-            RequestError: the request failed; this is its end.
+            RequestError: the request failed; no event follows.
         """
         if not self.inbox and not await self._arrived(wait_s):
             return None
         first = self.inbox.popleft()
         if isinstance(first, RequestError):
-            self.inbox.append(first)  # whoever asks again is told again
+            self.inbox.append(first)  # the next call raises it again
             raise first
         if isinstance(first, Delta):
             self.unread_bytes -= _bytes_of(first)
             assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
-            if self.recorded is not None:
-                self.recorded(first)
+            if self.on_read is not None:
+                self.on_read(first)
         return first
 
     async def _arrived(self, wait_s: float | None) -> bool:
-        """Wait until something is there; return False where nothing came within `wait_s`.
+        """Wait until an event is there; return False if none came within `wait_s`.
 
-        A timer for each delta would cost more than all else here: one runs, and is set again where
-        it rings too early.
+        One timer serves all deltas and is set again when it fires early: a timer for each delta
+        would cost more than everything else here.
         """
         loop = asyncio.get_running_loop()
-        self._silent_at = float("inf") if wait_s is None else loop.time() + wait_s
-        if wait_s is not None and self._alarm is None:
-            self._alarm = loop.call_later(wait_s, self._ring)
+        self._timeout_at = float("inf") if wait_s is None else loop.time() + wait_s
+        if wait_s is not None and self._timer is None:
+            self._timer = loop.call_later(wait_s, self._on_timer)
         while not self.inbox:
             self._wake.clear()
             await self._wake.wait()
-            if not self.inbox and loop.time() >= self._silent_at:
+            if not self.inbox and loop.time() >= self._timeout_at:
                 return False
         return True
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        left_s, self._alarm = self._silent_at - loop.time(), None
+        left_s, self._timer = self._timeout_at - loop.time(), None
         if left_s > 0:
-            self._alarm = loop.call_later(left_s, self._ring)
+            self._timer = loop.call_later(left_s, self._on_timer)
         else:
             self._wake.set()
 
 
 def _bytes_of(delta: Delta) -> int:
-    """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    """Return roughly the memory of `delta`; a merged delta takes the sum of its parts."""
     return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)
 
 
 class LastUses:
-    """When requests last began or ended, by who asked. Owner: the event loop.
+    """Remembers when requests last began or ended, by API key. Owner: the event loop.
 
-    Two times are enough for every key: all before the last key's turn are others' than it.
+    Two times answer `is_kept_for_others` for every key: the last use, and the last use by another
+    key than that one.
     """
 
     def __init__(self) -> None:
-        self.at = 0.0  # the last one (`awake_s`); 0.0 = never
-        self._key = ""  # whose that was
-        self._before = 0.0  # the last one of another key than that
+        self.at = 0.0  # last use (`awake_s`); 0.0 = never
+        self._api_key = ""  # digest of the API key of the last use
+        self._others_at = 0.0  # last use by another API key
 
-    def note(self, key: str) -> None:
-        """A request of `key` begins or ends."""
-        if key != self._key:
-            self._key, self._before = key, self.at
+    def record(self, api_key: str) -> None:
+        """Record that a request of `api_key` begins or ends now."""
+        if api_key != self._api_key:
+            self._api_key, self._others_at = api_key, self.at
         self.at = awake_s()
 
-    def is_kept_for_others(self, key: str) -> bool:
-        """Return whether another key than `key` has used the model a short while ago."""
-        last = self._before if key == self._key else self.at
+    def is_kept_for_others(self, api_key: str) -> bool:
+        """Return whether another key than `api_key` used the model within OTHERS_KEEP_S."""
+        last = self._others_at if api_key == self._api_key else self.at
         return last > 0.0 and awake_s() - last < OTHERS_KEEP_S
 
 
 class WorkerLink:
-    """The connection to one start of one worker. Owner: the event loop.
+    """The connection to one process of one worker. Owner: the event loop.
 
-    Invariant: `answers` has the answers that have no end yet, and none once the link is closed;
-    each request id is sent over it once.
+    Invariant: `answers` holds the answers that have not ended, and none once the link is closed;
+    each request id is sent over the link once.
     """
 
     def __init__(
@@ -355,73 +357,73 @@ class WorkerLink:
         keys: CurveKeys | None = None,
         models: Collection[str] = (),
     ) -> None:
-        """`keys` are for tcp:// only. A worker of none of `models`, () = any, is refused."""
+        """`keys` are for tcp:// only. A worker must serve one of `models`; () = any model."""
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
-        self.heard_at = awake_s()
+        self.last_frame_at = awake_s()
         self.ready_at = 0.0
-        self.uses = LastUses()  # the requests that it took or ended; reports do not count
-        self.is_unwanted = False  # somebody wished its model unloaded, and none was submitted since
-        self.closed_at: float | None = None  # requests that came later are not for it
+        self.uses = LastUses()  # of generating and counting requests; reports do not count
+        self.is_unwanted = False  # a client asked to unload the model, and no request came since
+        self.closed_at: float | None = None  # requests that came later go elsewhere
         self.answers: dict[str, AnswerStream] = {}
-        self._asked: dict[str, asyncio.Future[_Reply]] = {}  # request id -> its one reply
+        self._pending_replies: dict[str, asyncio.Future[_Reply]] = {}  # by request id
         self._on_change = on_change
-        # Counts what an answer cost whose client left before its end: nobody else takes its usage.
+        # Counts the usage of an answer whose client left before the end.
         self.count_unread: CountUnread = lambda _answer, _usage: None
-        self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
+        self._cancelled: dict[str, AnswerStream] = {}  # until the worker reports their end
         self._models = models
-        self.refusal = ""  # what the worker does, for which this proxy cannot work with it
+        self.refusal = ""  # why this proxy cannot work with the worker; "" = it can
         self.is_closed = False
-        self._socket = DealerLink(endpoint, self._take_frame, keys)
+        self._socket = DealerLink(endpoint, self._receive_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
+        """Return whether requests may be sent: the worker sent Welcome and has loaded its model."""
         beat = None if self.is_closed or self.welcome is None else self.heartbeat
         return beat is not None and beat.state == "ready"
 
     def takes(self, model: str, came_at: float) -> bool:
-        """Return whether it is there for a request that came then; `model` "" = any."""
+        """Return whether the worker serves a request that came at `came_at`; `model` "" = any."""
         if not self.is_ready or (self.closed_at is not None and came_at >= self.closed_at):
             return False
         assert self.heartbeat is not None, "ready"
         facts = self.heartbeat.model
         return not model or (facts is not None and facts.name == model)
 
-    def is_kept_for_others(self, key: str) -> bool:
-        """Return whether another key than `key` uses the model, or has a short while ago."""
-        is_used = any(answer.key != key for answer in self.answers.values())
-        return is_used or self.uses.is_kept_for_others(key)
+    def is_kept_for_others(self, api_key: str) -> bool:
+        """Return whether another key than `api_key` uses the model or did within OTHERS_KEEP_S."""
+        is_used = any(answer.api_key != api_key for answer in self.answers.values())
+        return is_used or self.uses.is_kept_for_others(api_key)
 
     @property
     def load(self) -> int:
-        return len(self.answers) + len(self._asked)
+        return len(self.answers) + len(self._pending_replies)
 
     @property
     def silence_s(self) -> float:
-        return awake_s() - self.heard_at
+        return awake_s() - self.last_frame_at
 
-    def _take_frame(self, frame: bytes) -> None:
-        """Take what came; where a bug of ours ends it, nobody waits on this worker any more."""
+    def _receive_frame(self, frame: bytes) -> None:
+        """Decode and handle a frame; a bug of ours here closes the link, so no request hangs."""
         try:
-            self.heard_at = awake_s()
-            self.take(decode(frame))
+            self.last_frame_at = awake_s()
+            self.receive(decode(frame))
         except WireError as error:
             log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
         except Exception as error:
             log.error("link failed worker=%d", self.worker_id, exc_info=error)
             self.close("The proxy lost its line to the worker.")
 
-    def take(self, message: Message) -> None:
-        """Hand what the worker sent to whoever waits for it."""
+    def receive(self, message: Message) -> None:
+        """Handle a message of the worker, and wake the task that waits for it."""
         if isinstance(message, _ANSWERING):
             self._route(message)
             return
         was_ready = self.is_ready
         if isinstance(message, _Reply):
-            self._settle(message.request_id, message)
+            self._resolve(message.request_id, message)
         elif isinstance(message, Heartbeat):
             self.heartbeat, model = message, message.model
             if model is not None and self._models and model.name not in self._models:
@@ -446,34 +448,34 @@ class WorkerLink:
     def _route(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
         answer = self.answers.get(message.request_id)
         if answer is not None:
-            answer.take(message)
+            answer.receive(message)
         elif isinstance(message, Failed):
             self._cancelled.pop(message.request_id, None)
-            self._settle(message.request_id, refused(message))
+            self._resolve(message.request_id, error_of(message))
         elif isinstance(message, Finished):
             cancelled = self._cancelled.pop(message.request_id, None)
             if cancelled is not None:
                 self.count_unread(cancelled, message.usage)
 
     def _refuse(self, what: str, text: str) -> None:
-        """Close the link for `what` the worker does; `text` tells its clients."""
+        """Close the link because of `what` the worker does; `text` is the clients' error."""
         self.refusal = what
         log.error("worker=%d %s", self.worker_id, what)
         self.close(text)
 
     async def broken(self) -> None:
-        """Return once the connection to the worker broke off. Once."""
+        """Return once the connection to the worker is lost. Call it once."""
         await self._socket.disconnected()
 
     def submit(self, request: ParsedRequest, request_id: str) -> AnswerStream:
-        """Send `request` and return its answer, which nothing has arrived for yet."""
+        """Send `request` and return its answer, still empty."""
         assert request_id not in self.answers, request_id
         assert request_id not in self._cancelled, request_id
         self.is_unwanted = False
-        self.uses.note(request.prompt.speaker.key)
+        self.uses.record(request.prompt.speaker.key)
 
         def release(cancel: bool) -> None:
-            self.uses.note(request.prompt.speaker.key)
+            self.uses.record(request.prompt.speaker.key)
             ended = self.answers.pop(request_id, None)
             assert ended is not None, (self.worker_id, request_id)
             if cancel:
@@ -508,18 +510,18 @@ class WorkerLink:
         kind: type[WorkerReply],
         wait_s: float | None = None,
     ) -> WorkerReply:
-        """Send what is answered by one message of `kind`, or by a Failed, and return that.
+        """Send `message` and return the worker's one reply, which is of `kind`.
 
-        Cancelled, it is not computed on.
+        If the caller is cancelled, the worker stops computing the reply.
 
         Raises:
-            RequestError: it is refused, cannot be carried, or is not answered within `wait_s`.
+            RequestError: the worker refuses it, it cannot be encoded, or no reply within `wait_s`.
             WorkerLost: the worker died, or is not there.
         """
-        assert message.request_id not in self._asked, message.request_id
+        assert message.request_id not in self._pending_replies, message.request_id
         self._send(message)
         future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
-        self._asked[message.request_id] = future
+        self._pending_replies[message.request_id] = future
         try:
             async with asyncio.timeout(wait_s):
                 reply = await future
@@ -528,14 +530,14 @@ class WorkerLink:
                 f"The worker has not answered within {wait_s:g} s; try again."
             ) from None
         finally:
-            self._asked.pop(message.request_id, None)
+            self._pending_replies.pop(message.request_id, None)
             if future.cancelled():
                 self.send_late(Cancel(message.request_id))
         assert isinstance(reply, kind), (type(reply), kind)
         return reply
 
-    def _settle(self, request_id: str, result: _Reply | RequestError) -> None:
-        future = self._asked.get(request_id)
+    def _resolve(self, request_id: str, result: _Reply | RequestError) -> None:
+        future = self._pending_replies.get(request_id)
         if future is None or future.done():
             return
         if isinstance(result, RequestError):
@@ -552,32 +554,32 @@ class WorkerLink:
             raise RequestError(f"The request cannot be carried: {error}.") from None
 
     def send_late(self, message: Cancel | Renew | ShortTurns) -> None:
-        """Send what a dead worker, or one that does not read, does not need any more."""
+        """Send a message that may be lost: a dead or stuck worker does not need it."""
         if not self.is_closed:
             with contextlib.suppress(WireError):
                 self._socket.send(message)
 
     def renew(self) -> None:
-        if self.answers or self._asked:
-            self.send_late(Renew([*self.answers, *self._asked]))
+        if self.answers or self._pending_replies:
+            self.send_late(Renew([*self.answers, *self._pending_replies]))
 
     def close(self, text: str, errors: Mapping[str, RequestError] | None = None) -> None:
-        """Tell every client that waits on this worker that it is gone; `errors` go by request."""
+        """Fail every request that waits on this worker, with its error of `errors` or `text`."""
         if self.is_closed:
             return
         self.is_closed = True
         self._socket.close()
         for answer in list(self.answers.values()):
             answer.fail((errors or {}).get(answer.request_id) or WorkerLost(text))
-        for request_id in list(self._asked):
-            self._settle(request_id, WorkerLost(text))
+        for request_id in list(self._pending_replies):
+            self._resolve(request_id, WorkerLost(text))
         assert not self.answers, (self.worker_id, list(self.answers))
 
 
-def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any]:
-    """Return what /health tells of a worker by what it says itself: nothing where there is none.
+def link_health_fields(link: WorkerLink | None, model: str | None = None) -> dict[str, Any]:
+    """Return the JSON fields of /health that come from the worker's heartbeat, None without one.
 
-    `model` is what it is to have, as long as it does not tell.
+    `model` is the model that the worker should have; it counts until a heartbeat names one.
     """
     beat = link.heartbeat if link is not None else None
     return {
@@ -591,7 +593,7 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
         "model": beat.model.name if beat and beat.model else model,
         "ranks": beat.model.ranks if beat and beat.model else None,
-        # How far a start is: its step, and of what the step brings how much is there.
+        # Progress of a start: the step, and the bytes that it has loaded and will have loaded.
         "loading": {
             "step": beat.step,
             "s": round(beat.step_s, 1),

@@ -1,7 +1,7 @@
-"""Chooses the worker of each request, and sends it there.
+"""Chooses a worker for each request, and sends the request there.
 
-The pool has one link to each worker, on this machine or another. A request that no worker can take
-now waits; one whose worker dies or is full before it admitted goes to another one.
+The pool has one link to each worker, on this machine or another. A request waits while no worker
+can take it. If its worker dies or is full before admission, the request goes to another worker.
 """
 
 import asyncio
@@ -23,19 +23,20 @@ ReportKind = (  # of Status
     Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
     | Literal["doctor", "check_again"]
 )
-WorkerReports = dict[int, dict[str, Any] | RequestError]  # by worker id: its report, or why not
+WorkerReports = dict[int, dict[str, Any] | RequestError]  # report or error, by worker id
 
 JUST_COUNT: Final = TokenQuery()
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
-LOAD_GAP_MAX: Final = 4  # beyond that reading a prompt anew is sooner done than waiting
-READY_WAIT_S_MAX: Final = 1.0  # for a worker that starts unasked; clients come back by themselves
-WAITING_MAX: Final = 256  # each holds its body; more are told to come back
+LOAD_GAP_MAX: Final = 4  # with more requests ahead, prefilling elsewhere is faster than waiting
+READY_WAIT_S_MAX: Final = 1.0  # for a worker that restarts by itself; clients retry
+WAITING_MAX: Final = 256  # requests, each with its body in memory; more are refused
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
-Mark = tuple[str, str, str | bytes]  # an API key's digest, a model, a session or a link
+# API key digest, model, and a session or a link (the digest of a conversation's prefix)
+Mark = tuple[str, str, str | bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +44,37 @@ class ModelRequest:
     """A request that waits for a model."""
 
     model: str
-    since: float  # by `awake_s`
+    since: float  # when it came (`awake_s`)
 
 
 class ModelHost(Protocol):
-    """Gives models to workers. Owner: the event loop; nothing here blocks."""
+    """Decides which model each worker loads. Owner: the event loop; no method blocks."""
 
     def wanted(self) -> None:
-        """A request waits for a model: it is among the pool's `waiting`."""
+        """Look at the pool's `waiting` soon: a request waits for a model."""
 
     def wait_s(self, model: str) -> float:
-        """Return how long a request may wait for `model`; 0 = in vain."""
+        """Return how long a request may wait for `model`; 0 = waiting is in vain."""
 
-    def why_nobody(self, model: str) -> RequestError:
-        """Return what is told to a request that has waited that long."""
+    def unavailable_error(self, model: str) -> RequestError:
+        """Return the error for a request that has waited `wait_s` for `model`."""
 
     def why_missing(self) -> str:
-        """Return why no worker can load the default model now; "" = one can, or has it."""
+        """Return why no worker can load the default model now; "" = one can, or has loaded it."""
 
-    def unload(self, model: str, key: str) -> None:
-        """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for.
+    def unload(self, model: str, api_key: str) -> None:
+        """Have `model` ("" = the default one) unloaded once idle, unless a request comes for it.
 
-        `key` is the digest of who wishes so; what another has used of late stays.
+        `api_key` is the digest of the client's key. A model that another key has used recently
+        stays loaded.
         """
 
 
 def marks_of(prompt: Prompt, model: str = "") -> list[Mark]:
-    """Return what a worker can be found by that was sent `prompt` for `model`: weakest first.
+    """Return the marks of `prompt`, by which a worker with its prefix is found: weakest first.
 
-    First the session, then each prefix of the conversation, by its link; nothing of one API key's
-    is found by another's, nor of one model's.
+    They are the session, then each prefix of the conversation by its link. The API key and the
+    model are part of every mark, so neither shares workers' caches with another.
     """
     speaker = prompt.speaker
     names: list[str | bytes] = [speaker.session, *(name.link for name in prompt.names)]
@@ -80,68 +82,75 @@ def marks_of(prompt: Prompt, model: str = "") -> list[Mark]:
 
 
 class CacheAffinity:
-    """Remembers which worker was sent what. Owner: the event loop.
+    """Remembers which worker received which prompts. Owner: the event loop.
 
-    Invariant: at most MARKS_MAX marks; the ones that were not sent for longest go first.
+    Invariant: at most MARKS_MAX marks; the least recently used ones are evicted first.
     """
 
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
-        """`load_gap_max`: requests that a worker may hold beyond the least loaded one's."""
+        """`load_gap_max`: requests that the chosen worker may hold beyond the idlest one's."""
         self._load_gap_max = load_gap_max
-        # Kept for one key: which worker has a conversation, by its session's name and digests
+        # Kept for one key: the worker that has a conversation, by session name and prefix digests
         self.worker_ids: OrderedDict[Mark, int] = OrderedDict()
 
     def choose(self, candidates: Iterable[WorkerLink], marks: list[Mark]) -> WorkerLink | None:
-        """Return the candidate that was sent the strongest of `marks`; None where there is none.
+        """Return the candidate that received the strongest of `marks`; None without candidates.
 
-        It is the least loaded one, the lowest id among equals, where none was sent any, and where
-        the one that was is too busy.
+        If no candidate received any, or that one is too busy, it is the least loaded candidate; of
+        equals, the one with the lowest id.
         """
-        ready = {row.worker_id: row for row in candidates}
-        idle = min(ready.values(), key=lambda row: (row.load, row.worker_id), default=None)
+        ready = {link.worker_id: link for link in candidates}
+        idle = min(ready.values(), key=lambda link: (link.load, link.worker_id), default=None)
         if idle is None:
             return None
         known = (self.worker_ids.get(mark) for mark in reversed(marks))
-        found = next((ready[row] for row in known if row is not None and row in ready), idle)
+        found = next(
+            (
+                ready[worker_id]
+                for worker_id in known
+                if worker_id is not None and worker_id in ready
+            ),
+            idle,
+        )
         assert found.load >= idle.load, (found.worker_id, found.load, idle.load)
         return found if found.load - idle.load <= self._load_gap_max else idle
 
     def remember(self, marks: list[Mark], worker_id: int) -> None:
-        """Note that the worker was sent what `marks` stand for, unless another was before.
+        """Record that the worker received the prompt of `marks`; another worker keeps its marks.
 
-        A fork that is sent elsewhere because its parent's worker is busy takes nothing from there.
+        So a fork that goes elsewhere because its parent's worker is busy does not move the parent.
         """
-        for mark in reversed(marks):  # so that what conversations share is kept longest
+        for mark in reversed(marks):  # marks that conversations share are evicted last
             self.worker_ids.setdefault(mark, worker_id)
             self.worker_ids.move_to_end(mark)
         while len(self.worker_ids) > MARKS_MAX:
             self.worker_ids.popitem(last=False)
 
     def forget(self, worker_id: int) -> None:
-        """Drop what was noted of a worker that is gone, and its cache with it."""
-        for mark in [mark for mark, row in self.worker_ids.items() if row == worker_id]:
+        """Drop the marks of a worker that has gone with its cache."""
+        for mark in [mark for mark, other in self.worker_ids.items() if other == worker_id]:
             del self.worker_ids[mark]
 
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All links, the choice among them, and who waits for one. Owner: the event loop.
+    """Keeps all links, chooses among them, and lets requests wait. Owner: the event loop.
 
-    Invariants: `links` has one link for each worker that is connected, by the worker's id;
-    `waiting` has one row for each request that waits, at most WAITING_MAX.
+    Invariants: `links` has one link for each connected worker, by the worker's id; `waiting` has
+    one entry for each request that waits, at most WAITING_MAX.
     """
 
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: list[ModelRequest] = field(default_factory=list)
-    host: ModelHost = field(init=False)  # it says so itself, before the first request
+    host: ModelHost = field(init=False)  # sets itself, before the first request
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
     _renewer: asyncio.Task[None] | None = None
-    _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
-    why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
-    on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
-    count_unread: CountUnread = lambda _answer, _usage: None  # of each link
+    _known: dict[str, ModelFacts] = field(default_factory=dict)  # facts of unloaded models
+    unavailable_reason: str = ""  # error text while no worker is ready; "" = it is loading
+    on_ready: Callable[[WorkerLink], None] = lambda _: None  # called once a worker is ready
+    count_unread: CountUnread = lambda _answer, _usage: None  # given to each link
 
     def connect(
         self,
@@ -150,7 +159,7 @@ class WorkerPool:
         keys: CurveKeys | None = None,
         models: Collection[str] = (),
     ) -> WorkerLink:
-        """Open the connection to a worker; `keys` and `models` as of WorkerLink."""
+        """Open the connection to a worker; `keys` and `models` are WorkerLink's."""
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
@@ -165,7 +174,7 @@ class WorkerPool:
         self.on_ready(link)
 
     def wake(self) -> None:
-        """Have everyone who waits look again."""
+        """Have every waiting request look for a worker again."""
         self._changed.set()
 
     def disconnect(
@@ -176,10 +185,10 @@ class WorkerPool:
         keeps_cache: bool = False,
         errors: Mapping[str, RequestError] | None = None,
     ) -> None:
-        """Close the connection to a worker that is gone; `text` tells its clients why.
+        """Close the connection to a worker that has gone; `text` is its clients' error.
 
-        The requests with the ids of `errors` are told those. Where it `keeps_cache` what was sent
-        to it is sent to it again once it is back.
+        `errors` has other errors by request id. With `keeps_cache` the affinity to the worker
+        stays for its return.
         """
         link = self.links.pop(worker_id, None)
         if link is not None:
@@ -190,7 +199,7 @@ class WorkerPool:
             link.close(text, errors)
 
     def close(self) -> None:
-        """This server stops: every client is told, nothing new is taken."""
+        """Fail every request and refuse new ones: this server stops."""
         self._is_closed = True
         self.wake()
         if self._renewer is not None:
@@ -200,32 +209,32 @@ class WorkerPool:
         assert not self.links, list(self.links)
 
     def facts_of(self, model: str = "") -> ModelFacts | None:
-        """Return what was found out about `model`, "" = any, once a worker has loaded it."""
+        """Return the facts of `model` ("" = any), known once a worker has loaded it."""
         now = [link.heartbeat.model for link in self.links.values() if link.heartbeat]
-        rows = (row for row in (*now, *self._known.values()) if row is not None)
-        return next((row for row in rows if model in ("", row.name)), None)
+        known = (facts for facts in (*now, *self._known.values()) if facts is not None)
+        return next((facts for facts in known if model in ("", facts.name)), None)
 
     async def open(
         self, request: ParsedRequest, request_id: str, came_at: float | None = None
     ) -> AnswerStream:
-        """Return the answer of a worker that has admitted `request`, named `request_id` from here.
+        """Return the answer of a worker that has admitted `request` under `request_id`.
 
-        `came_at`: when its client asked (`awake_s`), where that is not now: all choices of a
-        request are of one time, so that no switch of models comes between them.
+        `came_at`: when the client sent it (`awake_s`); None = now. All choices of a request have
+        the same time, so that no switch of models comes between them.
 
-        Where a worker dies before it admitted, another ready one is asked, once; where it is full,
-        each other ready one. After Admitted nothing is sent twice.
+        If a worker dies before admission, the request goes to one other ready worker; if workers
+        are full, to each other ready one. After Admitted it is never sent again.
 
         Raises:
-            RequestError: refused by the worker, or nobody is there to take it.
+            RequestError: the worker refused, or no worker can take it.
         """
         lost: set[int] = set()
         full: set[int] = set()
-        asked = ModelRequest(request.target, awake_s() if came_at is None else came_at)
+        model_request = ModelRequest(request.target, awake_s() if came_at is None else came_at)
         marks = marks_of(request.prompt, request.served_as) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
-            link = await self._ready_link(asked, marks, lost | full)
+            link = await self._ready_link(model_request, marks, lost | full)
             assert link.worker_id not in lost | full, (request_id, link.worker_id, lost, full)
             answer = link.submit(request, request_id)
             self.affinity.remember(marks, link.worker_id)
@@ -233,12 +242,16 @@ class WorkerPool:
                 await answer.admitted()
             except WorkerLost:
                 lost.add(link.worker_id)
-                if len(lost) == ATTEMPTS_MAX or not self._takers(asked, lost | full):
+                if len(lost) == ATTEMPTS_MAX or not self._eligible_links(
+                    model_request, lost | full
+                ):
                     raise
             except RequestError as refusal:
-                answer.close()  # one that said nothing in time is still at it
+                answer.close()  # a worker that did not admit in time may still be rendering
                 full.add(link.worker_id)
-                if refusal.code != Overloaded.CODE or not self._takers(asked, lost | full):
+                if refusal.code != Overloaded.CODE or not self._eligible_links(
+                    model_request, lost | full
+                ):
                     raise
             except BaseException:
                 answer.close()
@@ -247,66 +260,67 @@ class WorkerPool:
                 return answer
 
     async def load(self, model: str) -> None:
-        """Wait until a worker has `model`, "" = the only one. Raises: RequestError."""
+        """Wait until a worker has loaded `model`; "" = the default one. Raises: RequestError."""
         await self._ready_link(ModelRequest(model, awake_s()), [], set())
 
-    def queue(self, key: str = "") -> list[dict[str, Any]]:
-        """Return who waits for a slot, each worker's next one first: ids, positions and ages.
+    def queue(self, api_key: str = "") -> list[dict[str, Any]]:
+        """Return the requests that wait for a slot, in each worker's order: ids, positions, ages.
 
-        `key` is the digest of the API key whose requests are told; "" = everyone's.
+        `api_key` is the digest of the key whose requests are listed; "" = all keys.
         """
         return [
             {
                 "request_id": request_id,
                 "worker": link.worker_id,
                 "position": position,
-                **answer.asked_by(),
+                **answer.requester_fields(),
             }
             for link in self.links.values()
-            if link.heartbeat is not None  # as it told last
+            if link.heartbeat is not None
             for position, request_id in enumerate(link.heartbeat.queue, start=1)
-            if (answer := link.answers.get(request_id)) is not None and key in ("", answer.key)
+            if (answer := link.answers.get(request_id)) is not None
+            and api_key in ("", answer.api_key)
         ]
 
-    def prefills(self, key: str = "") -> list[dict[str, Any]]:
-        """Return whose prompts are being read, and how far, in tokens; `key` as above."""
+    def prefills(self, api_key: str = "") -> list[dict[str, Any]]:
+        """Return the requests that are prefilling, with their progress; `api_key` as in `queue`."""
         return [
             answer.progress() | {"worker": link.worker_id}
             for link in self.links.values()
             for answer in link.answers.values()
-            if answer.is_prefilling and key in ("", answer.key)
+            if answer.is_prefilling and api_key in ("", answer.api_key)
         ]
 
-    def with_askers(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows about requests, each with its `worker`, with who asked them.
+    def with_requesters(self, entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return `entries`, each about a request at a `worker`, with the fields of its client.
 
-        Those that have ended meanwhile are left out.
+        Entries of requests that have ended are left out.
         """
         return [
-            row | answer.asked_by()
-            for row in rows
-            if (link := self.links.get(row["worker"])) is not None
-            and (answer := link.answers.get(row["request_id"])) is not None
+            entry | answer.requester_fields()
+            for entry in entries
+            if (link := self.links.get(entry["worker"])) is not None
+            and (answer := link.answers.get(entry["request_id"])) is not None
         ]
 
     async def count(self, request: ParsedRequest, query: TokenQuery = JUST_COUNT) -> Counted:
-        """Return how many tokens `request`'s prompt is, and what else `query` asks."""
+        """Return how many tokens `request`'s prompt has, and what else `query` asks."""
         marks = marks_of(request.prompt, request.served_as)
         link = await self._ready_link(ModelRequest(request.target, awake_s()), marks, set())
-        link.uses.note(request.prompt.speaker.key)
+        link.uses.record(request.prompt.speaker.key)
         message = Count(uuid.uuid4().hex, request.prompt, query)
         return await link.reply(message, Counted, COUNT_WAIT_S_MAX)
 
-    async def ask(self, what: ReportKind, about: str = "", key: str = "") -> WorkerReports:
-        """Return, by worker, what each ready one tells, or why it does not.
+    async def ask(self, what: ReportKind, about: str = "", api_key: str = "") -> WorkerReports:
+        """Return the report of each ready worker, or its error, by worker id.
 
-        All are asked at once, so that the whole takes STATUS_WAIT_S_MAX at most. `key` is the
-        digest of the API key whose sessions and prompts are told; "" = everyone's.
+        All workers are asked at once, so the call takes at most STATUS_WAIT_S_MAX. `api_key` is
+        the digest of the key whose sessions and prompts are reported; "" = all keys.
         """
 
         async def reply_of(link: WorkerLink) -> dict[str, Any] | RequestError:
             try:
-                message = Status(uuid.uuid4().hex, what, about, key)
+                message = Status(uuid.uuid4().hex, what, about, api_key)
                 return (await link.reply(message, Told, STATUS_WAIT_S_MAX)).body
             except RequestError as error:
                 return error
@@ -315,38 +329,39 @@ class WorkerPool:
         replies = await asyncio.gather(*(reply_of(link) for link in links))
         return {link.worker_id: reply for link, reply in zip(links, replies, strict=True)}
 
-    def _takers(self, asked: ModelRequest, lost: set[int]) -> list[WorkerLink]:
-        """Return the links that `asked` may be sent over, those of the workers in `lost` not."""
+    def _eligible_links(self, model_request: ModelRequest, excluded: set[int]) -> list[WorkerLink]:
+        """Return the links of workers that can take `model_request` now, without `excluded`."""
         return [
             link
             for link in self.links.values()
-            if link.worker_id not in lost and link.takes(asked.model, asked.since)
+            if link.worker_id not in excluded
+            and link.takes(model_request.model, model_request.since)
         ]
 
     async def _ready_link(
-        self, asked: ModelRequest, marks: list[Mark], lost: set[int]
+        self, model_request: ModelRequest, marks: list[Mark], excluded: set[int]
     ) -> WorkerLink:
-        """Return the worker to ask, waiting for one as long as the host says.
+        """Return the link to the best worker, waiting for one as long as the host allows.
 
-        Workers in `lost` are not asked: this request may be what killed them.
+        Workers in `excluded` are left out: this request may have killed them.
 
         Raises:
-            RequestError: there was none in time, or too many wait already.
+            RequestError: no worker was ready in time, or too many requests wait already.
         """
-        if len(self.waiting) >= WAITING_MAX and not self._takers(asked, lost):
+        if len(self.waiting) >= WAITING_MAX and not self._eligible_links(model_request, excluded):
             raise Overloaded(
                 f"{len(self.waiting)} requests wait for a worker and this server holds "
                 f"{WAITING_MAX}. Try again in a few seconds."
             )
         began = awake_s()
-        self.waiting.append(asked)
+        self.waiting.append(model_request)
         try:
             while not self._is_closed:
-                link = self.affinity.choose(self._takers(asked, lost), marks)
+                link = self.affinity.choose(self._eligible_links(model_request, excluded), marks)
                 if link is not None:
                     return link
                 self.host.wanted()
-                wait_s = began + self.host.wait_s(asked.model) - awake_s()
+                wait_s = began + self.host.wait_s(model_request.model) - awake_s()
                 if wait_s <= 0:
                     break
                 assert len(self.waiting) <= WAITING_MAX, len(self.waiting)
@@ -355,10 +370,10 @@ class WorkerPool:
                     async with asyncio.timeout(wait_s):
                         await self._changed.wait()
         finally:
-            self.waiting.remove(asked)
+            self.waiting.remove(model_request)
         if self._is_closed:
             raise WorkerLost("The server is shutting down.")
-        raise self.host.why_nobody(asked.model)
+        raise self.host.unavailable_error(model_request.model)
 
     async def _renew(self) -> None:
         while True:

@@ -1,1 +1,1 @@
-"""Starts, watches and restarts worker processes, and decides which model each of them has."""
+"""Starts, watches and restarts worker processes, and decides which model each worker loads."""

@@ -1,7 +1,7 @@
-"""Keeps a Mac from falling asleep by itself while requests run, by macOS's `caffeinate`.
+"""Keeps a Mac from falling asleep by itself while requests run, with macOS's `caffeinate`.
 
-Only requests of clients count: what is prefilled in idle time may wait for the machine's wake. A
-closed lid and the menu's Sleep still put it to sleep.
+Only clients' requests count; a prefill in idle time may wait until the machine wakes. Closing the
+lid and the menu's Sleep still put the Mac to sleep.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 COMMAND: Final = "caffeinate"
-# Between two requests an agent runs its tools: a command has 120 s by default in most agents, and
-# a Mac that nobody has touched meanwhile sleeps as soon as it may.
+# Between two requests an agent runs its tools, whose commands have 120 s by default in most agents.
+# An untouched Mac would sleep meanwhile.
 GRACE_S: Final = 180.0
 
 
 class KeepAwake:
     """Holds one `caffeinate` from a request's start until GRACE_S after the last one's end.
 
-    Owner: the event loop, which starting and killing it take milliseconds. Invariants: there is one
-    process at most, each is waited for, and none outlives this process (`-w`), however that ends.
+    Owner: the event loop; starting and killing the process take milliseconds. Invariants: at most
+    one `caffeinate` runs, each is reaped, and none outlives this process (`-w`), however it ends.
     """
 
     def __init__(self, platform: str = sys.platform) -> None:
-        """Nothing is done but on macOS."""
+        """On other systems than macOS the class does nothing."""
         self._is_on = platform == "darwin"
         self._open = 0  # requests
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,7 @@ class KeepAwake:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Hold the machine awake within, and for a while after."""
+        """Keep the machine awake inside the `with` block and for GRACE_S after it."""
         self._open += 1
         if self._is_on:
             self._hold()
@@ -52,12 +52,12 @@ class KeepAwake:
                 self._grace = asyncio.get_running_loop().call_later(GRACE_S, self._let_go)
 
     def close(self) -> None:
-        """Let the machine sleep: this server stops."""
+        """Let the machine sleep again: this server stops."""
         self._is_on = False
         self._let_go()
 
     def _hold(self) -> None:
-        """Have one `caffeinate` run; one that has ended by itself is replaced."""
+        """Start `caffeinate` unless it runs; replace one that has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             self._let_go()
         if self._grace is not None:
@@ -69,7 +69,7 @@ class KeepAwake:
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=DEVNULL,
-                    start_new_session=True,  # Ctrl-C is ours alone
+                    start_new_session=True,  # Ctrl-C must not reach it
                 )
             except OSError as error:
                 self._warn(f"cannot be started: {error.strerror}")
@@ -80,11 +80,11 @@ class KeepAwake:
             return
         if process.poll() is not None:
             self._warn(f"ended by itself with {process.returncode}")
-        process.kill()  # it has nothing to clean up, and this cannot take long
+        process.kill()  # it has nothing to clean up
         process.wait()
 
     def _warn(self, what: str) -> None:
-        """Say once that it fails: each request would tell it again."""
+        """Log the failure once, not again at each request."""
         if not self._has_failed:
             log.warning(
                 "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`.",

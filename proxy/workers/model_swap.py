@@ -1,7 +1,7 @@
-"""Gives workers the models that requests ask for, and empties those that nobody uses.
+"""Gives workers the models that requests ask for, and unloads unused models.
 
-Which worker should have which model is decided anew each time from what is so now, so that a switch
-nobody waits for any more is off by itself. The supervisor restarts the workers.
+The policy decides each time anew, from the present state, which worker should have which model. So
+a planned switch is dropped once no request waits for it. The supervisor restarts the workers.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
-LOOK_S: Final = 1.0  # how late an unused model is unloaded
-LOOK_SOON_S: Final = 0.05  # how late a model that is waited for gets a worker that fell idle
-LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried again for so long
-UNLOADED: Final = ""  # the goal of a worker that is to give its model up for no other
-TURN_S: Final = 30.0  # a model in use keeps its worker this long once another one is asked for
-KEEP_S: Final = 2.0  # an agent's pause between two requests: its model is still in use
+LOOK_S: Final = 1.0  # between two looks of the policy
+LOOK_SOON_S: Final = 0.05  # the same while requests wait for a model
+LOAD_AGAIN_S: Final = 60.0  # from a failed load to the next try
+UNLOADED: Final = ""  # the goal of a worker that unloads its model and loads no other
+TURN_S: Final = 30.0  # a model in use keeps its worker this long once another model is requested
+KEEP_S: Final = 2.0  # an agent's pause between two requests, in which its model counts as used
 
 # ------------------------------------------------------------ the policy: no process, no clock
 
@@ -36,14 +36,14 @@ class WorkerModel:
     """A worker as the policy sees it. Times are those of `awake_s`."""
 
     worker_id: int
-    model: str  # that it has, is getting, or had last
-    is_ready: bool = False  # it serves; what does not, and is not empty, is on its way to
+    model: str  # that it has, is loading, or had last
+    is_ready: bool = False  # it serves; a worker neither ready nor empty is loading
     is_empty: bool = False  # it has no process
-    is_failing: bool = False  # it could not load its model, and waits before it tries again
+    is_failing: bool = False  # it could not load its model, and waits before the next try
     load: int = 0  # requests that it holds
     ready_at: float = 0.0
-    used_at: float = 0.0  # when it last took or ended a request
-    is_unwanted: bool = False  # somebody wished its model unloaded, and nobody asked for it since
+    used_at: float = 0.0  # when a request last began or ended
+    is_unwanted: bool = False  # a client asked to unload the model, and no request came since
 
 
 def wanted_models(
@@ -52,51 +52,51 @@ def wanted_models(
     now: float,
     unload_s: float = 0.0,
 ) -> dict[int, str]:
-    """Return, by worker, the model that it should have instead of its own, or UNLOADED.
+    """Return the workers that should change, by id, with their next model or UNLOADED.
 
-    Such a worker takes no new requests; it changes once it holds none, and an empty one at once.
-    The model that was asked for first comes first. `unload_s`: how long a model stays unused
-    before its worker is emptied; 0 = for ever.
+    Such a worker takes no new requests and changes once it holds none; an empty worker changes at
+    once. The model of the oldest request comes first. `unload_s`: how long a model may stay unused
+    before it is unloaded; 0 = for ever.
     """
     assert len({worker.worker_id for worker in workers}) == len(workers), workers
-    given: dict[int, str] = {}
+    goals: dict[int, str] = {}
     waiting = sorted(requests, key=lambda request: request.since)
     first: dict[str, ModelRequest] = {}
     for request in waiting:
         first.setdefault(request.model, request)
     for request in first.values():
-        if request.model not in _present(workers, given):
-            worker = _worker_for(request, workers, given, now)
+        if request.model not in _present(workers, goals):
+            worker = _worker_for(request, workers, goals, now)
             if worker is not None:
-                given[worker.worker_id] = request.model
-    _spread(workers, waiting, given)
+                goals[worker.worker_id] = request.model
+    _spread(workers, waiting, goals)
     for worker in workers:
-        is_wanted = worker.model in first  # it has just come: who waits for it has not seen it yet
+        is_wanted = worker.model in first  # just loaded: its requests have not reached it yet
         unused_s = 0.0 if worker.is_unwanted else unload_s or math.inf
-        if worker.worker_id not in given and not is_wanted and _is_idle(worker, now, unused_s):
-            given[worker.worker_id] = UNLOADED
-    return given
+        if worker.worker_id not in goals and not is_wanted and _is_idle(worker, now, unused_s):
+            goals[worker.worker_id] = UNLOADED
+    return goals
 
 
-def _present(workers: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
-    """Return the models that are served or on their way; one that has to go counts as well."""
-    return {worker.model for worker in workers if not worker.is_empty} | set(given.values())
+def _present(workers: Sequence[WorkerModel], goals: dict[int, str]) -> set[str]:
+    """Return the models that are loaded, loading or about to be; one about to go counts as well."""
+    return {worker.model for worker in workers if not worker.is_empty} | set(goals.values())
 
 
 def _worker_for(
-    request: ModelRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
+    request: ModelRequest, workers: Sequence[WorkerModel], goals: dict[int, str], now: float
 ) -> WorkerModel | None:
-    """Return the worker to give up for `request`; None while each of them is in use.
+    """Return the worker that should load the model of `request`; None while all are in use.
 
-    A model is in use for KEEP_S after each request, and for TURN_S at the most. Those that serve
-    nobody come first, then those whose model another has too, then the least busy, then those that
-    were not used for longest.
+    A model counts as used for KEEP_S after each request, but for at most TURN_S once another model
+    is requested. Workers without a model come first, then those whose model another worker has too,
+    then the least busy, then the least recently used.
     """
     models = [worker.model for worker in workers if not worker.is_empty]
     free = [
         worker
         for worker in workers
-        if worker.worker_id not in given
+        if worker.worker_id not in goals
         and (
             _is_vacant(worker)
             or _is_idle(worker, now, KEEP_S)
@@ -123,18 +123,20 @@ def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
 
 
 def _spread(
-    workers: Sequence[WorkerModel], waiting: Sequence[ModelRequest], given: dict[int, str]
+    workers: Sequence[WorkerModel], waiting: Sequence[ModelRequest], goals: dict[int, str]
 ) -> None:
-    """Give workers that are still empty to models with more requests than workers."""
+    """Give workers that stay empty to models that have more requests than workers."""
     for worker in workers:
-        if not worker.is_empty or worker.worker_id in given:
+        if not worker.is_empty or worker.worker_id in goals:
             continue
-        for model in dict.fromkeys([worker.model, *sorted(_present(workers, given))]):
-            have = [row for row in workers if row.model == model and not row.is_empty]
-            coming = sum(goal == model for goal in given.values())
-            wanted = sum(row.load for row in have) + sum(row.model == model for row in waiting)
-            if have and wanted > len(have) + coming:
-                given[worker.worker_id] = model
+        for model in dict.fromkeys([worker.model, *sorted(_present(workers, goals))]):
+            having = [other for other in workers if other.model == model and not other.is_empty]
+            coming = sum(goal == model for goal in goals.values())
+            demand = sum(other.load for other in having) + sum(
+                request.model == model for request in waiting
+            )
+            if having and demand > len(having) + coming:
+                goals[worker.worker_id] = model
                 break
 
 
@@ -143,14 +145,14 @@ def _spread(
 
 @dataclass(slots=True)
 class LoadFailure:
-    """The reason that a model could not be loaded; until then (`awake_s`) it is not tried again."""
+    """Why a model could not be loaded, and until when (`awake_s`) it is not tried again."""
 
     reason: str
     until: float
 
 
 class ModelSwapper:
-    """The pool's `ModelHost`: gives workers `models`, of which the first is the default.
+    """Gives workers the models of `models`, of which the first is the default: the `ModelHost`.
 
     Owner: the event loop. Invariant: a worker changes its model only while it holds no request.
     """
@@ -163,10 +165,10 @@ class ModelSwapper:
         unload_s: float,
         missing: Callable[[ServedModel], str] = lambda _: "",
     ) -> None:
-        """`unload_s`: a model that was not used for so long is unloaded; 0 = never.
+        """`unload_s`: how long a model may stay unused before it is unloaded; 0 = for ever.
 
-        `missing` tells why a model is not on this disk, "" where it may be. Without the default
-        one the workers stay empty.
+        `missing` returns why a model is not on this disk, "" if it may be. While the default model
+        is missing the workers stay empty.
         """
         self._workers = supervisor.workers
         self._supervisor = supervisor
@@ -185,7 +187,7 @@ class ModelSwapper:
                 supervisor.leave_empty(worker)
 
     async def run(self) -> None:
-        """Look again and again what should change."""
+        """Apply the policy again and again."""
         while True:
             self._nudge.clear()
             self.arrange()
@@ -199,14 +201,14 @@ class ModelSwapper:
         requests = [
             ModelRequest(request.model or self._default.name, request.since)
             for request in self._pool.waiting
-            if self._failure(request.model) is None  # else it is known to be in vain
+            if self._failure(request.model) is None  # else it would only fail again
         ]
-        given = wanted_models(
+        goals = wanted_models(
             [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s
         )
         for worker in self._workers:
-            goal, link = given.get(worker.worker_id), worker.link
-            # A worker that is to change takes no newcomers.
+            goal, link = goals.get(worker.worker_id), worker.link
+            # A worker that will change takes no new requests.
             if link is not None and goal is None and link.closed_at is not None:
                 link.closed_at = None
                 self._pool.wake()
@@ -236,23 +238,23 @@ class ModelSwapper:
             log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
             self._supervisor.move(worker, None)
         else:
-            if worker.is_failing:  # who waits for its model takes its worker from no other one
+            if worker.is_failing:  # its own model waits, and may not take a worker from another
                 self._failures[worker.model.name].until = awake_s() + LOAD_AGAIN_S
             log.info("worker loads id=%d model=%s", worker.worker_id, goal)
             self._supervisor.move(worker, self._models[goal])
 
-    # ------------------------------------------------------------ what requests are told
+    # ------------------------------------------------------------ the pool's ModelHost
 
     def wanted(self) -> None:
         """See `ModelHost`."""
         self._nudge.set()
 
-    def unload(self, model: str, key: str) -> None:
+    def unload(self, model: str, api_key: str) -> None:
         """See `ModelHost`."""
         name = model or self._default.name
         links = [worker.link for worker in self._workers if worker.model.name == name]
         for link in links:
-            if link is not None and not link.is_kept_for_others(key):
+            if link is not None and not link.is_kept_for_others(api_key):
                 link.is_unwanted = True
         self._nudge.set()
 
@@ -260,23 +262,24 @@ class ModelSwapper:
         """See `ModelHost`; `model` "" = the default one."""
         name = model or self._default.name
         if not self._workers or any(
-            row.model.name == name and row.state != "unloaded" for row in self._workers
+            worker.model.name == name and worker.state != "unloaded" for worker in self._workers
         ):
             return ""
         return self._missing(self._models[name])
 
     def wait_s(self, model: str) -> float:
-        """See `ModelHost`: long for a model that was asked for, short for a restart."""
+        """See `ModelHost`: long for a model that is loaded on request, short for a restart."""
         name = model or self._default.name
         if self._failure(model) is not None or self.why_missing(name):
             return 0.0
         having = [worker for worker in self._workers if worker.model.name == name]
         comes_unasked = having and all(
-            row.state in ("loading", "restarting", "dead") and not row.is_asked for row in having
+            worker.state in ("loading", "restarting", "dead") and not worker.is_asked
+            for worker in having
         )
         return LOAD_WAIT_S_MAX if self._workers and not comes_unasked else READY_WAIT_S_MAX
 
-    def why_nobody(self, model: str) -> RequestError:
+    def unavailable_error(self, model: str) -> RequestError:
         """See `ModelHost`."""
         failure = self._failure(model)
         name = model or self._default.name
@@ -298,7 +301,7 @@ class ModelSwapper:
                 retry_after_s=min(RETRY_AFTER_S_MAX, math.ceil(wait_s)),
             )
         if self.wait_s(model) <= READY_WAIT_S_MAX:
-            return Overloaded(self._pool.why_nobody or LOADING)
+            return Overloaded(self._pool.unavailable_reason or LOADING)
         states = "; ".join(
             f"worker {worker.worker_id} is {worker.state} with {worker.model.name!r}"
             for worker in self._workers
@@ -313,11 +316,10 @@ class ModelSwapper:
         return failure if failure is not None and awake_s() < failure.until else None
 
     def _load_failed(self, worker: WorkerProcess, reason: str) -> bool:
-        """Give a worker whose model could not be loaded the default one; say whether that is it.
+        """Give a worker that could not load its model the default one; return whether it changed.
 
-        The default model itself is tried again for as long as it takes, unless another one is
-        asked for meanwhile. Until then nobody is turned away for it. Where it is not on this disk
-        any more the worker stays empty.
+        The default model itself is tried again without end, unless another model is requested;
+        requests for it wait meanwhile. If it is no longer on this disk the worker stays empty.
         """
         now = awake_s()
         is_default = worker.model == self._default

@@ -1,6 +1,6 @@
-"""Writes `<instance_dir>/hearth.json`, which names our processes for a later start.
+"""Writes `<instance_dir>/hearth.json`, which lists this server's processes for a later start.
 
-It names our models too, so that `hearth rm` removes none that is served.
+It lists the served models too, so that `hearth rm` does not remove them.
 """
 
 import json
@@ -16,29 +16,33 @@ log = logging.getLogger(__name__)
 
 
 class PidFile:
-    """Names this server's processes, each with its start time, since pids are reused.
+    """Lists this server's processes, each with its start time, since pids are reused.
 
-    Owner: the event loop. The system tells a start time at once.
+    Owner: the event loop. Reading a start time does not block.
     """
 
     def __init__(self, directory: Path, host: str, port: int, models: Sequence[str] = ()) -> None:
-        """`models` are directories and hub ids: what MODEL_PATH and its like name."""
+        """`models` are directories and hub ids, as in MODEL_PATH and MODELS."""
         self.path = directory / PID_FILE
-        self._told = {"host": host, "port": port, "models": [_absolute(each) for each in models]}
+        self._server_fields = {
+            "host": host,
+            "port": port,
+            "models": [_absolute(model) for model in models],
+        }
 
     def write(self, worker_pids: Iterable[int]) -> None:
-        """Replace the file as a whole, readable by this user only, by one that names these workers.
+        """Replace the file atomically with one that lists these workers; only this user reads it.
 
-        It is called whenever a worker has ended, before another can get its pid.
+        Call it whenever a worker has ended, before another process can get its pid.
         """
         own, *children = (
             {"pid": pid, "started": process_started(pid)} for pid in (os.getpid(), *worker_pids)
         )
-        workers = [each | {"role": "worker"} for each in children]
-        row = {"supervisor": own, "children": workers, **self._told}
+        workers = [child | {"role": "worker"} for child in children]
+        content = {"supervisor": own, "children": workers, **self._server_fields}
         try:
-            write_small_file(self.path, json.dumps(row).encode())
-        except OSError as error:  # supervision must not end by it
+            write_small_file(self.path, json.dumps(content).encode())
+        except OSError as error:  # supervision goes on without the file
             log.error("pid file cannot be written: %s", error)
 
     def remove(self) -> None:
@@ -46,7 +50,7 @@ class PidFile:
 
 
 def _absolute(source: str) -> str:
-    """Return a directory as others find it, a hub id or an alias as it is."""
+    """Return the absolute path of a directory; a hub id or an alias unchanged."""
     try:
         path = Path(source).expanduser()
         return str(path.resolve()) if path.exists() else source

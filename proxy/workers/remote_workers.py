@@ -1,7 +1,7 @@
-"""Connects to workers on other machines and watches them. It never starts or kills one.
+"""Connects to workers on other machines and watches them; it never starts or kills a worker.
 
-They are reached over tcp:// with CURVE keys. One that is lost is tried again for as long as this
-server runs; it keeps what it computed on its own disk, so what it was sent is sent to it again.
+Workers are reached over tcp:// with CURVE keys. A lost connection is retried for as long as this
+server runs. The worker keeps its cache on its own disk, so its conversations go to it again.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hearth.proxy.pool.worker_link import WorkerLink, link_row
+from hearth.proxy.pool.worker_link import WorkerLink, link_health_fields
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
@@ -24,12 +24,12 @@ from hearth.shared.zmq_transport import PROXY_NAME, SILENCE_S_MAX, WORKER_NAME, 
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 1.0
-RETRY_S: Final = 1.0  # after a line that was good
-REFUSED_RETRY_S: Final = 15.0  # after a peer that we cannot work with
-CONNECT_S_MAX: Final = 3.0  # of a connection that only finds out why there is none
+RETRY_S: Final = 1.0  # after a connection that worked
+REFUSED_RETRY_S: Final = 15.0  # after a worker that this server cannot work with
+CONNECT_S_MAX: Final = 3.0  # for the plain connection of `hint_of`
 _ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 
-# What a worker did whose line is given up.
+# Why a connection is closed: what the worker did.
 GONE: Final = "is gone"
 SILENT: Final = f"has been silent for {SILENCE_S_MAX:g} s"
 UNKNOWN: Final = "refuses this server's keys, or is no worker"
@@ -40,18 +40,18 @@ RemoteState = Literal["unreachable", "loading", "ready"]
 
 @dataclass(slots=True)
 class RemoteWorker:
-    """One endpoint, where one start of a worker after another answers. Owner: the event loop.
+    """One endpoint and the worker that answers there, across restarts. Owner: the event loop.
 
-    Invariant: `link` is the connection to the start that answers now, None while none does.
+    Invariant: `link` is the connection to the worker's present process, None while none answers.
     """
 
     worker_id: int
     endpoint: str
     link: WorkerLink | None = None
-    boot_id: str = ""  # of the start that was last heard of
+    boot_id: str = ""  # names the process that answered last
     restarts: int = 0
-    problem: str = "has not answered yet"  # or what it did when its line was last given up
-    hint: str = ""  # what this machine's own system may have to do with it, and what helps
+    problem: str = "has not answered yet"  # or why the last connection was closed
+    hint: str = ""  # a likely cause on this machine, and the remedy
 
     @property
     def state(self) -> RemoteState:
@@ -60,23 +60,23 @@ class RemoteWorker:
         return "ready" if self.link.is_ready else "loading"
 
     @property
-    def told_problem(self) -> str:
+    def problem_text(self) -> str:
         return f"{self.problem}. {self.hint}" if self.hint else self.problem
 
-    def row(self) -> dict[str, Any]:
-        """Return this worker's entry in /health. Its pid is another machine's, and not told."""
+    def health_fields(self) -> dict[str, Any]:
+        """Return this worker's entry in /health; its pid, of another machine, is left out."""
         return {
             "id": self.worker_id,
             "state": self.state,
             "pid": None,
             "endpoint": self.endpoint,
-            "problem": self.told_problem if self.state == "unreachable" else None,
+            "problem": self.problem_text if self.state == "unreachable" else None,
             "restarts": self.restarts,
-            **link_row(self.link),
+            **link_health_fields(self.link),
         }
 
-    def look(self) -> None:
-        """Note that the worker is there, and count another start of it."""
+    def update(self) -> None:
+        """Clear the problem once the worker answers, and count a restart of it."""
         if self.state == "unreachable":
             return
         self.problem = self.hint = ""
@@ -91,10 +91,10 @@ class RemoteWorkers:
     """Keeps a connection to each of WORKER_ENDPOINTS. Owner: the event loop."""
 
     def __init__(self, settings: Settings, pool: WorkerPool, models: Sequence[ServedModel]) -> None:
-        """Their ids follow those of this machine's workers; each serves one of `models`.
+        """Give the workers ids after this machine's own; each must serve one of `models`.
 
         Raises:
-            StartError: an endpoint is none, or there are no keys.
+            StartError: an endpoint is malformed, or the CURVE keys are missing.
         """
         self._pool = pool
         self._models = tuple(model.name for model in models)
@@ -116,21 +116,21 @@ class RemoteWorkers:
         ]
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+        self._tasks = [asyncio.create_task(self._stay_connected(worker)) for worker in self.workers]
 
     def stop(self) -> None:
-        """End the watch; the pool closes the lines."""
+        """Stop watching; the pool closes the links."""
         for task in self._tasks:
             task.cancel()
 
-    async def _keep(self, worker: RemoteWorker) -> None:
+    async def _stay_connected(self, worker: RemoteWorker) -> None:
         while True:
             assert worker.link is None, worker.worker_id
             link = worker.link = self._pool.connect(
                 worker.worker_id, worker.endpoint, self._keys, self._models
             )
             problem = await self._until_lost(worker, link)
-            self._note(worker, problem, worker.hint if link.welcome is None else "")
+            self._record_problem(worker, problem, worker.hint if link.welcome is None else "")
             worker.link = None
             self._pool.disconnect(
                 worker.worker_id,
@@ -139,48 +139,48 @@ class RemoteWorkers:
             )
             await asyncio.sleep(REFUSED_RETRY_S if link.refusal else RETRY_S)
 
-    def _note(self, worker: RemoteWorker, problem: str, hint: str) -> None:
-        """Note why `worker` is of no use now, for all who ask; `hint` says what helps."""
-        is_new = (problem, hint) != (worker.problem, worker.hint)  # else it is tried in vain again
+    def _record_problem(self, worker: RemoteWorker, problem: str, hint: str) -> None:
+        """Record why `worker` cannot be used now, and log it if it is new; `hint` is a remedy."""
+        is_new = (problem, hint) != (worker.problem, worker.hint)
         worker.problem, worker.hint = problem, hint
         if is_new:
             log.error(
                 "remote worker id=%d endpoint=%s %s",
                 worker.worker_id,
                 worker.endpoint,
-                worker.told_problem,
+                worker.problem_text,
             )
-        self._pool.why_nobody = (
+        self._pool.unavailable_reason = (
             f"No worker is ready: worker {worker.worker_id}, on another machine, "
-            f"{worker.told_problem.rstrip('.')}."
+            f"{worker.problem_text.rstrip('.')}."
         )
 
     async def _until_lost(self, worker: RemoteWorker, link: WorkerLink) -> str:
-        """Wait until `link`, the worker's line, is of no use any more; return what it did."""
+        """Wait until `link` cannot be used any more; return what the worker did."""
         broken = asyncio.create_task(link.broken())
         try:
             while True:
                 before = awake_s()
                 await asyncio.wait({broken}, timeout=WATCH_S)
-                worker.look()
+                worker.update()
                 if link.is_closed:
                     return link.refusal or LOST
                 if broken.done():
                     return GONE if link.welcome is not None else UNKNOWN
                 if awake_s() - before > 2 * WATCH_S:
-                    continue  # this process itself stood still: what it did not hear is no proof
+                    continue  # this process itself was suspended: its silence proves nothing
                 if link.silence_s > SILENCE_S_MAX:
                     return SILENT if link.welcome is not None else worker.problem
                 if link.welcome is None:
-                    self._note(worker, worker.problem, await hint_of(worker.endpoint))
+                    self._record_problem(worker, worker.problem, await hint_of(worker.endpoint))
         finally:
             broken.cancel()
 
 
 async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
-    """Return what a plain connection to `endpoint` comes to, and what helps.
+    """Return why `endpoint` does not answer, found by a plain TCP connection, and a remedy.
 
-    zmq tries for ever and tells nobody why a connection fails.
+    zmq retries for ever and does not report why a connection fails.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
@@ -188,11 +188,11 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
             _, writer = await asyncio.open_connection(host, int(port))
     except OSError as error:
         if isinstance(error, ConnectionRefusedError):
-            told = "Nothing listens there: `hearth worker` does not run there, or just begins."
+            hint = "Nothing listens there: `hearth worker` does not run there, or just begins."
         elif isinstance(error, TimeoutError):
-            told = "Connecting gets no answer: look at its address, its firewall and the cable."
+            hint = "Connecting gets no answer: look at its address, its firewall and the cable."
         else:
-            told = f"Connecting gives {error.strerror or str(error)!r}."
-        return refused_hint(error, platform) or told
+            hint = f"Connecting gives {error.strerror or str(error)!r}."
+        return refused_hint(error, platform) or hint
     writer.close()
     return "It takes connections and says nothing: it hangs, or is no worker."

@@ -1,7 +1,7 @@
 """Starts the workers, watches them, restarts them, and ends them.
 
-A worker ends itself when its standard input reaches its end, which it does however this process
-dies; a worker that hangs is killed from here.
+A worker ends itself at the end of its standard input, which comes however this process dies. The
+supervisor kills a worker that hangs.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hearth.proxy.pool.worker_link import WorkerLink, link_row
+from hearth.proxy.pool.worker_link import WorkerLink, link_health_fields
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
@@ -30,48 +30,45 @@ from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
 
-# -P: modules that lie in the directory where the server was started are none of ours
+# -P: Python must not import modules from the directory where the server was started.
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 WATCH_S: Final = 1.0
-START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
+START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat; it imports MLX from a cold disk
 BACKOFF_S_MAX: Final = 30.0
 KILL_WAIT_S: Final = 1.0
 
-ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # no forward's doing
+ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # caused by no request
 SERVER_ENDED: Final = "the whole server ended"
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
 
-COMPUTES_SHARE: Final = 0.1  # of the time, on a CPU: a heartbeat a second takes 0.003 of it
-SLOWER_MAX: Final = 10  # than measured: deep in a prompt, and beside other programs
-UNMEASURED_MAX: Final = 10  # stalls that a step may take which nothing is known of
+COMPUTES_SHARE: Final = 0.1  # CPU time by wall time of a busy worker; heartbeats alone take 0.003
+SLOWER_MAX: Final = 10  # times the measured time: deep in a prompt, and beside other programs
+UNMEASURED_MAX: Final = 10  # times STALL_SECONDS, for a step whose speed is unknown
 
 
 class HangDetector:
-    """Measures for how long one start of a worker has made no step. Owner: the event loop.
+    """Measures how long one process of a worker has made no step. Owner: the event loop.
 
-    It adds up the seconds that the supervisor has watched, so that it stands while nobody watches.
-    Invariant: `stalled_s` is 0 while the worker loads, holds nothing, or has just made a step.
+    It counts only the seconds in which the supervisor watched.
+    Invariant: `stalled_s` is 0 while the worker loads, holds no request, or has just made a step.
     """
 
     def __init__(self) -> None:
         self.stalled_s = 0.0
         self._steps = -1
-        self._computed_to_s = 0.0  # of `stalled_s`, where it was last seen to compute
-        self._computed_cpu_s = 0.0  # its CPU seconds there
+        self._computed_to_s = 0.0  # `stalled_s` when the worker last used the CPU
+        self._computed_cpu_s = 0.0  # the worker's CPU seconds at that time
         self._beat: Heartbeat | None = None
 
     def tick(self, beat: Heartbeat | None, elapsed_s: float) -> float:
-        """Take in the last heartbeat, `elapsed_s` after the tick before; return `stalled_s`.
-
-        A worker that loads, or holds nothing, is not stuck.
-        """
+        """Take in the latest heartbeat, `elapsed_s` after the previous tick; return `stalled_s`."""
         assert elapsed_s >= 0, elapsed_s
         self._beat = beat
         if beat is None or beat.state != "ready" or not beat.running + beat.waiting:
-            self._begin(-1, 0.0)
+            self._reset(-1, 0.0)
         elif beat.steps != self._steps:
-            self._begin(beat.steps, beat.cpu_s)
+            self._reset(beat.steps, beat.cpu_s)
         else:
             self.stalled_s += elapsed_s
             waited_s = self.stalled_s - self._computed_to_s
@@ -79,16 +76,16 @@ class HangDetector:
                 self._computed_to_s, self._computed_cpu_s = self.stalled_s, beat.cpu_s
         return self.stalled_s
 
-    def _begin(self, steps: int, cpu_s: float) -> None:
+    def _reset(self, steps: int, cpu_s: float) -> None:
         self.stalled_s, self._steps = 0.0, steps
         self._computed_to_s, self._computed_cpu_s = 0.0, cpu_s
 
     def hangs(self, stall_s: float) -> bool:
-        """Whether it has computed nothing for `stall_s`."""
+        """Return whether the worker has computed nothing for `stall_s`."""
         return self.stalled_s - self._computed_to_s >= stall_s
 
     def slowness(self, stall_s: float) -> str:
-        """Return why a step that computes has had its time; "" where it may go on, or `hangs`."""
+        """Return why a step that computes has taken too long; "" if it may go on, or `hangs`."""
         beat = self._beat
         if beat is None or self.stalled_s < stall_s or self.hangs(stall_s):
             return ""
@@ -112,44 +109,44 @@ class HangDetector:
 class RestartRules:
     """The settings that the supervisor acts by."""
 
-    model: ServedModel = ServedModel("")  # that every worker starts with
-    flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
-    stall_s: float = 0.0  # a worker that gets no step further for so long is killed; 0 = never
-    chunk_wait_s: float = CHUNK_WAIT_S  # for the chunk of a worker that is told to end
-    kind: str = "worker"  # what the log calls its workers
+    model: ServedModel = ServedModel("")  # the first model of every worker
+    flush_s: float = 0.0  # for an ending worker to write its cache to disk
+    stall_s: float = 0.0  # without a step, until the worker is killed; 0 = never
+    chunk_wait_s: float = CHUNK_WAIT_S  # for an ending worker to finish its chunk
+    kind: str = "worker"  # the workers' name in the log
 
     @property
     def end_wait_s(self) -> float:
-        """Return how long a worker that is told to end may take before it is killed."""
+        """Return how long an ending worker may take before it is killed."""
         return self.chunk_wait_s + self.flush_s + END_WAIT_S
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One worker: its process, and those that take its place. Owner: the event loop.
+    """One worker, across the restarts of its process. Owner: the event loop.
 
-    Invariant: it has one process at a time, and `link` is None unless that one was started and
-    its end was not noted yet.
+    Invariant: it has at most one process at a time; `link` is set from the process's start until
+    its end is handled.
     """
 
     worker_id: int
     socket_path: Path
     endpoint: str
-    model: ServedModel  # that it has, is getting, or had last
+    model: ServedModel  # that it has, is loading, or had last
     process: Process | None = None
-    cleared: Process | None = None  # of which nothing is left
+    cleared_process: Process | None = None  # its process group was killed
     link: WorkerLink | None = None
     starts: int = 0
     restarts: int = 0
-    kills: int = 0  # of its processes that hung
-    early_deaths: int = 0  # in a row, before "ready"
-    suspects: int = 0  # requests that ran as a process of it died
+    kills: int = 0  # kills of hung processes
+    early_deaths: int = 0  # deaths before "ready", in a row
+    suspects: int = 0  # requests that were running when a process died
     hang_detector: HangDetector = field(default_factory=HangDetector)
-    killed_for: str = ""  # why this process was killed from here
-    is_leaving: bool = False  # its process was told to end, for another model or for none
-    is_asked: bool = False  # its process was started for a request, not to replace one that died
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # not set: it stays empty
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # what failed before is no matter
+    killed_for: str = ""  # why the supervisor killed this process
+    is_leaving: bool = False  # its process is ending, for another model or for none
+    is_asked: bool = False  # its process was started for a request, not to replace a dead one
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # clear: the worker stays empty
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set: start without back-off
 
     def __post_init__(self) -> None:
         self.wanted.set()
@@ -172,40 +169,44 @@ class WorkerProcess:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether it must be taken for hung."""
+        """Return whether heartbeats are overdue, so that the worker counts as hung."""
         link = self.link if self.pid is not None else None
         limit_s = SILENCE_S_MAX if link and link.heartbeat else START_SILENCE_S_MAX
         return link is not None and link.silence_s > limit_s
 
     @property
     def is_failing(self) -> bool:
-        """Return whether it died while it was loading, and waits before it tries again."""
+        """Return whether it died while loading, and waits before the next try."""
         return self.pid is None and self.early_deaths > 0
 
     def kill(self, signal_number: int) -> None:
-        """Signal the worker and whatever it started."""
+        """Send the signal to the worker's process group."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: zombies
                 os.killpg(self.pid, signal_number)
 
     def kill_left(self) -> None:
-        """Kill what a process that has ended left behind: a rank that is stopped sees no end.
+        """Kill the process group of an ended process: a stopped rank would live on.
 
-        Once: later its number may be another's.
+        This is done once for a process, since its pid may be reused later.
         """
         process = self.process
-        if process is not None and process.returncode is not None and process is not self.cleared:
-            self.cleared = process
+        if (
+            process is not None
+            and process.returncode is not None
+            and process is not self.cleared_process
+        ):
+            self.cleared_process = process
             with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
                 os.killpg(process.pid, signal.SIGKILL)
 
     def remove_files(self) -> None:
-        """Remove its socket, and what its process has left beside that."""
+        """Remove the worker's socket and the files beside it."""
         path = self.socket_path
-        for each in (path, reason_path(path), weights_path(path), running_path(path)):
-            each.unlink(missing_ok=True)
+        for file in (path, reason_path(path), weights_path(path), running_path(path)):
+            file.unlink(missing_ok=True)
 
-    def row(self) -> dict[str, Any]:
+    def health_fields(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
         return {
             "id": self.worker_id,
@@ -214,14 +215,14 @@ class WorkerProcess:
             "restarts": self.restarts,
             "kills": self.kills,
             "suspects": self.suspects,
-            **link_row(self.link, self.model.name),
+            **link_health_fields(self.link, self.model.name),
         }
 
 
 class Supervisor:
     """Keeps `count` workers running. Owner: the event loop.
 
-    Invariant: a worker's process is started only after the end of the one before it was noted.
+    Invariant: a worker's next process starts only after the end of the previous one is handled.
     """
 
     def __init__(
@@ -233,10 +234,10 @@ class Supervisor:
         environ: Mapping[str, str],
         rules: RestartRules = RestartRules(),
     ) -> None:
-        """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
+        """`--worker-id` and `--endpoint` are appended to `command`. Sockets lie in `directory`.
 
         Raises:
-            StartError: a socket's path in `directory` is too long.
+            StartError: the path of a socket in `directory` is too long.
         """
         self._command = tuple(command)
         self._directory = directory
@@ -244,14 +245,14 @@ class Supervisor:
         self.environ = dict(environ)
         self._rules = rules
         self._stopping = False
-        # Some worker was ready once: what it loaded may be loadable again. Or none began to load.
+        # The server goes on after a failed load: a worker was ready before, or one stays empty.
         self._outlives_loads = False
         self._tasks: list[asyncio.Task[None]] = []
         self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
-        self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
-        self.suspects: SuspectStore | None = None  # of its workers' deaths
-        self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
-        # A worker died while it was loading, and why: whether it was given another model.
+        self.cannot_start = asyncio.Event()  # a worker reported that a restart would not help
+        self.suspects: SuspectStore | None = None  # requests that ran when workers died
+        self.on_change: Callable[[], None] = lambda: None  # called when a worker's pid changes
+        # Called when a worker died while loading; returns whether the worker got another model.
         self.on_early_death: Callable[[WorkerProcess, str], bool] = lambda _worker, _reason: False
         paths = [directory / f"worker-{index}.sock" for index in range(count)]
         self.workers = [
@@ -264,8 +265,8 @@ class Supervisor:
         return [worker.pid for worker in self.workers if worker.pid is not None]
 
     async def start(self) -> None:
-        """Start every worker; returns as soon as their processes exist."""
-        remove_claims(self._directory)  # of a server that died with more workers than this one has
+        """Start every worker; return as soon as their processes exist."""
+        remove_claims(self._directory)  # files of a dead server, perhaps with more workers
         for worker in self.workers:
             self._suspect(worker, SERVER_ENDED)
             if worker.wanted.is_set():
@@ -275,7 +276,7 @@ class Supervisor:
 
     async def _spawn(self, worker: WorkerProcess) -> None:
         assert worker.pid is None and worker.link is None, (worker.worker_id, worker.pid)
-        worker.remove_files()  # else the new link greets the dead worker's socket
+        worker.remove_files()  # else the new link would connect to the dead worker's socket
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -286,7 +287,7 @@ class Supervisor:
             stdin=PIPE,  # held open for as long as this process lives
             cwd=PROJECT_DIR,
             env=self.environ | worker.model.environ,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # Ctrl-C must reach this process alone
         )
         worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
         worker.starts += 1
@@ -295,19 +296,19 @@ class Supervisor:
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
         while True:
-            if worker.process is not None:  # else it was left empty from the start
+            if worker.process is not None:  # else the worker is empty from the start
                 code = await worker.process.wait()
                 worker.kill_left()
                 if self._stopping:
                     return
                 if worker.is_leaving:
-                    # as it was told to: `_end` waits for it too, and tells how it ended
+                    # It ended on request; `_end` waits for it too and logs how it ended.
                     assert worker.link is None, worker.worker_id
                     log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
                     worker.is_leaving = False
                     self.on_change()
                 else:
-                    self._note_death(worker, code)
+                    self._record_death(worker, code)
                     if code == EXIT_CANNOT_START and not self._outlives_loads:
                         self.cannot_start.set()
                         return
@@ -315,7 +316,7 @@ class Supervisor:
             await self._respawn(worker)
 
     async def _respawn(self, worker: WorkerProcess) -> None:
-        """Start `worker` again, for as long as it takes the system to have a process for it."""
+        """Start `worker` again after its back-off; retry until the system can start a process."""
         while True:
             worker.moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -330,17 +331,17 @@ class Supervisor:
                 return
 
     def leave_empty(self, worker: WorkerProcess) -> None:
-        """Have `worker`, which has no process that serves, start none until `move` says so.
+        """Keep `worker`, which has no serving process, empty until `move` gives it a model.
 
-        From then on this server outlives a model that cannot be loaded.
+        From then on a model that cannot be loaded does not end this server.
         """
         worker.wanted.clear()
         self._outlives_loads = True
 
     def move(self, worker: WorkerProcess, model: ServedModel | None) -> None:
-        """Have `worker` get `model` in place of its own, or, with None, stay empty.
+        """Restart `worker` with `model`; None = unload its model and keep it empty.
 
-        It holds no request. What it keeps is on disk before it ends.
+        The worker must hold no request. It writes its cache to disk before it ends.
         """
         assert worker.link is None or not worker.link.answers, worker.worker_id
         worker.early_deaths, worker.is_asked = 0, True
@@ -351,7 +352,7 @@ class Supervisor:
             worker.model = model
             worker.wanted.set()
         if worker.pid is None:
-            return  # it is empty or waits, and `_run_worker` with it
+            return  # no process to end: `_run_worker` waits to start the next one
         worker.is_leaving = True
         self._outlives_loads |= worker.link is not None and worker.link.is_ready
         self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")
@@ -360,7 +361,7 @@ class Supervisor:
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
-    def _note_death(self, worker: WorkerProcess, code: int) -> None:
+    def _record_death(self, worker: WorkerProcess, code: int) -> None:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -376,44 +377,47 @@ class Supervisor:
         )
         is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
         suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
-        self._tell_clients(worker, how, suspects)
+        self._fail_requests(worker, how, suspects)
         worker.link = None
         worker.restarts += 1
         self._outlives_loads |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
-        self._pool.wake()  # who waits for it need not wait for its return
+        self._pool.wake()  # waiting requests may go to another worker
         self.on_change()
 
     def _suspect(
         self, worker: WorkerProcess, how: str, *, is_proof: bool = True
     ) -> dict[str, Suspect]:
-        """Note who ran as a process died; return what is known of each now. Once a process."""
+        """Record the requests that ran when a process died; return each as a suspect, by id.
+
+        Call it once for a process.
+        """
         running = take_running(worker.socket_path)
         worker.suspects += len(running)
         store = self.suspects
         return {} if store is None else store.record_death(running, how, is_proof=is_proof)
 
-    def _tell_clients(
+    def _fail_requests(
         self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspect]
     ) -> None:
         text = (
             f"The worker that held this request died ({how}) and is being restarted; "
             "send the request again."
         )
-        errors = {name: suspect.error(text) for name, suspect in suspects.items()}
+        errors = {request_id: suspect.error(text) for request_id, suspect in suspects.items()}
         self._pool.disconnect(worker.worker_id, text, errors=errors)
 
     def _count_death(self, worker: WorkerProcess, how: str, *, was_ready: bool) -> None:
-        """Decide how `worker` comes back, and what requests are told until then."""
+        """Count a death while loading, and set the error for requests until the worker is back."""
         reason = take_reason(worker.socket_path) or f"its worker died while it loaded ({how})."
         if not was_ready and self.on_early_death(worker, reason):
             worker.early_deaths = 0
             return
         worker.is_asked = False
         worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
-        self._pool.why_nobody = ""
+        self._pool.unavailable_reason = ""
         if worker.early_deaths > 1:
-            self._pool.why_nobody = (
+            self._pool.unavailable_reason = (
                 f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
                 f"while it was loading: {reason} The server's log says more."
             )
@@ -423,15 +427,15 @@ class Supervisor:
             before = awake_s()
             await asyncio.sleep(WATCH_S)
             elapsed_s = awake_s() - before
-            if elapsed_s <= 2 * WATCH_S:  # else this process stood still, and heard nothing itself
+            if elapsed_s <= 2 * WATCH_S:  # else this process itself was suspended
                 for worker in self.workers:
                     self._check(worker, elapsed_s)
 
     def _check(self, worker: WorkerProcess, elapsed_s: float) -> None:
-        """Kill `worker` where it is stuck: it says nothing, or gets no step further.
+        """Kill `worker` if it is stuck: it sends no heartbeat, or makes no step.
 
-        A step that computes has longer, and its end proves nothing against a request.
-        Its clients are told at once: a process that hangs in a driver may not end for a while.
+        A step that uses the CPU may take longer, and killing it proves nothing against a request.
+        The requests fail at once: a process that hangs in a driver may take long to end.
         """
         if worker.link is None or worker.killed_for:
             return
@@ -457,10 +461,10 @@ class Supervisor:
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"
-        self._tell_clients(worker, how, self._suspect(worker, how, is_proof=is_proof))
+        self._fail_requests(worker, how, self._suspect(worker, how, is_proof=is_proof))
 
     async def stop(self) -> None:
-        """End every worker: SIGTERM, then SIGKILL where one hangs. Removes sockets."""
+        """End every worker by SIGTERM, a hung one by SIGKILL, and remove the sockets."""
         self._stopping = True
         for task in (tasks := [*self._tasks, *self._endings]):
             task.cancel()
@@ -470,9 +474,9 @@ class Supervisor:
         self.remove_sockets()
 
     async def _end(self, worker: WorkerProcess, hint: str = "") -> None:
-        """Have `worker` end: it ends its chunk, and writes what it keeps. Kill one that hangs.
+        """Let `worker` end its chunk, write its cache to disk and exit; kill it if it hangs.
 
-        `hint` says what else the user can do.
+        `hint` is appended to the log line while it takes long.
         """
         if worker.process is None:
             return
@@ -488,7 +492,7 @@ class Supervisor:
         if not await _ends(worker.process, rules.end_wait_s - (awake_s() - began)):
             worker.killed_for = f"it was told to end and did not in {rules.end_wait_s:g} s"
             worker.kill(signal.SIGKILL)
-            await _ends(worker.process, KILL_WAIT_S)  # one stuck in a driver ends when it can
+            await _ends(worker.process, KILL_WAIT_S)  # a process stuck in a driver ends later
         elif worker.process.returncode == EXIT_STUCK:
             worker.killed_for = "its chunk did not end"
         else:
@@ -507,7 +511,7 @@ class Supervisor:
         )
 
     def kill_all(self) -> None:
-        """End every worker now, waiting for nothing. Safe in a signal handler."""
+        """Kill every worker without waiting. Safe in a signal handler."""
         for worker in self.workers:
             worker.kill(signal.SIGKILL)
 
@@ -519,7 +523,7 @@ class Supervisor:
 
 
 async def _ends(process: Process, wait_s: float) -> bool:
-    """Wait until `process` has ended, for so long; say whether it has."""
+    """Wait at most `wait_s` for `process` to end; return whether it has ended."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, wait_s)):
             await process.wait()

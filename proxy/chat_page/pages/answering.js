@@ -4,11 +4,11 @@ import { openChat, prefill } from "./api.js";
 import { addNode, children, requestMessages } from "./conversation.js";
 import { isOwn, offered, run } from "./tools.js";
 
-export const ROUNDS_MAX = 8; // of tools that are run without the user
+export const ROUNDS_MAX = 8; // rounds of tool calls without the user
 const PREFILL_POLL_MS = 700;
 
 export class Answering {
-  // `changed(conversation, node)` is called for what was written; `ended` once nothing more comes.
+  // Calls `changed(conversation, node)` after each change of a message, and `ended` at the end of an answer.
   constructor({ changed, ended }) {
     this.changed = changed;
     this.ended = ended;
@@ -23,7 +23,7 @@ export class Answering {
     this.running.get(conversation.id)?.abort();
   }
 
-  // Answers what stands in `parent`, and goes on while the model calls tools of the page itself.
+  // Answers the message `parent`, and continues while the model calls the page's own tools.
   async answer(conversation, parent) {
     if (this.isRunning(conversation)) return;
     const controller = new AbortController();
@@ -48,7 +48,7 @@ export class Answering {
     try {
       const answer = await openChat(body(conversation, parent), `page-${conversation.id}`, signal);
       node.servedBy = answer.servedBy ?? "";
-      this.#watchPrefill(conversation, node, answer.requestId, signal); // beside it, and no longer
+      this.#watchPrefill(conversation, node, answer.requestId, signal); // runs until the answer begins
       for await (const chunk of answer.chunks) {
         if (take(node, chunk) && node.firstAfter === null) node.firstAfter = (performance.now() - began) / 1000;
         this.changed(conversation, node);
@@ -64,7 +64,7 @@ export class Answering {
     }
   }
 
-  // Tells how far the prompt is read, until something of the answer is there.
+  // Updates the progress of the prefill until the answer begins.
   async #watchPrefill(conversation, node, requestId, signal) {
     const waits = () => node.isRunning && node.firstAfter === null && !signal.aborted;
     while (requestId && waits()) {
@@ -77,11 +77,11 @@ export class Answering {
     }
   }
 
-  // Runs the calls of the page's own tools; returns the last result once all calls have one.
+  // Runs the calls if all are of the page's own tools; returns the last result, or null.
   #runTools(conversation, node) {
     if (node.error || node.isStopped || !node.calls.length) return null;
     const { settings } = conversation;
-    if (!node.calls.every((call) => isOwn(call.name, settings))) return null; // the user gives the others
+    if (!node.calls.every((call) => isOwn(call.name, settings))) return null; // the user writes the results of other tools
     let parent = node;
     for (const call of node.calls) {
       parent = addNode(conversation, parent.id, toolResult(call, run(call.name, call.text)));
@@ -90,7 +90,7 @@ export class Answering {
     return parent;
   }
 
-  // Takes the results that the user wrote, by call, and goes on.
+  // Adds the results that the user wrote, one for each call, and continues the answer.
   giveResults(conversation, node, texts) {
     let parent = node;
     node.calls.forEach((call, index) => {
@@ -128,7 +128,7 @@ function body(conversation, parent) {
   return asked;
 }
 
-// Writes what a chunk of the stream adds; returns whether it is something of the answer itself.
+// Adds a chunk of the stream to the message; returns whether it has a part of the answer.
 function take(node, chunk) {
   if (chunk.usage) node.usage = chunk.usage;
   if (chunk.prefill) node.prefill = chunk.prefill;
@@ -143,7 +143,7 @@ function take(node, chunk) {
   return Boolean(thought || delta.content || delta.tool_calls?.length);
 }
 
-// Other servers number their calls as they like: the place among `calls` is this page's own.
+// The `index` of a call need not be its position in `calls`: some servers number calls otherwise.
 function takeCall(calls, { index = 0, id, function: told }) {
   let call = calls.find((each) => each.index === index);
   if (!call) {

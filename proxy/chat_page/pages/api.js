@@ -1,4 +1,4 @@
-// Calls the server's API as this page may: by the cookie of its sign-in, where keys are set.
+// Calls the server's API; if API keys are set, the sign-in's cookie identifies the user.
 
 const API = "/chat/api";
 const SIGN_IN = "/chat/sign-in";
@@ -40,7 +40,7 @@ export async function models() {
   return (await (await asked(`${API}/v1/models`)).json()).data;
 }
 
-// How far the prompt of a request is read: {done_tokens, prompt_tokens}, or nothing.
+// Returns the progress of a request's prefill, {done_tokens, prompt_tokens}, or nothing.
 export async function prefill(requestId, signal) {
   const health = await (await asked(`${API}/health`, { signal })).json();
   return health.prefills?.find((row) => row.request_id === requestId);
@@ -58,7 +58,7 @@ export async function signOut() {
   await asked(SIGN_IN, { method: "DELETE" });
 }
 
-// Asks for a chat completion; `chunks` of what it returns are those of the stream.
+// Requests a chat completion; `chunks` of the result yields the chunks of the stream.
 export async function openChat(body, session, signal) {
   const reply = await asked(`${API}/v1/chat/completions`, {
     method: "POST",
@@ -83,7 +83,7 @@ async function* chunksOf(stream) {
   throw new ApiError("The connection ended amid the answer.", { code: "broken_off" });
 }
 
-// The data of each server-sent event; ours have one line each.
+// Yields the data of each server-sent event; this server's events have one line of data.
 async function* eventData(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

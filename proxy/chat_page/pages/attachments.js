@@ -1,4 +1,4 @@
-// Takes pictures and files by paste, drop and choice, and shows those that go with the next message.
+// Accepts images and files by paste, drop and file dialog, and shows those of the next message.
 
 import { bytes, element } from "/dashboard/format.js";
 
@@ -6,11 +6,11 @@ import { icon } from "./icons.js";
 import { plainName } from "./plain_text.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
-const FILE_BYTES_MAX = 20 * 1024 * 1024; // of one
-const SUM_BYTES_MAX = 40 * 1024 * 1024; // of a message: a request has 64 MB, in base64
+const FILE_BYTES_MAX = 20 * 1024 * 1024; // of one file
+const SUM_BYTES_MAX = 40 * 1024 * 1024; // of a message; a request may have 64 MB of base64
 
 export class Attachments {
-  // `refused` is told why a file is not taken; `imageReason` gives why no image is, or "".
+  // Calls `refused(reason)` for a rejected file; `imageReason` returns why images are rejected, or "".
   constructor(list, { refused, imageReason }) {
     this.list = list;
     this.refused = refused;
@@ -18,7 +18,7 @@ export class Attachments {
     this.files = [];
     this.drafts = new Map(); // name -> the files of a message that is not sent yet
     this.name = "";
-    this.reading = Promise.resolve(); // done once all files that were given are read
+    this.reading = Promise.resolve(); // resolves once all chosen files are read
   }
 
   // Shows the files of the draft with this name.
@@ -87,7 +87,7 @@ async function attached(file) {
   return { kind, name: plainName(file.name || kind, 120), size: file.size, data };
 }
 
-// An element that shows the file: a picture, or its name.
+// Returns an element that shows the file: its image, or its name.
 export function shown(file) {
   if (file.kind === "image") return element("img", { src: file.data, alt: file.name, className: "picture" });
   const name = element("span", { dir: "auto", className: "file-name" }, file.name);

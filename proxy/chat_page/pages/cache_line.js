@@ -1,10 +1,10 @@
-// Says in one line what the cache did for an answer, and how fast it came.
+// Makes the line with an answer's cached tokens and speed.
 
 import { count, counted, seconds, speed } from "/dashboard/format.js";
 
 const SOURCES = { slot: "in place", ram: "in memory", ssd: "on disk" };
-const PACE_TOKENS = 8; // an answer of fewer has no speed worth telling,
-const PACE_S = 0.1; // nor has one that came at once
+const PACE_TOKENS = 8; // the speed of shorter answers is not shown,
+const PACE_S = 0.1; // nor that of answers in less time
 
 export function cacheLine({ usage, elapsed, firstAfter, servedBy }) {
   if (!usage) return "";
@@ -41,7 +41,7 @@ function draftPart(speculation) {
   return drafted ? `${count(right)} of ${count(drafted)} drafted tokens right` : "";
 }
 
-// Why something that was kept had to be read again; "" where nothing was lost.
+// Returns why cached tokens had to be prefilled again; "" if none were lost.
 export function lossLine(usage) {
   const loss = usage?.kv_cache?.divergence;
   if (!loss) return "";

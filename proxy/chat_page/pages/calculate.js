@@ -1,4 +1,4 @@
-// Computes what an expression of arithmetic says, by a parser of its own: nothing is ever run.
+// Computes an arithmetic expression with its own parser; it never evaluates code.
 
 const CHARS_MAX = 1_000;
 const DEPTH_MAX = 100;

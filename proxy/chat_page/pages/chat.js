@@ -1,4 +1,4 @@
-// The page: one conversation, the list of all, and what the user does with them.
+// Runs the page: shows a conversation and the list of all, and handles the user's actions.
 
 import { counted } from "/dashboard/format.js";
 
@@ -16,17 +16,17 @@ import * as store from "./store.js";
 import { Toast } from "./toast.js";
 import { exported, imported } from "./transfer.js";
 
-const KEEP_MS = 1000; // between two times that a growing answer is kept
-const SPOKEN_CHARS_MAX = 600; // of an answer, for screen readers; the rest is in the page
+const KEEP_MS = 1000; // between two saves of a growing answer
+const SPOKEN_CHARS_MAX = 600; // of an answer read out by screen readers
 const NARROW = matchMedia("(max-width: 760px)"); // as in chat.css
 const byId = (id) => document.getElementById(id);
 const prompt = byId("prompt");
-const DRAFT = "hearth-chat-draft-"; // an id follows
+const DRAFT = "hearth-chat-draft-"; // followed by an id
 
-let conversation = null; // the one that is shown
-const loaded = new Map(); // id -> conversation: those that are being answered stay themselves
-const keeping = new Map(); // id -> the timer after which it is kept
-const removed = new Set(); // ids: an answer that was stopped for it ends afterwards
+let conversation = null; // the shown conversation
+const loaded = new Map(); // id -> conversation; keeps the objects of conversations that are being answered
+const keeping = new Map(); // id -> the timer of the next save
+const removed = new Set(); // ids of deleted conversations, whose stopped answers end later
 
 const toast = new Toast(byId("toast"));
 const answering = new Answering({ changed: answerChanged, ended: answerEnded });
@@ -42,7 +42,7 @@ const list = new MessageList(byId("messages"), byId("scroller"), {
 const sidebar = new Sidebar({ open, renamed, remove });
 const signIn = new SignInDialog(signedIn);
 
-// ---------------------------------------------------------------- what is asked and answered
+// ---------------------------------------------------------------- questions and answers
 
 async function send() {
   await attachments.reading;
@@ -60,7 +60,7 @@ function edit(node, text) {
   return ask(addNode(conversation, node.parent, { role: "user", content: text, attachments: node.attachments ?? [] }));
 }
 
-// Answers once more, beside what there is; a failure without a word makes way.
+// Answers again in a new branch; a failed answer without text is replaced.
 function again(node) {
   if (isBusy()) return undefined;
   const parent = conversation.nodes[node.parent];
@@ -114,7 +114,7 @@ function answerEnded(whose, node) {
   list.show(conversation);
   showState();
   speak(node);
-  if (chooser.isUnknown) loadModels(); // it is loaded now, or the server is there again
+  if (chooser.isUnknown) loadModels(); // the model is loaded now, or the server is back
 }
 
 function speak(node) {
@@ -201,10 +201,10 @@ async function remove(id) {
   });
 }
 
-// Another tab kept or deleted something.
+// Another tab saved or deleted a conversation.
 async function changedElsewhere({ kept, removed: gone }) {
   sidebar.refresh();
-  removed.delete(kept); // its deletion was taken back
+  removed.delete(kept); // its deletion was undone
   for (const each of [...loaded.values()].filter(({ id }) => gone === "all" || gone === id)) {
     removed.add(each.id);
     answering.stop(each);
@@ -264,7 +264,7 @@ async function importFile(file) {
 
 // ---------------------------------------------------------------- settings
 
-// What was refused for want of a key is asked again.
+// Sends requests again that were refused for a missing key.
 async function signedIn() {
   await loadModels();
   const last = shownPath(conversation).at(-1);
@@ -300,11 +300,11 @@ function changeSettings(settings) {
 function showState() {
   const isRunning = answering.isRunning(conversation);
   const held = document.activeElement;
-  if (held === byId(isRunning ? "send" : "stop")) prompt.focus(); // it goes now
+  if (held === byId(isRunning ? "send" : "stop")) prompt.focus(); // the focused button is hidden now
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
   attachments.choose(draftName());
-  const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
+  const place = isNew() ? "" : `#${conversation.id}`; // so that a reload shows the same conversation
   if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
   byId("welcome").hidden = !isNew();
   const title = plainName(conversation.title, 60);
@@ -330,7 +330,7 @@ function keepDraft() {
   try {
     if (prompt.value) localStorage.setItem(draftName(), prompt.value);
   } catch {
-    // It is longer than browsers keep: it stays in the page, as long as that is open.
+    // Too long for the browser's storage: the draft lives only as long as the page is open.
   }
 }
 
@@ -343,7 +343,7 @@ function fitPrompt() {
 function openDrawer() {
   document.body.classList.add("drawer");
   byId("close-sidebar").focus();
-  byId("main").inert = true; // what lies behind it is not to be reached
+  byId("main").inert = true; // the page behind the sidebar takes no input
 }
 
 function closeDrawer() {
@@ -352,7 +352,7 @@ function closeDrawer() {
   document.body.classList.remove("drawer");
 }
 
-// ---------------------------------------------------------------- what the user does
+// ---------------------------------------------------------------- the user's actions
 
 function onKey(event) {
   if (document.querySelector("dialog[open]")) return;
@@ -418,7 +418,7 @@ function listen() {
   listenToDrops();
   document.addEventListener("keydown", onKey);
   document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address names the conversation
+    event.preventDefault(); // the address already names the conversation
     prompt.focus();
   });
   byId("new-chat").addEventListener("click", startNew);

@@ -1,4 +1,4 @@
-// Copies text, also where the page comes over plain http and the browser has no clipboard for it.
+// Copies text, even if the page came over plain http, for which browsers have no clipboard API.
 
 import { element } from "/dashboard/format.js";
 

@@ -1,12 +1,12 @@
-// A conversation is a tree of messages: an edit or another answer is a branch beside the first.
-// `chosen` says for each message, by its id, which of those behind it is shown.
+// Keeps a conversation as a tree of messages: an edit or another answer begins a new branch.
+// `chosen` maps a message's id to the id of the message that is shown after it.
 
 export const ROOT = "root";
 const TITLE_CHARS = 60;
-const families = new WeakMap(); // a conversation -> its messages by their parent, until a message comes or goes
-const written = new Set(); // ids of messages that this tab wrote, whether or not they are still there
+const families = new WeakMap(); // conversation -> its messages by parent; dropped when a message is added or removed
+const written = new Set(); // ids of messages that this tab wrote, deleted ones too
 
-// crypto.randomUUID is there for https and localhost only.
+// crypto.randomUUID exists for https and localhost only.
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -36,7 +36,7 @@ export function removeNode(conversation, node) {
   else delete conversation.chosen[node.parent];
 }
 
-// Takes up what another tab wrote into the same conversation, which was `kept` since.
+// Merges the messages that another tab saved for the same conversation as `kept`.
 export function takeUp(conversation, kept) {
   for (const theirs of Object.values(kept.nodes)) {
     const ours = conversation.nodes[theirs.id];
@@ -47,12 +47,12 @@ export function takeUp(conversation, kept) {
   if (kept.isNamed && !conversation.isNamed) Object.assign(conversation, { title: kept.title, isNamed: true });
 }
 
-// The message as far as it is known here, where nobody writes on at it.
+// Returns the message; one that was being answered is marked as stopped.
 function stopped(node) {
   return node.isRunning ? { ...node, isRunning: false, isStopped: true } : node;
 }
 
-// The same conversation, of whose messages none is being answered: the page was left amid it.
+// Returns the conversation with running answers marked as ended: the page was closed amid them.
 export function atRest(conversation) {
   const nodes = Object.entries(conversation.nodes).map(([id, node]) => [id, stopped(node)]);
   return { ...conversation, nodes: Object.fromEntries(nodes) };
@@ -68,7 +68,7 @@ export function children(conversation, parent) {
   return families.get(conversation).get(parent) ?? [];
 }
 
-// A parent's id -> the messages behind it, the first one first.
+// Returns the messages after each message, by its id, the oldest first.
 function byParent({ nodes }) {
   const found = new Map();
   for (const node of Object.values(nodes)) {
@@ -78,7 +78,7 @@ function byParent({ nodes }) {
   return found;
 }
 
-// The messages that are shown, the first one first.
+// Returns the shown messages, the first one first.
 export function shownPath(conversation) {
   const path = [];
   let at = ROOT;
@@ -90,7 +90,7 @@ export function shownPath(conversation) {
   return path;
 }
 
-// The messages from the first one to `node`.
+// Returns the messages from the first one to `node`.
 export function pathTo(conversation, node) {
   const path = [];
   for (let at = node; at; at = conversation.nodes[at.parent]) path.unshift(at);
@@ -115,7 +115,7 @@ function firstWords(conversation) {
   return words.length <= TITLE_CHARS ? words : `${words.slice(0, TITLE_CHARS).replace(/\s\S*$/, "")} …`;
 }
 
-// The messages of a request: what leads to `node`, which is the last of them.
+// Returns the messages of a request, from the first one to `node`.
 export function requestMessages(conversation, node) {
   const system = conversation.settings.system.trim();
   const path = pathTo(conversation, node);
@@ -123,13 +123,13 @@ export function requestMessages(conversation, node) {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-// Calls that nobody answered are left out: they were stopped, perhaps amid their arguments, or the
-// user went on without their results, and no server takes a conversation with such.
+// Tool calls without results are left out: they were stopped, perhaps amid their arguments, or the
+// user went on without results. No server accepts a conversation with such calls.
 function requestMessage(node, isAnswered) {
   if (node.role === "user") return [{ role: "user", content: userContent(node) }];
   if (node.role === "tool") return [{ role: "tool", tool_call_id: node.callId, content: node.content }];
   const calls = isAnswered ? node.calls : [];
-  if (!node.content && !calls.length) return []; // it failed, or was stopped, before it said anything
+  if (!node.content && !calls.length) return []; // it failed or was stopped before any text came
   const message = { role: "assistant", content: node.content };
   if (node.thinking) message.reasoning_content = node.thinking;
   if (calls.length) {

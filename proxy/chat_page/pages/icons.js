@@ -1,4 +1,4 @@
-// Draws the page's icons; each button that has one also has a name.
+// Draws the page's icons; each button with an icon has an accessible name too.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PATHS = {
@@ -29,7 +29,7 @@ export function icon(name) {
   return svg;
 }
 
-// Gives the buttons of the page's HTML theirs.
+// Adds the icons to the buttons of the page's HTML.
 export function drawIcons() {
   for (const button of document.querySelectorAll("[data-icon]")) button.prepend(icon(button.dataset.icon));
 }

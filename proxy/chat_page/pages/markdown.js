@@ -1,5 +1,5 @@
-// Makes of a model's markdown what may stand in the page: elements of a short list, no addresses
-// but http, https and mailto, nothing that loads by itself.
+// Turns a model's markdown into safe HTML: only elements of a short list, only links to
+// http, https and mailto, and nothing that loads by itself.
 
 import MarkdownIt from "/chat/vendor/markdown-it.esm.min.js";
 import { element } from "/dashboard/format.js";
@@ -7,10 +7,10 @@ import { element } from "/dashboard/format.js";
 import { copyText } from "./clipboard.js";
 
 const LINKED = /^(?:https?:\/\/|mailto:)/i;
-// Of a block whose words get colours: for some texts that takes the square of their length.
+// The longest block that is highlighted: for some texts the time grows with the square of the length.
 const CODE_CHARS_MAX = 16_000;
 const CODE_LINE_MAX = 1_000;
-const COLOURED_CHARS_MAX = 60_000; // of a message
+const COLOURED_CHARS_MAX = 60_000; // of code in a message
 const TAGS = [
   ...["p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "s", "code", "pre"],
   ...["blockquote", "ul", "ol", "li", "a", "table", "thead", "tbody", "tr", "th", "td", "span"],
@@ -24,7 +24,7 @@ const SAFE = {
   RETURN_DOM_FRAGMENT: true,
 };
 const CLASS = /^(?:left|center|right|language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
-const REFERENCE = /^[ \t>*+\d.)-]*\[[^\]\n]+\]:/m; // what a link far above may refer to
+const REFERENCE = /^[ \t>*+\d.)-]*\[[^\]\n]+\]:/m; // a definition that a link far above may use
 
 const purifier = window.DOMPurify;
 purifier.addHook("uponSanitizeAttribute", (_, data) => {
@@ -32,17 +32,17 @@ purifier.addHook("uponSanitizeAttribute", (_, data) => {
 });
 
 const markdown = new MarkdownIt("default", { html: false, linkify: true, breaks: false, typographer: false });
-markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false }); // main.py is no address
+markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false }); // so that main.py does not become a link
 markdown.validateLink = (url) => LINKED.test(url.trim());
 markdown.renderer.rules.image = (tokens, index) => {
-  // An image from elsewhere would tell that server what the address holds: it is a link.
+  // An image becomes a link: loading it would send its address, with what that holds, to its server.
   const token = tokens[index];
   const escape = markdown.utils.escapeHtml;
   const name = escape(token.content || "without a name");
   return `<a href="${escape(token.attrGet("src") ?? "")}">image: ${name}</a>`;
 };
 
-// A cell's side as a class: the policy of this page lets no style attribute be.
+// The alignment of a cell becomes a class, since the page's policy forbids style attributes.
 for (const rule of ["th_open", "td_open"]) {
   markdown.renderer.rules[rule] = (tokens, index, options, _, renderer) => {
     const side = /text-align:(\w+)/.exec(tokens[index].attrGet("style") ?? "")?.[1];
@@ -66,9 +66,9 @@ function fragmentOf(tokens) {
   return fragment;
 }
 
-// Where a link leads stands beside it, unless its text says so.
+// Shows a link's target beside it, unless the link's text is the target.
 function finishLink(link) {
-  if (!LINKED.test(link.getAttribute("href") ?? "")) { // an empty one would be this page
+  if (!LINKED.test(link.getAttribute("href") ?? "")) { // an empty address would be this page
     link.replaceWith(...link.childNodes);
     return;
   }
@@ -101,7 +101,7 @@ function finishCode(code) {
 
 let highlighter = null;
 
-// Gives the words of a block of code their colours, once that has been loaded and there is time.
+// Highlights a block of code once the highlighter is loaded and the browser is idle.
 async function colour(code) {
   const { language } = code.dataset;
   if (!language) return;
@@ -116,12 +116,12 @@ function isShort(text) {
   return text.length <= CODE_CHARS_MAX && text.split("\n").every((line) => line.length <= CODE_LINE_MAX);
 }
 
-// Shows a text that grows: blocks that are whole stay as they are, the last one is made anew.
+// Shows a growing text: finished blocks stay, only the last one is rendered again.
 export class MarkdownView {
   constructor(root) {
     this.root = root;
-    this.coloured = 0; // characters of code
-    this.settled = 0; // characters of the text that are shown for good
+    this.coloured = 0; // characters of highlighted code
+    this.settled = 0; // characters of the finished blocks
     this.tail = [];
   }
 
@@ -139,7 +139,7 @@ export class MarkdownView {
 
   finish(written) {
     const text = withLineFeeds(written);
-    if (REFERENCE.test(text)) this.reset(); // rare: what they name may be anywhere above
+    if (REFERENCE.test(text)) this.reset(); // rare: links to the definition may be anywhere above
     this.#put(markdown.parse(text.slice(this.settled), {}), true);
     this.settled = text.length;
   }
@@ -170,13 +170,13 @@ export class MarkdownView {
   }
 }
 
-// markdown-it counts lines so.
+// Returns the text with line feeds alone as line breaks, as markdown-it counts them.
 function withLineFeeds(text) {
   return text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
 }
 
-// The place in `text` where the last block of its `tokens` begins. What its first line is shows at
-// the line's end, where no empty line is before it: after "- a" a "---" may go on as words of the list.
+// Returns the offset in `text` where the last block of its `tokens` begins. A first line is certain
+// only at its end, unless an empty line precedes it: after "- a", "---" may go on as text of the list.
 function lastBlockStart(text, tokens) {
   const tops = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map);
   let line = tops.length > 1 ? tops.at(-1).map[0] : 0;

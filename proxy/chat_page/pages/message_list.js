@@ -1,4 +1,4 @@
-// Shows the messages of a conversation, and follows what is written as long as its end is in sight.
+// Shows the messages of a conversation, and scrolls along while the end is visible.
 
 import { shownPath } from "./conversation.js";
 import { MessageView } from "./message_view.js";
@@ -30,7 +30,7 @@ export class MessageList {
     const hadFocus = this.root.contains(document.activeElement);
     if (!sameNodes(roots, [...this.root.children])) this.root.replaceChildren(...roots);
     for (const view of views) view.draw();
-    // The button that asked for an answer may be gone with what it stood below.
+    // The focused button may have been removed with its message.
     if (hadFocus && !this.root.contains(document.activeElement)) roots.at(-1)?.focus({ preventScroll: true });
     this.#follow();
     return path;

@@ -1,4 +1,4 @@
-// Shows one message and keeps it up to date while it is written.
+// Shows one message and updates it while the answer comes.
 
 import { count, element } from "/dashboard/format.js";
 
@@ -13,12 +13,12 @@ import { plainName } from "./plain_text.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Tool result" };
 const ROUNDS_NOTE = `The page runs ${ROUNDS_MAX} rounds of its tools without you. Send a message to go on.`;
-const REST = 4; // times as long as drawing took, until it is drawn again
+const REST = 4; // pause before the next drawing, in times of the last drawing's length
 const SLOW_MS = 8;
 
 export class MessageView {
   // `actions`: edit(node, text), again(node), branch(node, step), results(node, texts), isBusy(), which
-  // tells the user why nothing is asked now.
+  // tells the user why no request is possible now.
   constructor(conversation, node, actions) {
     this.conversation = conversation;
     this.node = node;
@@ -72,7 +72,7 @@ export class MessageView {
     return list;
   }
 
-  // Draws at the next frame, or later where drawing takes long: typing and scrolling go first.
+  // Draws at the next frame, or later if drawing is slow, so that typing and scrolling stay smooth.
   changed() {
     if (!this.node.isRunning) {
       cancelAnimationFrame(this.drawing);
@@ -164,7 +164,7 @@ export class MessageView {
 
   #drawEnd() {
     const { node } = this;
-    if (this.form?.isConnected && needsResults(this.conversation, node)) return; // one writes in it
+    if (this.form?.isConnected && needsResults(this.conversation, node)) return; // the user is writing in the form
     this.end.replaceChildren();
     if (node.error) this.end.append(this.#failure(node.error.message));
     if (node.isStopped) this.end.append(element("p", { className: "note stopped" }, "Stopped."));
@@ -183,7 +183,7 @@ export class MessageView {
     return element("div", { className: "error" }, element("p", { dir: "auto" }, text), again);
   }
 
-  // The results of calls that nobody but the user can answer.
+  // Asks the user for the results of tool calls that the page cannot run.
   #resultForm() {
     const form = (this.form = element("form", { className: "results" }));
     const areas = this.node.calls.map((call, index) => {
@@ -255,7 +255,7 @@ export class MessageView {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const text = area.value.trim();
-      if (text && this.actions.isBusy()) return; // what was typed stays
+      if (text && this.actions.isBusy()) return; // the typed text stays
       end();
       if (text) this.actions.edit(this.node, text);
     });

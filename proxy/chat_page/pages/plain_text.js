@@ -1,4 +1,4 @@
-// Names come from files, models and imported data: on one line, and in the order they are written.
+// Puts untrusted names on one line, without characters that change the writing direction.
 
 // eslint-disable-next-line no-control-regex
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;

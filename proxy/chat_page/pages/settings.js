@@ -1,4 +1,4 @@
-// The settings of a conversation, which the next new one begins with, and the chooser of the model.
+// Edits a conversation's settings, from which new conversations start, and chooses the model.
 
 import { counted, element } from "/dashboard/format.js";
 
@@ -13,7 +13,7 @@ const byId = (id) => document.getElementById(id);
 const text = (value) => (typeof value === "string" ? value : "");
 const number = (value, least, most) => (typeof value === "number" && value >= least && value <= most ? value : null);
 
-// Settings of any origin, each with a value that it may have.
+// Returns settings from any source, each checked for a valid value.
 export function readSettings(given) {
   return {
     model: text(given?.model),
@@ -38,12 +38,12 @@ export function keepSettings(settings) {
   try {
     localStorage.setItem(KEPT, JSON.stringify(settings));
   } catch {
-    // They are longer than browsers keep: they are this conversation's alone.
+    // Too long for the browser's storage: they stay with this conversation alone.
   }
 }
 
 export class SettingsForm {
-  // `changed(settings)` is called with what the user chose, once the dialog closes.
+  // Calls `changed(settings)` with the user's choice when the dialog closes.
   constructor(changed) {
     this.dialog = byId("settings");
     byId("settings-form").addEventListener("submit", (event) => {
@@ -100,7 +100,7 @@ export class ModelChooser {
     this.select.addEventListener("change", () => changed(this.select.value));
   }
 
-  // Shows the models that talk; those of other servers stand in groups of their own.
+  // Shows the models that can chat; models of other servers are in groups of their own.
   show(rows, chosen) {
     this.rows = rows.filter(talks);
     const groups = Map.groupBy ? Map.groupBy(this.rows, (row) => row.owned_by) : groupBy(this.rows);
@@ -121,13 +121,13 @@ export class ModelChooser {
     return this.select.value;
   }
 
-  // Whether more may be known of the models once an answer has come.
+  // Returns whether an answer may bring more facts about the models.
   get isUnknown() {
     const row = this.#row();
     return !row || (row.owned_by === HERE && !row.architecture);
   }
 
-  // What is told of the model before a conversation begins; "" where nothing is known.
+  // Returns the text about the model for an empty conversation; "" if nothing is known.
   about() {
     const row = this.#row();
     const context = row?.context_length ? `${plainName(row.id, 60)}: ${counted(row.context_length, "token", "tokens")} of context.` : "";
@@ -138,7 +138,7 @@ export class ModelChooser {
     return this.rows.find((each) => each.id === this.value);
   }
 
-  // Why the model takes no images; "" where it does, or where nobody knows.
+  // Returns why the model takes no images; "" if it does, or if that is unknown.
   imageReason() {
     const row = this.#row();
     const name = plainName(this.value, 60);

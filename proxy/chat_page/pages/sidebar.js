@@ -1,4 +1,4 @@
-// Shows the list of conversations: search, rename, delete with a way back, arrow keys.
+// Shows the list of conversations, with search, rename, delete with undo, and arrow keys.
 
 import { element } from "/dashboard/format.js";
 
@@ -6,7 +6,7 @@ import { icon } from "./icons.js";
 import { plainName } from "./plain_text.js";
 import * as store from "./store.js";
 
-const SHOWN_MAX = 200; // of the list; a search finds all others
+const SHOWN_MAX = 200; // conversations in the list; a search finds all
 const byId = (id) => document.getElementById(id);
 
 export class Sidebar {
@@ -36,14 +36,14 @@ export class Sidebar {
   async refresh() {
     const words = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const heads = await store.heads();
-    if (this.list.querySelector("input")) return; // a name is being written
+    if (this.list.querySelector("input")) return; // the user is renaming a conversation
     const found = heads.filter((head) => words.every((word) => head.words.includes(word)));
     this.#draw(found.slice(0, SHOWN_MAX));
     byId("no-conversations").hidden = found.length > 0;
     byId("no-conversations").textContent = words.length ? "Nothing found." : "Conversations stay in this browser.";
   }
 
-  // Leaves rows alone that stay as they are: they may be amid a click. The focus stays in its place.
+  // Keeps unchanged rows, which may be amid a click, and the focus.
   #draw(heads) {
     const drawn = JSON.stringify(heads.map(({ id, title }) => [id, title]));
     if (drawn === this.drawn && this.list.childElementCount === heads.length) return;
@@ -98,7 +98,7 @@ export class Sidebar {
       if (event.key === "Escape") end(false);
     });
     input.addEventListener("blur", () => end(true));
-    this.drawn = ""; // so that it is drawn again
+    this.drawn = ""; // forces a redraw
     row.replaceChildren(input);
     input.select();
   }

@@ -1,14 +1,14 @@
-// Asks for the key where the server wants one, over the page as it is: nothing that was typed is lost.
+// Asks for the API key in a dialog over the page, so that nothing typed is lost.
 
 import { signIn, signInState, signOut } from "./api.js";
 
 const byId = (id) => document.getElementById(id);
 
 export class SignInDialog {
-  // `signedIn` is called each time that the page may call the API again.
+  // Calls `signedIn` each time the page may call the API again.
   constructor(signedIn) {
     this.dialog = byId("sign-in");
-    this.dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
+    this.dialog.addEventListener("cancel", (event) => event.preventDefault()); // the page needs the key
     byId("sign-in-form").addEventListener("submit", async (event) => {
       event.preventDefault();
       byId("wrong").textContent = "";
@@ -35,7 +35,7 @@ export class SignInDialog {
     if (!this.dialog.open) this.dialog.showModal();
   }
 
-  // Returns whether the API may be called; asks for the key where it may not.
+  // Returns whether the API may be called; if not, asks for the key.
   async check() {
     const state = await signInState();
     byId("sign-out").hidden = !state.is_signed_in;

@@ -1,10 +1,10 @@
-// Keeps conversations in this browser's IndexedDB, and nowhere else.
-// `heads` hold what the list shows and searches; `conversations` hold all of each.
+// Keeps conversations in this browser's IndexedDB only.
+// `heads` has what the list shows and searches; `conversations` has the whole conversations.
 
 import { takeUp } from "./conversation.js";
 
 const NAME = "hearth-chat";
-const SEARCHED_CHARS = 20_000; // of a conversation's words
+const SEARCHED_CHARS = 20_000; // of a conversation's text
 const changes = "BroadcastChannel" in self ? new BroadcastChannel(NAME) : null;
 let opened = null;
 
@@ -21,8 +21,8 @@ function database() {
   return opened;
 }
 
-// Runs `work` on both stores, and gives what its request found once all of it is kept. Other tabs
-// get what is `told`.
+// Runs `work` on both stores, and returns its request's result once the transaction is saved. Other
+// tabs get the message `told`.
 async function transact(mode, work, told = null) {
   const transaction = (await database()).transaction(["heads", "conversations"], mode);
   const [heads, conversations] = ["heads", "conversations"].map((name) => transaction.objectStore(name));
@@ -36,12 +36,12 @@ async function transact(mode, work, told = null) {
   });
 }
 
-// Calls `action` with {kept: id}, {removed: id} or {removed: "all"} for what another tab did.
+// Calls `action` with {kept: id}, {removed: id} or {removed: "all"} after a change by another tab.
 export function onChangeElsewhere(action) {
   changes?.addEventListener("message", ({ data }) => action(data));
 }
 
-// Keeps the conversation with what other tabs wrote into it since it was read.
+// Saves the conversation, merged with what other tabs have saved since it was read.
 export function put(conversation) {
   return transact("readwrite", (heads, conversations) => {
     conversations.get(conversation.id).onsuccess = ({ target }) => {
@@ -65,7 +65,7 @@ export function all() {
   return transact("readonly", (_, conversations) => conversations.getAll());
 }
 
-// The heads, the one that changed last first.
+// Returns the heads, the latest change first.
 export async function heads() {
   const rows = await transact("readonly", (store) => store.getAll());
   return rows.sort((a, b) => b.updated - a.updated);

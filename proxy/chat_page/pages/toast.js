@@ -1,4 +1,4 @@
-// Tells in a line at the foot what just happened, perhaps with a button that takes it back.
+// Shows a line at the foot about what just happened, perhaps with an undo button.
 
 import { element } from "/dashboard/format.js";
 

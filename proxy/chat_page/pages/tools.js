@@ -1,4 +1,4 @@
-// The tools that the page itself has, and those that a developer pastes and answers by hand.
+// Offers the page's own tools, and tools that a developer pastes and answers by hand.
 
 import { calculate } from "./calculate.js";
 
@@ -21,7 +21,7 @@ const OWN = {
   },
 };
 
-// The tools of a request, by the conversation's settings.
+// Returns the tools of a request, from the conversation's settings.
 export function offered({ hasTools, toolText }) {
   const own = hasTools
     ? Object.entries(OWN).map(([name, { description, parameters }]) => ({
@@ -32,7 +32,7 @@ export function offered({ hasTools, toolText }) {
   return [...own, ...pasted(toolText)];
 }
 
-// Returns the tools of a pasted text in OpenAI's shape; throws an Error that says what is wrong.
+// Returns the tools of a pasted text in OpenAI's form; throws an Error that says what is wrong.
 export function pasted(text) {
   if (!text.trim()) return [];
   let rows;
@@ -54,7 +54,7 @@ export function isOwn(name, { hasTools }) {
   return hasTools && Object.hasOwn(OWN, name);
 }
 
-// What a call of one of the page's tools gives; what is wrong with it is told to the model.
+// Returns the result of a call of the page's own tools; an error's text is a result too.
 export function run(name, argumentText) {
   try {
     return OWN[name].run(JSON.parse(argumentText || "{}"));

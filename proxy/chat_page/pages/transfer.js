@@ -1,4 +1,4 @@
-// Exports conversations as JSON, and reads such a file: of what others made of it nothing is believed.
+// Exports conversations as JSON, and imports such files, which are not trusted.
 
 import { newId, ROOT } from "./conversation.js";
 import { plainName } from "./plain_text.js";
@@ -32,7 +32,7 @@ const string = (value) => (typeof value === "string" ? value : "");
 const time = (value) => (Number.isFinite(value) ? value : Date.now());
 const array = (value) => (Array.isArray(value) ? value : []);
 
-// Ids are made anew, so that an import changes nothing that is there.
+// Makes new ids, so that an import changes no existing conversation.
 function conversation(row) {
   const given = isRecord(row.nodes) ? row.nodes : {};
   const ids = new Map([[ROOT, ROOT], ...Object.keys(given).map((id) => [id, newId()])]);
@@ -52,7 +52,7 @@ function conversation(row) {
   };
 }
 
-// Leaves out what no way leads to: a circle would never end.
+// Drops messages that the root does not reach; a cycle would never end.
 function rooted(nodes) {
   const kept = {};
   let parents = new Set([ROOT]);

@@ -50,13 +50,13 @@ class KeptModels:
     def wait_s(self, model: str) -> float:
         return READY_WAIT_S_MAX
 
-    def why_nobody(self, model: str) -> RequestError:
+    def unavailable_error(self, model: str) -> RequestError:
         return Overloaded(LOADING)
 
     def why_missing(self) -> str:
         return ""
 
-    def unload(self, model: str, key: str) -> None: ...
+    def unload(self, model: str, api_key: str) -> None: ...
 
 
 def pool_without_swaps() -> WorkerPool:
@@ -79,7 +79,9 @@ class Bench:
         return [row for row in map(json.loads, rows) if row["event"] == kind]
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        await until(condition, lambda: [worker.row() for worker in self.supervisor.workers])
+        await until(
+            condition, lambda: [worker.health_fields() for worker in self.supervisor.workers]
+        )
 
     def ready_count(self) -> int:
         return sum(link.is_ready for link in self.pool.links.values())

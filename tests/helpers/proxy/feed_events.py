@@ -44,8 +44,8 @@ class Workers:
         self.failure: RequestError | None = None
         self.is_listing = True
 
-    async def ask(self, what: str, about: str = "", key: str = "") -> dict[int, Any]:
-        self.asked.append((what, about, key))
+    async def ask(self, what: str, about: str = "", api_key: str = "") -> dict[int, Any]:
+        self.asked.append((what, about, api_key))
         if what == "cache":
             entry = {"line": 1, "tokens": 90, "bytes": 5, "idle_s": 1.0}
             told: Any = {"bytes": 5, "budget_bytes": 10, "entries": [entry], "pins": ["no"]}
@@ -61,13 +61,13 @@ class Workers:
         turns = [{"turn": 1, "prompt": 100, "cached": 0, "divergence": LOSS, "rules": ["x"]}]
         return {0: {"lines": [{"line": 1, "parent": None, "requests": turns * 99}]}}
 
-    def prefills(self, key: str) -> list[dict[str, Any]]:
-        return [{"request_id": "p", "whose": key}]
+    def prefills(self, api_key: str) -> list[dict[str, Any]]:
+        return [{"request_id": "p", "whose": api_key}]
 
-    def queue(self, key: str) -> list[dict[str, Any]]:
-        return [{"request_id": "q", "whose": key}]
+    def queue(self, api_key: str) -> list[dict[str, Any]]:
+        return [{"request_id": "q", "whose": api_key}]
 
-    def with_askers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def with_requesters(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [row | {"title": "Mend it"} for row in rows]
 
     def count(self, what: str) -> int:
@@ -93,13 +93,13 @@ def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedReques
 def ended(usage: Usage | None = USAGE, key: str = "") -> AnswerStream:
     """Return an answer at its end; without `usage` its client left amid the prefill."""
     answer = AnswerStream("r", lambda _: None, Speaker(key))
-    answer.take(Admitted("r", 100))
-    answer.take(Progress("r", 30, 100))
-    answer.take(Progress("r", 40, 100))
+    answer.receive(Admitted("r", 100))
+    answer.receive(Progress("r", 30, 100))
+    answer.receive(Progress("r", 40, 100))
     if usage is None:
         answer.close()
     else:
-        answer.take(Finished("r", "stop", None, usage))
+        answer.receive(Finished("r", "stop", None, usage))
     return answer
 
 

@@ -40,16 +40,16 @@ def ended(metrics: RequestMetrics, request: ParsedRequest, answers: Sequence[Ans
 def answered(usage: Usage | None = USAGE, reason: str = "stop") -> AnswerStream:
     """Return an answer that has ended; without a usage its client has left."""
     answer = AnswerStream("r", lambda _: None)
-    answer.take(Admitted("r", 100))
+    answer.receive(Admitted("r", 100))
     if usage is not None:
-        answer.take(Finished("r", reason, None, usage))
+        answer.receive(Finished("r", reason, None, usage))
     answer.close()
     return answer
 
 
 def failed(status: int, code: str) -> AnswerStream:
     answer = AnswerStream("r", lambda _: None)
-    answer.take(Failed("r", status, code, "It broke."))
+    answer.receive(Failed("r", status, code, "It broke."))
     return answer
 
 

@@ -12,7 +12,7 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http.http1_protocol import ConnectionPlaces, Http1Protocol
+from hearth.proxy.http.http1_protocol import ConnectionSlots, Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.settings import Settings, load_settings
@@ -34,7 +34,7 @@ class Reply:
 
 def app_of(
     tmp_path: Any,
-    places: ConnectionPlaces | None = None,
+    places: ConnectionSlots | None = None,
     encoders: Any = None,
     **environ: str,
 ) -> ProxyApp:
@@ -113,9 +113,9 @@ async def serving(
     `told` is what refuses for it, where `edge` is no ProxyApp.
     """
     told = edge if isinstance(edge, ProxyApp) else told
-    protocol = partial(Http1Protocol, ConnectionPlaces(), lambda why, _: ([], str(why).encode()))
+    protocol = partial(Http1Protocol, ConnectionSlots(), lambda why, _: ([], str(why).encode()))
     if told is not None:
-        protocol = partial(Http1Protocol, told.places, told.refuse_unread)
+        protocol = partial(Http1Protocol, told.slots, told.refuse_unread)
     config = uvicorn.Config(
         edge,
         http=protocol,  # type: ignore[arg-type]

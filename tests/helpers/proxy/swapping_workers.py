@@ -51,7 +51,8 @@ class Host:
 
     def rows(self, *fields: str) -> list[Any]:
         return [
-            tuple(worker.row()[field] for field in fields) for worker in self.supervisor.workers
+            tuple(worker.health_fields()[field] for field in fields)
+            for worker in self.supervisor.workers
         ]
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
-from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMConnection, LiteLLMProcess
 from hearth.proxy.gateway.local_accounts import LiteLLMKeys
 from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.request.session_id import key_digest
@@ -117,14 +117,14 @@ class Told:
         self._keys = LiteLLMKeys(self.process)
         self._directory = directory
         self._runner = runner
-        self.lines: dict[str, LiteLLMLine] = {}
+        self.lines: dict[str, LiteLLMConnection] = {}
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
 
     async def start(self) -> None:
         self.process.start(lambda usage: None)
-        (await self.process.line()).close()
+        (await self.process.connect()).close()
         while not (self._directory / "test.sock").exists():
             await asyncio.sleep(0.01)
 
@@ -136,7 +136,7 @@ class Told:
         """Have an answer logged and return LiteLLM's log of it, which must be one."""
         told = ANSWER | fields
         told["usage"] = told["usage"] and Usage(**told["usage"])
-        line = self.lines.pop(request_id, None) or self.run(self.process.line())
+        line = self.lines.pop(request_id, None) or self.run(self.process.connect())
         with closing(line):
             self.run(line.ask("log", LocalAnswerLog(request_id=request_id, **told)))
         (row,) = self.rows(request_id)
@@ -164,7 +164,7 @@ class Told:
         """Have a local answer booked, until its log. Raises: RequestError."""
         asked = {"group": group, "dialect": "chat", "request_id": name}
         asked |= {"method": "POST", "path": path, "headers": [*bearer(key).items()]}
-        line = self.run(self.process.line())
+        line = self.run(self.process.connect())
         try:
             self.run(line.ask("begin", asked))
         except RequestError:

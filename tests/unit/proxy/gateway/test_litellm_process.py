@@ -21,7 +21,7 @@ from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, PATHS, read_fr
 from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
     SOCKET_NAME,
-    LiteLLMLine,
+    LiteLLMConnection,
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
@@ -149,7 +149,7 @@ async def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind
         while not (tmp_path / CONFIG_NAME).exists():
             await asyncio.sleep(0)
         modes = [(tmp_path / CONFIG_NAME).stat().st_mode]
-        (await process.line()).close()
+        (await process.connect()).close()
         modes.append((tmp_path / SOCKET_NAME).stat().st_mode)
         assert [stat.S_IMODE(mode) for mode in modes] == [0o600] * 2
         assert not (tmp_path / CONFIG_NAME).exists()
@@ -170,7 +170,7 @@ async def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_th
     held_up = tmp_path / "held_up"
 
     async with started(table_in(tmp_path, cloud, "held_up")) as process:
-        (await process.line()).close()
+        (await process.connect()).close()
         child = newest_child()
         for _ in range(13):  # more than STALL_S_MAX; one wait of it were a sleeping machine's
             await asyncio.sleep(0.5)
@@ -181,7 +181,7 @@ async def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_th
         while not process.failure:
             await asyncio.sleep(0.02)
         held_up.unlink()
-        line = await process.line()
+        line = await process.connect()
         assert not child.is_running()
         child = newest_child()
         await line.write(json.dumps(["choose", CHOICE]).encode())
@@ -199,7 +199,7 @@ async def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs
     table.environ["A_KEY"] = KEY
 
     async with started(table) as process:
-        lines = [await process.line() for _ in range(50)]
+        lines = [await process.connect() for _ in range(50)]
         with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
             await lines[0].ask("choose", CHOICE, 0.1)
         for line in lines[1:]:
@@ -237,7 +237,7 @@ async def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: 
 
     async with await asyncio.start_unix_server(answer, tmp_path / "sock"):
         reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
-        line = LiteLLMLine(reader, writer)
+        line = LiteLLMConnection(reader, writer)
         writing = asyncio.create_task(line.write(body))
         await asyncio.sleep(0.1)
         assert writer.transport.get_write_buffer_size() <= 2 * HELD_BYTES_MAX

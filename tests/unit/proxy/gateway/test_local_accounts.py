@@ -31,10 +31,10 @@ def account_of(*answers: AnswerStream) -> LocalAccount:
 
 def answered(*deltas: Delta) -> AnswerStream:
     answer = AnswerStream("r", lambda _: None)
-    answer.take(Admitted("r", 100))
+    answer.receive(Admitted("r", 100))
     for seq, delta in enumerate(deltas):
-        answer.take(replace(delta, seq=seq))
-    answer.take(Finished("r", "tool_calls", None, USAGE))
+        answer.receive(replace(delta, seq=seq))
+    answer.receive(Finished("r", "tool_calls", None, USAGE))
     return answer
 
 
@@ -61,11 +61,11 @@ def test_a_log_has_usage_and_times_and_a_prompt_counts_once_for_its_choices(coun
 
 def test_an_answers_own_failure_is_told_before_the_replys() -> None:
     failed = AnswerStream("r", lambda _: None)
-    failed.take(Failed("r", 503, "overloaded", "It is full."))
+    failed.receive(Failed("r", 503, "overloaded", "It is full."))
     told = account_of(failed).log(RequestError("broken")).error
     assert told == (503, "The answer ended: overloaded.")
     refused = LocalAccount(DEPLOYMENT, "r", "chat", BODY, True)
-    assert not refused.is_told
+    assert not refused.needs_report
     assert refused.log(Overloaded("It is full.")).error == (503, "It is full.")
 
 
@@ -102,7 +102,7 @@ class LiteLLM:
     running: int = 0
     closed: int = 0
 
-    async def line(self) -> "LiteLLM":
+    async def connect(self) -> "LiteLLM":
         return self
 
     async def ask(self, what: str, answer: LocalAnswerLog, wait_s: float, size: int) -> None:
@@ -130,7 +130,7 @@ async def test_each_answer_is_told_once_and_few_at_a_time_and_a_stop_waits_a_lit
     litellm = LiteLLM()
     told, lost = made(litellm)
     for number in range(100):
-        told.tell(replace(ANSWER, request_id=str(number)), 10)
+        told.report(replace(ANSWER, request_id=str(number)), 10)
     await asyncio.sleep(0.01)
     assert litellm.running == local_accounts.AT_ONCE_MAX
     litellm.is_open.set()
@@ -138,11 +138,11 @@ async def test_each_answer_is_told_once_and_few_at_a_time_and_a_stop_waits_a_lit
     assert [each.request_id for each in litellm.taken] == [str(n) for n in range(100)]
     assert (litellm.closed, lost) == (100, [])
     litellm.error = RequestError("no")
-    told.tell(ANSWER, 10)
+    told.report(ANSWER, 10)
     await told.close(60)
     assert (lost, litellm.closed) == (["failed"], 101)
     litellm.is_open.clear()
-    told.tell(ANSWER, 10)
+    told.report(ANSWER, 10)
     await told.close(0.01)
     assert (told.dropped, litellm.closed) == (1, 102)
 
@@ -156,13 +156,13 @@ async def test_what_has_no_room_is_dropped_but_for_what_a_key_has_reserved(
     litellm = LiteLLM()
     told, lost = made(litellm)
     for _ in range(5):
-        told.tell(ANSWER, 6)
+        told.report(ANSWER, 6)
     assert (told.dropped, lost) == (3, ["dropped"] * 3)
-    told.tell(ANSWER, 6, cast(Any, litellm))
+    told.report(ANSWER, 6, cast(Any, litellm))
     litellm.is_open.set()
     await told.close(60)
     assert [each.text for each in litellm.taken] == ["said", "said", ""]
-    told.tell(ANSWER, 6)
+    told.report(ANSWER, 6)
     await told.close(60)
     assert len(litellm.taken) == 4, "there is room again"
     assert "3 were dropped" not in caplog.text and "See to a faster callback" in caplog.text
@@ -193,7 +193,7 @@ def test_of_local_answers_those_are_told_who_need_it(
     config: str, tells: bool, keeps_texts: bool
 ) -> None:
     found = Accounts(yaml.safe_load(config), cast(Any, None), checks_keys=False)
-    assert (found.tells, found.keeps_texts, found.keys) == (tells, keeps_texts, None)
+    assert (found.needs_reports, found.keeps_texts, found.keys) == (tells, keeps_texts, None)
 
 
 def test_a_key_is_checked_for_the_route_of_litellms_that_ours_is_like() -> None:

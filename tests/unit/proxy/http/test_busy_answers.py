@@ -83,7 +83,7 @@ async def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> 
         assert set(first) == {"request_id", "worker", "position", *asker}
         assert first["title"] == "n=9999 delay=0.2 secret", "which its own key sees"
         rows = [{"worker": 0, "request_id": name} for name in (ids[0], "ended meanwhile")]
-        (running,) = made.made.pool.with_askers(rows)
+        (running,) = made.made.pool.with_requesters(rows)
         assert (running["request_id"], running["title"]) == (ids[0], first["title"])
         health = await made.open_ask("GET", "/health")
         assert "queue" not in health.json, "nobody is told whose request is where"

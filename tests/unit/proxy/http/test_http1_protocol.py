@@ -11,7 +11,7 @@ import pytest
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import http1_protocol
 from hearth.proxy.http.event_loop import SuspendingEventLoop
-from hearth.proxy.http.http1_protocol import ConnectionPlaces
+from hearth.proxy.http.http1_protocol import ConnectionSlots
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 from tests.helpers.proxy.proxy_app import app_of, serving
 
@@ -50,12 +50,12 @@ async def has_ended(streams: Streams) -> bool:
 
 @pytest.fixture
 def edge(tmp_path: Any) -> ProxyApp:
-    return app_of(tmp_path, ConnectionPlaces(PLACES), PROXY_API_KEY="good")
+    return app_of(tmp_path, ConnectionSlots(PLACES), PROXY_API_KEY="good")
 
 
 @pytest.fixture
 def keyless(tmp_path: Any) -> ProxyApp:
-    return app_of(tmp_path, ConnectionPlaces(PLACES))
+    return app_of(tmp_path, ConnectionSlots(PLACES))
 
 
 Opener = Callable[[], Awaitable[Streams]]
@@ -158,7 +158,7 @@ async def test_a_websocket_is_refused_and_keeps_no_place(keyless: ProxyApp) -> N
         assert (await asked(streams, upgrade))[0] == 403
         assert await has_ended(streams)
         streams[1].close()
-        while len(keyless.places):
+        while len(keyless.slots):
             await asyncio.sleep(0.01)
 
 
@@ -178,7 +178,7 @@ async def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(
         for _ in range(3 * PLACES):
             assert (await asked(await connect(), HEALTH))[0] == 200, "a newcomer is served"
         assert (await asked(keyed, KEYED))[0] == 200, "whoever has shown a key is kept"
-        while len(edge.places) > PLACES:
+        while len(edge.slots) > PLACES:
             await asyncio.sleep(0.01)
     assert b'closed_total{why="displaced"} 19.0' in edge.metrics.text([], {})
 
@@ -212,7 +212,7 @@ async def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_i
         busy = [await connect() for _ in range(PLACES)]
         for _, writer in busy:
             writer.write(HALF_A_BODY + KEY + b"\r\n{")
-        while not edge.places.are_taken:
+        while not edge.slots.are_full:
             await asyncio.sleep(0.01)
         for _ in range(3):
             newcomer = await connect()

@@ -35,8 +35,8 @@ def asked_of_workers(
     """Return what each worker is asked, for a request of `key`."""
     asked: list[Any] = []
 
-    async def note(_: WorkerPool, what: str, about: str = "", key: str = "") -> dict[int, Any]:
-        asked.append((what, about, key))
+    async def note(_: WorkerPool, what: str, about: str = "", api_key: str = "") -> dict[int, Any]:
+        asked.append((what, about, api_key))
         return {}
 
     monkeypatch.setattr(WorkerPool, "ask", note)

@@ -24,7 +24,7 @@ BIG = 8 * 1024 * 1024
 def opened() -> tuple[AnswerStream, list[bool]]:
     released: list[bool] = []
     answer = AnswerStream("r", released.append)
-    answer.take(Admitted("r", 5))
+    answer.receive(Admitted("r", 5))
     return answer, released
 
 
@@ -64,8 +64,8 @@ def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
             channel, text, rows, is_call = piece
             call = CallStart(f"c{len(sent)}", "f") if is_call else None
             sent.append(Delta("r", len(sent), channel, text, [logprob(1)] * rows, call))
-            answer.take(sent[-1])
-        answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
+            answer.receive(sent[-1])
+        answer.receive(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
         while isinstance(row := await answer.next_event(), Delta):
             given.append(row)
         assert isinstance(row, Finished)
@@ -79,7 +79,7 @@ def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
 def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
     answer, _ = opened()
     for number in range(10_000):
-        answer.take(Delta("r", number, "content", "word "))
+        answer.receive(Delta("r", number, "content", "word "))
     assert len(answer.inbox) <= 50_000 // MERGED_CHARS_MAX + 1
     assert sum(len(row.text) for row in answer.inbox if isinstance(row, Delta)) == 50_000
 
@@ -94,7 +94,7 @@ async def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
     rows = [logprob(alternatives)] if alternatives else []
     number = 0
     while not released:
-        answer.take(Delta("r", number, "content", "x" * 100, rows))
+        answer.receive(Delta("r", number, "content", "x" * 100, rows))
         number += 1
     assert released == [True], "the worker is told to stop"
     assert number == 100_000 // (100 + len(rows) * 256 * 21) + 1

@@ -48,7 +48,7 @@ class Noted:
     async def _take(self, steps: Sequence[dict[str, Any] | CloudUsage]) -> None:
         for step in steps:
             if isinstance(step, CloudUsage):
-                self.requests.told(step)
+                self.requests.receive_usage(step)
             else:
                 self.requests.ended(ROW | step, step.get("key", ""))
         await asyncio.sleep(0.05)  # a wait that a test has shortened is over
@@ -82,7 +82,7 @@ def test_one_that_is_told_no_usage_of_is_noted_without_after_a_while_or_at_a_sto
     monkeypatch.setattr(cloud_requests, "USAGE_WAIT_S_MAX", 0.01)
     noted = Noted({})
     assert noted.told() == [("r", 0, 0, 0, None)]
-    noted.requests.told(COST)  # too late for the row, in time for the sums of /metrics
+    noted.requests.receive_usage(COST)  # too late for the row, in time for the sums of /metrics
     assert len(noted.told()) == 1 and noted.spent()[0] == 100
 
 
@@ -107,7 +107,7 @@ def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> No
     before = noted.rows.totals("")
     for key in ("", "mine"):
         asyncio.run(noted._take([{"id": f"r{key}", "ended": "cancelled", "key": key}]))
-        noted.requests.told(replace(COST, request_id=f"r{key}"))
+        noted.requests.receive_usage(replace(COST, request_id=f"r{key}"))
     after = noted.rows.totals("")
     assert before["hit_rate"] == after["hit_rate"] == 0.5
     own = {"requests": 2, "cloud": before["cloud"], "disconnects": 1}

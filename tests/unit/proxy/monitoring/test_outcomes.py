@@ -114,9 +114,9 @@ async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_whe
     link, line = linked(edge)
     answers = [link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())]
     for answer in answers:
-        link.take(Admitted(answer.request_id, 100))
+        link.receive(Admitted(answer.request_id, 100))
     if ended_first:
-        link.take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
+        link.receive(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
     for answer in answers:
         answer.close()
     edge.routes.requests.note(request, answers, awake_s())
@@ -126,8 +126,8 @@ async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_whe
     with edge.routes.feed.listening("") as events:
         await read(events)
         for name in left_ids:
-            link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
-            link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+            link.receive(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+            link.receive(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
         told = await read_until(events, "requests")
         await events.aclose()
     assert told["requests"] == []
@@ -145,9 +145,9 @@ async def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) 
     before = values(edge.metrics)
     answer = link.submit(ASKED, "r")
     answer.close()
-    link.take(Failed("r", 503, "overloaded", "Full."))
-    link.take(Finished("r", "cancelled", None, USAGE))
-    link.take(Finished("never", "stop", None, USAGE))
+    link.receive(Failed("r", 503, "overloaded", "Full."))
+    link.receive(Finished("r", "cancelled", None, USAGE))
+    link.receive(Finished("never", "stop", None, USAGE))
     assert values(edge.metrics) == before
     edge.local.pool.close()
 
@@ -161,7 +161,7 @@ async def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_ke
         ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
     )
     link.submit(request, "r").close()
-    link.take(Finished("r", "cancelled", None, USAGE))
+    link.receive(Finished("r", "cancelled", None, USAGE))
     feed = edge.routes.feed
     assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
     assert feed.requests.of("mine").totals()["prompt_tokens"] == 0

@@ -65,7 +65,7 @@ def test_a_prompt_is_being_read_from_its_first_chunk_to_the_first_word() -> None
         Progress("r", 999, 1000),
         Delta("r", 0, "content", "Hi"),
     ):
-        answer.take(message)
+        answer.receive(message)
         seen.append(answer.is_prefilling)
     assert seen == [False, False, False, True, True, False]
     told = answer.progress()

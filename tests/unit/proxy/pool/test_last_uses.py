@@ -17,7 +17,7 @@ def test_a_model_is_kept_for_whoever_else_used_it_a_short_while_ago(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_link, "awake_s", lambda: now)
         for key, rest_s in uses:
-            rows.note(key)
+            rows.record(key)
             by_key[key] = now
             now += rest_s
         for key in KEYS:

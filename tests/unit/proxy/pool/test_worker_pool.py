@@ -170,7 +170,7 @@ async def test_a_reload_that_fails_after_a_good_start_is_tried_again(
         os.kill(made.supervisor.pids[0], signal.SIGKILL)
         await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
         assert not made.supervisor.cannot_start.is_set()
-        assert "died" in made.pool.why_nobody
+        assert "died" in made.pool.unavailable_reason
         obstacle.unlink()
         await made.until(lambda: made.ready_count() == 1)
 
@@ -192,17 +192,17 @@ async def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_c
 ):
 
     planned, _ = lone()
-    planned.take(Admitted("r", 5))
-    planned.take(Progress("r", 3, 5))
-    planned.take(Progress("r", 4, 5))
+    planned.receive(Admitted("r", 5))
+    planned.receive(Progress("r", 3, 5))
+    planned.receive(Progress("r", 4, 5))
     await planned.admitted()
     await planned.planned()
     assert (planned.cached_tokens, planned.done_tokens) == (3, 4)
-    planned.take(Progress("r", 1, 5))  # the disk had not what it promised
+    planned.receive(Progress("r", 1, 5))  # the disk had not what it promised
     assert (planned.cached_tokens, planned.done_tokens) == (1, 1)
     assert not planned.is_prefilling
     busy, _ = lone()
-    busy.take(Admitted("r", 5))
+    busy.receive(Admitted("r", 5))
     async with asyncio.timeout(60):
         await busy.admitted()
         await busy.planned()
@@ -213,11 +213,11 @@ async def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_c
 
 async def test_deltas_that_wait_together_come_as_one_for_each_channel() -> None:
     answer, released = lone()
-    answer.take(Admitted("r", 5))
+    answer.receive(Admitted("r", 5))
     for row in ("reasoning a", "reasoning b", "content c", "content d", "reasoning e"):
         channel, text = row.split()
-        answer.take(delta(answer.next_seq, channel, text))
-    answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
+        answer.receive(delta(answer.next_seq, channel, text))
+    answer.receive(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
     texts = []
     while isinstance(row := await answer.next_event(), Delta):
         texts.append((row.channel, row.text))
@@ -242,8 +242,8 @@ def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> N
         answer, _ = lone()
         loop = asyncio.get_running_loop()
         for seq, at in enumerate((0.0, 0.9, 1.8)):
-            loop.call_later(at, answer.take, delta(seq, "content", "x"))
-        loop.call_later(4.5, answer.take, Finished("r", "stop", None, Usage(1, 0, 1, 3)))
+            loop.call_later(at, answer.receive, delta(seq, "content", "x"))
+        loop.call_later(4.5, answer.receive, Finished("r", "stop", None, Usage(1, 0, 1, 3)))
         told: list[tuple[float, Any]] = []
         while not told or not isinstance(told[-1][1], Finished):
             row = await answer.next_event(1.0)
@@ -257,7 +257,7 @@ def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> N
 
 async def test_an_answer_the_worker_gave_up_is_an_error() -> None:
     answer, _ = lone()
-    answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
+    answer.receive(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
     with pytest.raises(WorkerLost):
         await answer.next_event()
 

@@ -124,7 +124,7 @@ async def test_a_silent_worker_is_given_up_never_killed_and_found_again(
         machine.signal(signal.SIGSTOP)
         with pytest.raises(WorkerLost, match="silent"):
             await asyncio.wait_for(read(answer), 60)
-        assert made.worker.row()["problem"] == SILENT
+        assert made.worker.health_fields()["problem"] == SILENT
         assert machine.process is not None and machine.process.poll() is None
         machine.signal(signal.SIGCONT)
         await made.until_ready()

@@ -89,7 +89,7 @@ async def test_one_that_does_not_end_is_killed_counted_and_the_log_says_what_was
         os.kill(worker.pid, signal.SIGSTOP)
         await supervisor.stop()
         assert await worker.process.wait() == -signal.SIGKILL
-        assert worker.row()["kills"] == 1
+        assert worker.health_fields()["kills"] == 1
     assert (
         "worker killed id=0: it was told to end and did not in 0.3 s "
         "(waited 0.15 s for its chunk, 0.05 s for the disk, 0.1 s to end)" in caplog.text
