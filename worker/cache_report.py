@@ -85,8 +85,8 @@ def cache_report(
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
     root = key_root(store.root.name, key)
-    named = map(store.joint, [root, *(adapter_root(root, each) for each in adapters.values())])
-    roots = [joint for joint in named if joint is not None] if key else None
+    named = map(store.node, [root, *(adapter_root(root, each) for each in adapters.values())])
+    roots = [node for node in named if node is not None] if key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     depths = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
     lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
@@ -104,7 +104,7 @@ def cache_report(
         "batch_bytes": batch_bytes,
         "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),
-        "snapshots": sum(joint.snapshot is not None for joint in store.joints),
+        "snapshots": sum(node.snapshot is not None for node in store.nodes),
         "evictions": kv_manager.evictions,
         "evicted": {
             "count": dict(evictor.evicted),
@@ -236,13 +236,13 @@ def _kept_bytes(extent: Extent) -> int:
     return extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 
 
-def _images_to(joint: PrefixNode, known: dict[PrefixNode, int]) -> int:
-    """Return how many images a prompt shows up to `joint`; `known` remembers it of those passed."""
+def _images_to(node: PrefixNode, known: dict[PrefixNode, int]) -> int:
+    """Return how many images a prompt shows up to `node`; `known` remembers it of those passed."""
     path = []
-    while joint not in known and joint.arrival is not None:
-        path.append(joint.arrival)
-        joint = joint.arrival.start
-    count = known.get(joint, 0)
+    while node not in known and node.arrival is not None:
+        path.append(node.arrival)
+        node = node.arrival.start
+    count = known.get(node, 0)
     for extent in reversed(path):
         count = known[extent.end] = count + extent.images
     return count

@@ -28,8 +28,8 @@ from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
     PrefixNode,
+    extents_back,
     path_to,
-    runs_back,
     within_window,
 )
 from hearth.worker.cache.pinned_prompts import Pin
@@ -70,14 +70,14 @@ class _ReachedPrefix:
 
     position: int
     is_canonical: bool
-    joint: PrefixNode  # up to which it is in RAM
+    node: PrefixNode  # up to which it is in RAM
     path: tuple[FileName, ...] = ()  # rows on disk, from there
 
 
 class DiskTier:
     """The SSD tier of one model's KV, above the thread that reads and writes files.
 
-    Invariants: what is taken in hangs from a joint of the store, and is the prompt's own tokens;
+    Invariants: what is taken in hangs from a node of the store, and is the prompt's own tokens;
     nothing is written twice, and what the thread refuses is offered again. `_tips` are the ends of
     conversations whose resume points are not on disk, by when their requests ended.
     Owner: the inference thread.
@@ -126,9 +126,9 @@ class DiskTier:
     ) -> dict[PrefixHash, _ReachedPrefix]:
         """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
         todo: dict[PrefixHash, _ReachedPrefix] = {
-            joint.name: _ReachedPrefix(joint.position, is_canonical, joint)
-            for joint, is_canonical in kept.items()
-            if joint.position <= query.limit
+            node.name: _ReachedPrefix(node.position, is_canonical, node)
+            for node, is_canonical in kept.items()
+            if node.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
         following = dict(pairwise([0, *query.cuts]))
@@ -150,7 +150,7 @@ class DiskTier:
                     self.counts["recalls_not_exact"] += 1
                     continue
                 is_canonical = reached.is_canonical and name.is_canonical
-                there = _ReachedPrefix(end, is_canonical, reached.joint, (*reached.path, name))
+                there = _ReachedPrefix(end, is_canonical, reached.node, (*reached.path, name))
                 done[name.end] = todo[name.end] = there
         return done
 
@@ -160,8 +160,8 @@ class DiskTier:
         if windows is None:
             return None
         files = [*reached.path, *windows]
-        if self._layout.has_state and (reached.path or reached.joint.snapshot is None):
-            run = reached.path[-1] if reached.path else self._rows_file_name(reached.joint)
+        if self._layout.has_state and (reached.path or reached.node.snapshot is None):
+            run = reached.path[-1] if reached.path else self._rows_file_name(reached.node)
             state = self._file_beside(run, FileKind.STATE, is_exact)
             if state is None:
                 return None
@@ -171,13 +171,13 @@ class DiskTier:
     def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
         """Return the window rows that a resume looks back to and RAM lacks."""
         position, back_to = reached.position, max(0, reached.position - self._layout.window)
-        lacking, joint = [], reached.joint
+        lacking, node = [], reached.node
         for run in reversed(reached.path):
             if position <= back_to:
                 break
             lacking.append(run)
             position -= run.token_count
-        for extent in within_window(joint, joint.position - back_to):
+        for extent in within_window(node, node.position - back_to):
             if extent.window is None:
                 lacking.append(self._rows_file_name(extent.end))
             elif not extent.window_covers(back_to):
@@ -210,9 +210,9 @@ class DiskTier:
         )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
-    def _rows_file_name(self, joint: PrefixNode) -> FileName:
-        """Return the name of the rows that arrive at a joint in RAM."""
-        arrival = joint.arrival
+    def _rows_file_name(self, node: PrefixNode) -> FileName:
+        """Return the name of the rows that arrive at a node in RAM."""
+        arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
         return file_name(arrival, FileKind.ROWS, arrival.is_canonical, self._rules.cut_label)
 
@@ -227,7 +227,7 @@ class DiskTier:
     ) -> int:
         """Put what was read into the store; return how many tokens came back.
 
-        `tip` is the last joint of the prompt in RAM. Ends at the first record that is missing, does
+        `tip` is the last node of the prompt in RAM. Ends at the first record that is missing, does
         not fit the prompt or finds no room: what hangs from it is of no use.
         """
         count = 0
@@ -263,9 +263,9 @@ class DiskTier:
         """Put one record into the store; say whether it is there. `tips` are not to be lost."""
         if record.kind is FileKind.ROWS:
             return self._take_in_rows(record, query, line, tips)
-        joint = self._store.joint(record.end)
-        arrival = joint.arrival if joint is not None else None
-        if joint is None or arrival is None or not self._fits_beside(record, arrival):
+        node = self._store.node(record.end)
+        arrival = node.arrival if node is not None else None
+        if node is None or arrival is None or not self._fits_beside(record, arrival):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is FileKind.WINDOW:
@@ -275,18 +275,18 @@ class DiskTier:
                     raise UnreadableRecord("window rows of other shapes than the model's")
                 if self._has_room(window.nbytes, window.buffers, tips):
                     rows = window.layers[0].arrays[0].shape[2]
-                    self._store.set_window(arrival, window, joint.position - rows)
+                    self._store.set_window(arrival, window, node.position - rows)
                     arrival.is_window_stored = True
-                    joint.is_stored = not self._layout.has_state
+                    node.is_stored = not self._layout.has_state
             return arrival.window is not None
-        if joint.snapshot is None:
+        if node.snapshot is None:
             state = self._layers.state_from(record)
             if not self._layers.is_state(state):
                 raise UnreadableRecord("a state of other shapes than the model's")
             if self._has_room(state.nbytes, state.buffers, tips):
-                self._store.set_snapshot(joint, state, is_fast=not record.is_canonical)
-                joint.is_stored = True
-        return joint.snapshot is not None
+                self._store.set_snapshot(node, state, is_fast=not record.is_canonical)
+                node.is_stored = True
+        return node.snapshot is not None
 
     def _fits_beside(self, record: Record, arrival: Extent) -> bool:
         """Whether a window or a snapshot is of this very run, and as canonical as it has to be."""
@@ -297,7 +297,7 @@ class DiskTier:
     def _take_in_rows(
         self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
-        start = self._store.joint(record.start)
+        start = self._store.node(record.start)
         end = record.position + len(record.tokens)
         if start is None or start.position != record.position:
             self.counts["recalls_homeless"] += 1
@@ -359,32 +359,32 @@ class DiskTier:
         Where others went on before, prompts part: one may come back to it.
         """
         slot.system_end, slot.cuts = query.system_end, query.cuts
-        joint = slot.joint
-        if joint.leaving and self._is_worth(joint, EARLY_SHARE):
-            self._write_point(joint, slot if slot.position == joint.position else None)
-        for passed in (joint, *(extent.start for extent in runs_back(joint))):
+        node = slot.node
+        if node.leaving and self._is_worth(node, EARLY_SHARE):
+            self._write_point(node, slot if slot.position == node.position else None)
+        for passed in (node, *(extent.start for extent in extents_back(node))):
             self._tips.pop(passed, None)
 
     def note_read(self, slot: LiveSlot) -> None:
-        """A prefill has come to the slot's joint."""
+        """A prefill has come to the slot's node."""
         self.write_slot(slot)
-        joint = slot.joint
-        if self._layout.resumes_anywhere or joint.is_stored or joint.position != slot.position:
+        node = slot.node
+        if self._layout.resumes_anywhere or node.is_stored or node.position != slot.position:
             return
-        if joint.position == slot.system_end:
-            if self._is_worth(joint, EARLY_SHARE):
-                self._write_point(joint, slot)
+        if node.position == slot.system_end:
+            if self._is_worth(node, EARLY_SHARE):
+                self._write_point(node, slot)
             return
-        number = bisect_right(slot.cuts, joint.position)
+        number = bisect_right(slot.cuts, node.position)
         if is_amid := number < len(slot.cuts):
             # Two cuts further the next one could be on disk: it is written amid a forward.
             later = slot.cuts[min(number + 1, len(slot.cuts) - 1)]
-            is_due = self._tail_tokens(joint) + later - joint.position > COLD_TOKENS
+            is_due = self._tail_tokens(node) + later - node.position > COLD_TOKENS
         else:
-            is_due = self._is_worth(joint)
-        if is_due and not self._file_store.is_reserved and self._write_point(joint, slot):
+            is_due = self._is_worth(node)
+        if is_due and not self._file_store.is_reserved and self._write_point(node, slot):
             self._drop_former(slot)
-            slot.cold_point = joint if is_amid else None
+            slot.cold_point = node if is_amid else None
 
     def end(self, slot: LiveSlot) -> None:
         """The slot's request ended, however it did."""
@@ -392,30 +392,30 @@ class DiskTier:
         slot.cold_point = None
         if self._layout.resumes_anywhere:
             return
-        for joint in self._ends_of(slot):
-            there = slot if joint.position == slot.position else None
-            is_due = self._is_worth(joint) and not self._file_store.is_reserved
-            if not (is_due and self._write_point(joint, there, is_needed=True)):
-                self._tips[joint] = self._clock()
+        for node in self._ends_of(slot):
+            there = slot if node.position == slot.position else None
+            is_due = self._is_worth(node) and not self._file_store.is_reserved
+            if not (is_due and self._write_point(node, there, is_needed=True)):
+                self._tips[node] = self._clock()
 
     def leave(self, slot: LiveSlot) -> None:
         """The slot is about to be emptied: write now what only it has."""
-        if slot.joint in self._tips and slot.position == slot.joint.position:
-            self._write_tip(slot.joint, slot, EARLY_SHARE)
+        if slot.node in self._tips and slot.position == slot.node.position:
+            self._write_tip(slot.node, slot, EARLY_SHARE)
 
     def make_way(self, extent: Extent) -> None:
         """Something of an extent is about to leave memory: write what conversations need of it."""
-        for joint in list(self._tips):
-            if extent is joint.arrival or extent in within_window(joint, self._layout.window):
-                self._write_tip(joint, None, EARLY_SHARE)
+        for node in list(self._tips):
+            if extent is node.arrival or extent in within_window(node, self._layout.window):
+                self._write_tip(node, None, EARLY_SHARE)
 
     def write_quiet(self, slots: Iterable[LiveSlot]) -> None:
         """Write the resume points of conversations that have been silent for a while."""
         until = self._clock() - QUIET_S
-        quiet = [joint for joint, ended_at in self._tips.items() if ended_at <= until]
-        there = {slot.joint: slot for slot in slots if not slot.is_busy} if quiet else {}
-        for joint in quiet:
-            self._write_tip(joint, there.get(joint), EARLY_SHARE)
+        quiet = [node for node, ended_at in self._tips.items() if ended_at <= until]
+        there = {slot.node: slot for slot in slots if not slot.is_busy} if quiet else {}
+        for node in quiet:
+            self._write_tip(node, there.get(node), EARLY_SHARE)
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
         """Hand over, at the end, all that is not on disk and that a conversation goes on from."""
@@ -423,101 +423,101 @@ class DiskTier:
         if self.thread.has_lost:
             for extent in self._store.extents:  # what is on disk is not written again
                 extent.is_stored = extent.is_window_stored = False
-            for joint in self._store.joints:
-                joint.is_stored = False
+            for node in self._store.nodes:
+                node.is_stored = False
         for slot in slots:
             self.write_slot(slot)
         for extent in list(self._store.extents):
             if not extent.is_stored and (extent.body is not None or not self._layout.has_rows):
                 self.write(extent, None)
         for slot in slots:
-            if slot.is_busy and not slot.joint.is_dropped and slot.joint.arrival is not None:
-                self._tips.setdefault(slot.joint, self._clock())
+            if slot.is_busy and not slot.node.is_dropped and slot.node.arrival is not None:
+                self._tips.setdefault(slot.node, self._clock())
         there = {
-            slot.joint: slot
+            slot.node: slot
             for slot in slots
-            if slot.position == slot.joint.position
+            if slot.position == slot.node.position
             and (not slot.is_busy or self._layers.depth(slot.cache) == slot.position)
-        }  # that hold their joint's tokens and no more: nobody decodes in them
-        newest_first = sorted(self._tips, key=lambda joint: -self._tips[joint])
-        for joint in newest_first:
-            self._write_tip(joint, there.get(joint), None)
+        }  # that hold their node's tokens and no more: nobody decodes in them
+        newest_first = sorted(self._tips, key=lambda node: -self._tips[node])
+        for node in newest_first:
+            self._write_tip(node, there.get(node), None)
 
     def _ends_of(self, slot: LiveSlot) -> list[PrefixNode]:
         """Return where a conversation may go on: its prompt's end, and its answer's, in order.
 
         Its next prompt may leave out of the answer what the model thought.
         """
-        found = [self._store.tip_of(slot.line), slot.joint]
+        found = [self._store.tip_of(slot.line), slot.node]
         return [
-            joint
-            for number, joint in enumerate(found)
-            if joint is not None
-            and joint.arrival is not None
-            and not joint.is_stored
-            and joint not in found[:number]
+            node
+            for number, node in enumerate(found)
+            if node is not None
+            and node.arrival is not None
+            and not node.is_stored
+            and node not in found[:number]
         ]
 
     # ------------------------------------------------------------ resume points
 
-    def _tail_tokens(self, joint: PrefixNode) -> int:
-        """Return how many tokens before `joint` the last resume point on disk lies."""
-        position = joint.position
-        while joint.arrival is not None and not joint.is_stored:
-            joint = joint.arrival.start
-        return position - joint.position
+    def _tail_tokens(self, node: PrefixNode) -> int:
+        """Return how many tokens before `node` the last resume point on disk lies."""
+        position = node.position
+        while node.arrival is not None and not node.is_stored:
+            node = node.arrival.start
+        return position - node.position
 
-    def _is_worth(self, joint: PrefixNode, share: int = 1) -> bool:
+    def _is_worth(self, node: PrefixNode, share: int = 1) -> bool:
         """Whether the tokens since the last point have rows of as many bytes as one here takes.
 
         Or of 1 / `share` of that.
         """
-        if self._layout.resumes_anywhere or joint.is_stored or joint.arrival is None:
+        if self._layout.resumes_anywhere or node.is_stored or node.arrival is None:
             return False
         row_bytes = self._layers.row_bytes
-        worth = self._point_bytes(joint) // row_bytes if row_bytes else ROWLESS_WORTH_TOKENS
-        return self._tail_tokens(joint) * share >= worth
+        worth = self._point_bytes(node) // row_bytes if row_bytes else ROWLESS_WORTH_TOKENS
+        return self._tail_tokens(node) * share >= worth
 
-    def _point_bytes(self, joint: PrefixNode) -> int:
+    def _point_bytes(self, node: PrefixNode) -> int:
         """Return what is written for a resume point."""
-        back_to, runs = joint.position - self._layout.window, self._lacking_windows(joint)
+        back_to, runs = node.position - self._layout.window, self._lacking_windows(node)
         tokens = sum(run.end.position - max(run.start.position, back_to) for run in runs)
         return self._layers.window_bytes(tokens) + self._layers.state_bytes
 
-    def _lacking_windows(self, joint: PrefixNode) -> list[Extent]:
-        """Return the runs within the window before `joint` whose window rows are not on disk."""
-        near = within_window(joint, self._layout.window)
+    def _lacking_windows(self, node: PrefixNode) -> list[Extent]:
+        """Return the runs within the window before `node` whose window rows are not on disk."""
+        near = within_window(node, self._layout.window)
         return [extent for extent in near if not extent.is_window_stored]
 
-    def _write_tip(self, joint: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
+    def _write_tip(self, node: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
         """Write the point at a conversation's end where that is worth it; None = at the end.
 
         What is not worth it yet may be at the end.
         """
-        if joint.is_dropped or joint.is_stored:
-            del self._tips[joint]
+        if node.is_dropped or node.is_stored:
+            del self._tips[node]
             return
-        is_long = self._tail_tokens(joint) >= SHUTDOWN_TOKENS
-        is_worth = is_long if share is None else self._is_worth(joint, share)
-        if is_worth and self._write_point(joint, slot, is_needed=True):
-            del self._tips[joint]
+        is_long = self._tail_tokens(node) >= SHUTDOWN_TOKENS
+        is_worth = is_long if share is None else self._is_worth(node, share)
+        if is_worth and self._write_point(node, slot, is_needed=True):
+            del self._tips[node]
 
     def _write_point(
-        self, joint: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
+        self, node: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
     ) -> bool:
-        """Hand over what it takes to resume at `joint`, from RAM or a slot that ends there.
+        """Hand over what it takes to resume at `node`, from RAM or a slot that ends there.
 
         Say whether nothing of it waits to be offered again. Where some of it is in memory no more,
         there is none.
         """
-        arrival = joint.arrival
+        arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
         is_allowed = is_needed or not self._file_store.is_reserved
         if not (is_allowed and arrival.is_stored):
             return False
-        lacking = self._lacking_windows(joint)
-        windows = [(extent, self._window(extent, joint, slot)) for extent in lacking]
-        state = self._state(joint, slot) if self._layout.has_state else LayerStates(())
+        lacking = self._lacking_windows(node)
+        windows = [(extent, self._window(extent, node, slot)) for extent in lacking]
+        state = self._state(node, slot) if self._layout.has_state else LayerStates(())
         if state is None or any(window is None for _, window in windows):
             self.counts["points_missed"] += 1
             return True
@@ -526,11 +526,11 @@ class DiskTier:
             extent.is_window_stored = self._hand_over(extent, FileKind.WINDOW, window, is_needed)
             if not extent.is_window_stored:
                 return False
-        joint.is_stored = not state.layers or self._hand_over(
+        node.is_stored = not state.layers or self._hand_over(
             arrival, FileKind.STATE, state, is_needed
         )
-        self.counts["points_written"] += joint.is_stored
-        return joint.is_stored
+        self.counts["points_written"] += node.is_stored
+        return node.is_stored
 
     def _hand_over(
         self, extent: Extent, kind: FileKind, kept: KVRows | LayerStates, is_needed: bool
@@ -558,38 +558,38 @@ class DiskTier:
         is_canonical = extent.is_stored_canonical and not is_fast
         return file_name(extent, kind, is_canonical, self._rules.cut_label)
 
-    def _window(self, extent: Extent, joint: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
-        """Return an extent's window rows as far as `joint` looks back; None: they are gone."""
-        back_to = max(0, joint.position - self._layout.window)
+    def _window(self, extent: Extent, node: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
+        """Return an extent's window rows as far as `node` looks back; None: they are gone."""
+        back_to = max(0, node.position - self._layout.window)
         if extent.window_covers(back_to):
             return as_rows(extent.window)
         start = max(extent.start.position, back_to)
-        if slot is None or self._layers.window_held(slot.cache) < joint.position - start:
+        if slot is None or self._layers.window_held(slot.cache) < node.position - start:
             return None
-        behind = joint.position - extent.end.position
-        return self._layers.copy_window(slot.cache, joint.position - start, behind)
+        behind = node.position - extent.end.position
+        return self._layers.copy_window(slot.cache, node.position - start, behind)
 
-    def _state(self, joint: PrefixNode, slot: LiveSlot | None) -> LayerStates | None:
-        if joint.snapshot is not None:
-            assert isinstance(joint.snapshot, LayerStates)
-            return joint.snapshot
+    def _state(self, node: PrefixNode, slot: LiveSlot | None) -> LayerStates | None:
+        if node.snapshot is not None:
+            assert isinstance(node.snapshot, LayerStates)
+            return node.snapshot
         return None if slot is None else self._layers.take_state(slot.cache)
 
     def _drop_former(self, slot: LiveSlot) -> None:
         """Remove the point amid the slot's prefill that the next one has replaced."""
-        joint, slot.cold_point = slot.cold_point, None
-        if joint is None or joint.is_dropped or len(joint.leaving) != 1 or joint.resumed:
+        node, slot.cold_point = slot.cold_point, None
+        if node is None or node.is_dropped or len(node.leaving) != 1 or node.resumed:
             return
-        joint.is_stored = False
-        needed = within_window(slot.joint, self._layout.window)
+        node.is_stored = False
+        needed = within_window(slot.node, self._layout.window)
         extents = [
-            extent for extent in within_window(joint, self._layout.window) if extent not in needed
+            extent for extent in within_window(node, self._layout.window) if extent not in needed
         ]
         for extent in extents:
             extent.is_window_stored = False
         names = [self._file_name(extent, FileKind.WINDOW) for extent in extents]
-        if self._layout.has_state and joint.arrival is not None:
-            names.append(self._file_name(joint.arrival, FileKind.STATE))
+        if self._layout.has_state and node.arrival is not None:
+            names.append(self._file_name(node.arrival, FileKind.STATE))
         self.thread.drop(names)
 
     # ------------------------------------------------------------ rows

@@ -212,7 +212,7 @@ class IdleExpiry:
         if self._waits_for_disk and not is_drained:
             return False  # the loop comes back soon
         self._waits_for_disk = False
-        standing = [(slot.joint, slot.used_at) for slot in all_slots]
+        standing = [(slot.node, slot.used_at) for slot in all_slots]
         expired, next_at = find_expired(self._kv_manager.store, standing, now, self._ttl_s)
         slots = [slot for slot in all_slots if slot.used_at + self._ttl_s <= now]
         if not expired and not slots:

@@ -49,7 +49,7 @@ class KVManager:
 
     `open` checks a slot out, `commit` follows each forward that fills it, and `close` checks it
     in, however its request ends. Nothing prefilled is thrown away but for want of room.
-    Invariants: a slot's layers hold exactly its tokens; a busy slot pins its joint; there are at
+    Invariants: a slot's layers hold exactly its tokens; a busy slot pins its node; there are at
     most `slots_max` slots.
     Owner: the inference thread.
     """
@@ -112,7 +112,7 @@ class KVManager:
         line = line_of(self.store, self.lines, plan, query, there)
         slot = self.fill(plan, query, line, rows)
         take_over_path(line, plan, query, time.monotonic(), self.rules.ttl_s)
-        slot.joint.resumed += plan.position > 0
+        slot.node.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
@@ -195,16 +195,16 @@ class KVManager:
         slot.cache, slot.tokens = cache, tokens
         self._check_depth(slot)
         self.transfer.hold_lent_extents(slot)
-        if slot.joint.is_dropped:
+        if slot.node.is_dropped:
             self.transfer.reindex(slot)
-        start = slot.joint.position
+        start = slot.node.position
         assert start <= len(tokens), (start, len(tokens))
         is_whole = not ends_inside(slot.images, len(tokens))  # else nobody resumes there
-        if slot.joint.arrival is not None:
-            slot.joint.is_prompt_end |= is_prefilled
+        if slot.node.arrival is not None:
+            slot.node.is_prompt_end |= is_prefilled
             is_own = slot.line.tip is None and slot.position > slot.system_end
             if is_prefilled or is_own:
-                slot.line.tip = slot.joint.name
+                slot.line.tip = slot.node.name
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self.transfer.index(slot, start, len(tokens), name, is_canonical=False)
@@ -289,9 +289,9 @@ class KVManager:
         Raises:
             RequestError: 400, 409 or 503; nothing is pinned, and nothing but room is lost.
         """
-        if slot.joint.is_dropped:
+        if slot.node.is_dropped:
             self.transfer.reindex(slot)
-        path = path_to(slot.joint)
+        path = path_to(slot.node)
         if not path:
             raise RequestError(
                 f"The prompt is {slot.position} tokens up to where it could be resumed; there is "
@@ -300,7 +300,7 @@ class KVManager:
             )
         self.pins.check(pin_id, key, path, *self.transfer.lacking(slot, path))
         self.pins.add(pin_id, key, path)  # before room is made: none of it goes
-        is_whole = slot.joint.position == slot.position and self.transfer.complete(slot, path)
+        is_whole = slot.node.position == slot.position and self.transfer.complete(slot, path)
         if not is_whole:
             self.pins.drop(pin_id)
             raise Overloaded("There is no room for what is to be pinned now; try again.")
@@ -330,10 +330,10 @@ class KVManager:
         line = LinePriority(0, 0.0, 0.0)  # of what did not come
         if records and records[0] is not None:
             line = self.lines.open(time.monotonic(), 1, query.conversation)
-            self.lines.end_turn(line, time.monotonic())
+            self.lines.end_request(line, time.monotonic())
         found = self.plan(query).found
         assert found is not None, "what was read is of a prompt that was searched"
-        tip = max(found.reached, key=lambda joint: joint.position)
+        tip = max(found.reached, key=lambda node: node.position)
         return self.disk.take_in(records, query, tip, line)
 
     def disk_report(self) -> dict[str, Any] | None:
@@ -357,17 +357,17 @@ class KVManager:
     def _check_in(self, slot: LiveSlot) -> None:
         if self.disk is not None:
             self.disk.end(slot)
-        assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
-        slot.joint.pins -= 1
+        assert slot.is_busy and slot.node.pins > 0, (slot.is_busy, slot.node.pins)
+        slot.node.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
         self.store.changed()  # a prompt may go on in it
-        self.lines.end_turn(slot.line, slot.used_at)
+        self.lines.end_request(slot.line, slot.used_at)
         self._give_up_surplus()
 
     # ------------------------------------------------------------ idle time
 
     def close_spare(self, slot: LiveSlot) -> None:
-        if slot.joint.is_dropped:
+        if slot.node.is_dropped:
             self.transfer.reindex(slot)
         self._check_in(slot)
 
@@ -437,7 +437,7 @@ class KVManager:
             self.transfer.restore(slot, plan, rows)
         assert slot.root is self.store.root_of(query.root), "keys and adapters share no KV"
         slot.adapter = query.adapter  # of the same bytes; it may have two names
-        slot.joint.pins += 1
+        slot.node.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
         slot.system_end = query.system_end
         self.transfer.quantise(slot, plan.position)
@@ -488,8 +488,8 @@ class NullKVManager:
 
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
-        joint = PrefixNode(PrefixHash(b""), 0)
-        slot = LiveSlot(0, self._new_cache(), joint, LinePriority(0, 0.0, 0.0))
+        node = PrefixNode(PrefixHash(b""), 0)
+        slot = LiveSlot(0, self._new_cache(), node, LinePriority(0, 0.0, 0.0))
         self._fit(slot, 0, rows)
         return slot, _NO_PLAN
 

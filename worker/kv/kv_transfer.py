@@ -43,7 +43,7 @@ class LiveSlot:
 
     number: int
     cache: list[Any]  # empty while its rows are in a batch, or in no one's
-    joint: PrefixNode  # the furthest prefix of `tokens` that is in the store; a root at first
+    node: PrefixNode  # the furthest prefix of `tokens` that is in the store; a root at first
     line: LinePriority
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
@@ -65,7 +65,7 @@ class LiveSlot:
     root: PrefixNode = field(init=False)  # what the names of its prefixes begin with
 
     def __post_init__(self) -> None:
-        self.root = self.joint
+        self.root = self.node
 
     @property
     def position(self) -> int:
@@ -153,31 +153,31 @@ class KVTransfer:
 
         Windows and states are copied where the slot ends at `end`: it is the last chance.
         """
-        if slot.joint.is_dropped:
+        if slot.node.is_dropped:
             self.counts["commits_detached"] += 1
             return
-        assert slot.joint.position == start, (slot.joint.position, start)
+        assert slot.node.position == start, (slot.node.position, start)
         assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
-        joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
-        joint.is_in_head |= end <= slot.system_end
-        joint.is_left_out = False  # a prompt has it
-        if extent is None and joint.arrival is not None:
+        node, extent = self.store.commit(slot.node, name, tokens, is_canonical, slot.line)
+        node.is_in_head |= end <= slot.system_end
+        node.is_left_out = False  # a prompt has it
+        if extent is None and node.arrival is not None:
             # What is there is as good; it is this slot's too if it was made the same way.
-            arrival = joint.arrival
-            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.joint
+            arrival = node.arrival
+            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.node
             extent = arrival if is_same else None
         if extent is not None and slot.number not in extent.holders:
             extent.holders.add(slot.number)
             slot.held_extents.append(extent)
         if slot.is_busy:
-            assert slot.joint.pins > 0, slot.joint
-            slot.joint.pins -= 1
-            joint.pins += 1
-        slot.joint = joint
+            assert slot.node.pins > 0, slot.node
+            slot.node.pins -= 1
+            node.pins += 1
+        slot.node = node
         if extent is not None and end == slot.position:
             self._keep_window(slot, extent)
-            self._keep_state(slot, joint)
+            self._keep_state(slot, node)
 
     def _keep_window(self, slot: LiveSlot, extent: Extent) -> None:
         """Keep what it takes to resume at the extent's end: the window's rows before it."""
@@ -190,18 +190,18 @@ class KVTransfer:
             rows = self._layers.copy_window(slot.cache, count)
             self.store.set_window(extent, rows, extent.end.position - count)
 
-    def _keep_state(self, slot: LiveSlot, joint: PrefixNode) -> None:
-        is_better = joint.is_snapshot_fast and slot.is_canonical
-        if not self._layers.layout.has_state or (joint.snapshot is not None and not is_better):
+    def _keep_state(self, slot: LiveSlot, node: PrefixNode) -> None:
+        is_better = node.is_snapshot_fast and slot.is_canonical
+        if not self._layers.layout.has_state or (node.snapshot is not None and not is_better):
             return
-        if self.has_room_at(joint, self._layers.state_bytes, self._layers.state_buffers):
+        if self.has_room_at(node, self._layers.state_bytes, self._layers.state_buffers):
             state = self._layers.take_state(slot.cache)
-            self.store.set_snapshot(joint, state)
+            self.store.set_snapshot(node, state)
 
-    def has_room_at(self, joint: PrefixNode, nbytes: int, buffers: int) -> bool:
-        """Make room for a window or a snapshot at `joint`; say whether there is room now."""
+    def has_room_at(self, node: PrefixNode, nbytes: int, buffers: int) -> bool:
+        """Make room for a window or a snapshot at `node`; say whether there is room now."""
         now = time.monotonic()
-        if self._make_room(nbytes, buffers, self.evictor.resume_worth(joint, nbytes, now), now):
+        if self._make_room(nbytes, buffers, self.evictor.resume_worth(node, nbytes, now), now):
             return True
         self.counts["commits_refused"] += 1
         return False
@@ -239,10 +239,8 @@ class KVTransfer:
 
         Those of `spared`, and pinned ones, are left out: others count them.
         """
-        busy = (slot.joint for slot in self._slots.values() if slot.is_busy)
-        bodies = {
-            e: e.body for joint in busy for e in path_to(joint) if not (e.holders or e.pinned)
-        }
+        busy = (slot.node for slot in self._slots.values() if slot.is_busy)
+        bodies = {e: e.body for node in busy for e in path_to(node) if not (e.holders or e.pinned)}
         kept = (body for extent, body in bodies.items() if extent not in spared)
         return sum(body.nbytes for body in kept if body is not None)
 
@@ -281,8 +279,8 @@ class KVTransfer:
     def reindex(self, slot: LiveSlot) -> None:
         """Make a slot findable again after what it had in the store was dropped."""
         slot.held_extents = [extent for extent in slot.held_extents if extent in self.store]
-        slot.joint = slot.root
-        slot.joint.pins += slot.is_busy
+        slot.node = slot.root
+        slot.node.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
         if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
             slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
@@ -384,20 +382,20 @@ class KVTransfer:
         return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
-        """Set the slot's tokens and joint to the plan's; make one where the plan ends in a run."""
+        """Set the slot's tokens and node to the plan's; make one where the plan ends in a run."""
         assert plan.path[0].start is slot.root, "KV of one root is never served to another"
         tokens = np.concatenate([extent.tokens for extent in plan.path])
         slot.tokens = tokens[: plan.position]
         assert slot.position == plan.position, (slot.position, plan.position)
         last = plan.path[-1]
         if last.end.position == plan.position:
-            slot.joint = last.end
+            slot.node = last.end
             return
-        slot.joint = last.start
-        slot.joint.pins += slot.is_busy
+        slot.node = last.start
+        slot.node.pins += slot.is_busy
         (name,) = prefix_hashes(slot.root.name, slot.tokens, [plan.position])
         self.index(slot, last.start.position, plan.position, name, is_canonical=False)
-        slot.joint.pins -= slot.is_busy
+        slot.node.pins -= slot.is_busy
 
     def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
         """Return the rows along the path in as few runs as possible: of one slot at once.

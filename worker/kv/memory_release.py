@@ -14,7 +14,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Gone, Rank
+from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Freed, Rank
 from hearth.worker.cache.extent_store import Extent, within_window
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.prefix_search import ResumePlan
@@ -41,19 +41,19 @@ class EncodedImages:
 
     nbytes: Callable[[], int] = lambda: 0  # that may go now
     release: Callable[[], object] = lambda: None
-    run: None = None
+    extent: None = None
     kind: str = "images"
 
-    def is_there(self) -> bool:
+    def is_held(self) -> bool:
         return self.nbytes() > 0
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return NEEDLESS, 1.0
 
-    def evict(self, evictor: Evictor) -> Gone:
+    def evict(self, evictor: Evictor) -> Freed:
         nbytes = self.nbytes()
         self.release()
-        return Gone(nbytes)
+        return Freed(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +172,17 @@ class _Slot:
         return "expired" if self.reason is Reason.AGE else "slot"
 
     @property
-    def run(self) -> Extent | None:
-        return self.slot.joint.arrival if self.reason is not Reason.SLOTS else None
+    def extent(self) -> Extent | None:
+        return self.slot.node.arrival if self.reason is not Reason.SLOTS else None
 
-    def is_there(self) -> bool:
-        is_held = self.memory.slots.get(self.slot.number) is self.slot
-        return is_held and not self.slot.is_busy
+    def is_held(self) -> bool:
+        is_own = self.memory.slots.get(self.slot.number) is self.slot
+        return is_own and not self.slot.is_busy
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return (LIVE, *_need(self.slot))
 
-    def evict(self, evictor: Evictor) -> Gone:
+    def evict(self, evictor: Evictor) -> Freed:
         memory, slot, store = self.memory, self.slot, evictor.store
         live, count = memory.slot_bytes(slot), len(store)
         held = live + store.budget.bytes_used
@@ -191,11 +191,11 @@ class _Slot:
                 store.remove(extent)
         memory.give_up(slot, self.path if self.reason is Reason.MEMORY else None)
         if self.reason is Reason.SLOTS:
-            return Gone(live, is_loss=False)
+            return Freed(live, is_loss=False)
         freed = max(0, held - store.budget.bytes_used)
         if self.reason is Reason.AGE:
-            return Gone(freed, parts=count - len(store))
-        return Gone(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
+            return Freed(freed, parts=count - len(store))
+        return Freed(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
 
 
 def release_memory() -> None:

@@ -24,8 +24,8 @@ def give_up_parts(warm: Machine) -> None:
         warm.keeper.give_up(slot)
     for extent in list(store.extents):
         store.set_window(extent, None, extent.end.position)
-    for joint in list(store.joints):
-        store.set_snapshot(joint, None)
+    for node in list(store.nodes):
+        store.set_snapshot(node, None)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "falcon_h1"])
@@ -104,8 +104,8 @@ def test_nothing_is_read_that_a_live_slot_holds(workers: Workers) -> None:
     first = warm.ask(ids)
     workers.flush()
     store = warm.keeper.store
-    for joint in list(store.joints):
-        store.set_snapshot(joint, None)
+    for node in list(store.nodes):
+        store.set_snapshot(node, None)
     following = warm.submit(follow("qwen3_5", ids, first.request.sampled, 30))
     assert following.request.kept.recall is None
     warm.run()
@@ -214,8 +214,8 @@ def spoil(workers: Workers, warm: Machine, kind: FileKind, how: str) -> None:
     """Have a worker's files of a kind be odd ones."""
     store = workers.file_store
     store.refresh()
-    joints = {joint.name for joint in warm.keeper.store.joints}
-    names: set[FileName] = {name for joint in joints for name in store.at(joint)}
+    nodes = {node.name for node in warm.keeper.store.nodes}
+    names: set[FileName] = {name for node in nodes for name in store.at(node)}
     odd_names = [name for name in names if name.kind is kind]
     assert odd_names, kind
     for name in odd_names:

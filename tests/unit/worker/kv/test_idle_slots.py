@@ -128,12 +128,12 @@ def test_of_the_states_that_a_prompt_stands_on_the_last_one_is_spared() -> None:
         for slot in made.keeper.slots:
             made.keeper.give_up(slot)
         position = made.keeper.plan(line).position
-        states = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
+        states = [node for node in made.keeper.store.nodes if node.snapshot is not None]
         assert len(states) > 3 and position >= 400
         made.keeper.release(1 << 40, line)
-    left = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
-    assert [joint.position for joint in left] == [position], "the others only serve edits"
-    assert not any(joint.snapshot_pinned for joint in left), "and may go for another"
+    left = [node for node in made.keeper.store.nodes if node.snapshot is not None]
+    assert [node.position for node in left] == [position], "the others only serve edits"
+    assert not any(node.snapshot_pinned for node in left), "and may go for another"
     assert made.keeper.plan(line).position == position
     made.check()
 

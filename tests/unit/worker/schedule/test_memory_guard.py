@@ -215,7 +215,7 @@ def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     cuts = warm.rule.cuts([*other, 9, 9])
     ends = [cut for cut in cuts if cut <= 799]
     names = prefix_hashes(warm.keeper.store.root.name, pack(other), ends)
-    assert all(warm.keeper.store.joint(name) is not None for name in names)
+    assert all(warm.keeper.store.node(name) is not None for name in names)
     warm.run()
     assert waiting.usage is not None and waiting.usage.completion_tokens == 10
 
