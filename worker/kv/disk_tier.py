@@ -419,7 +419,7 @@ class DiskTier:
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
         """Hand over, at the end, all that is not on disk and that a conversation goes on from."""
-        self.thread.lift_bound()
+        self.thread.lift_limit()
         if self.thread.has_lost:
             for extent in self._store.extents:  # what is on disk is not written again
                 extent.is_stored = extent.is_window_stored = False
@@ -616,7 +616,7 @@ class DiskTier:
         is_own = form is None and self._hangs_from_its_own(extent)
         extent.is_stored_canonical = extent.is_canonical and is_own
         is_there = self.thread.holds(self._file_name(extent, FileKind.ROWS))
-        if not is_there and not self.thread.takes(self._rows_bytes(extent, slot, form)):
+        if not is_there and not self.thread.accepts(self._rows_bytes(extent, slot, form)):
             return False
         rows = KVRows(())
         if extent.body is not None:

@@ -224,7 +224,7 @@ class LeadingDiskThread(DiskThread):
     A read is answered once all ranks have read, or RECALL_S_MAX after it was asked; until then this
     thread waits. How much waits to be written on another rank is not asked: what does not fit its
     queue is missing there.
-    What `lift_bound`, `write`, `read`, `discard`, `drop`, `clear` and `report` do is told:
+    What `lift_limit`, `write`, `read`, `discard`, `drop`, `clear` and `report` do is told:
     inference thread only.
     """
 
@@ -238,9 +238,9 @@ class LeadingDiskThread(DiskThread):
 
     # ------------------------------------------------------------ what is told
 
-    def lift_bound(self) -> None:
+    def lift_limit(self) -> None:
         self._telling.tell("disk_lift_bound")
-        super().lift_bound()
+        super().lift_limit()
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
@@ -251,10 +251,10 @@ class LeadingDiskThread(DiskThread):
         self._telling.tell("disk_write", handle_of(record.source), is_needed, *told)
         return True
 
-    def read(self, names: Sequence[FileName], then: OnRead) -> bool:
+    def read(self, names: Sequence[FileName], on_read: OnRead) -> bool:
         read = self._telling.watched(NamedRead(self._telling.new_handle()))
         self._found[read.handle] = monotonic() + RECALL_S_MAX, queue.SimpleQueue()
-        if not super().read(names, lambda records: then(self._joined(read, records))):
+        if not super().read(names, lambda records: on_read(self._joined(read, records))):
             del self._found[read.handle]
             return False
         self._telling.tell("disk_read", read.handle, [name.file_name for name in names])

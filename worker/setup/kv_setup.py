@@ -309,4 +309,4 @@ def look_of(
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None
     kv_manager.disk.thread.file_store.is_shared |= workers > 1
-    return kv_manager.disk.thread.look
+    return kv_manager.disk.thread.refresh
