@@ -173,7 +173,7 @@ class ExtentStore:
     def nodes(self) -> Iterator[PrefixNode]:
         return iter(self._nodes.values())
 
-    def changed(self) -> None:
+    def invalidate_plans(self) -> None:
         """Invalidate all plans: a search may find something else from now on."""
         self.version = object()
 
@@ -208,7 +208,7 @@ class ExtentStore:
         old = end.arrival
         if old is not None and (old.is_canonical or not is_canonical or old.pinned):
             return end, None
-        self.changed()
+        self.invalidate_plans()
         images = image_count(tokens)
         extent = Extent(start, end, tokens, is_canonical, line, window_from=position, images=images)
         start.leaving[extent] = None
@@ -231,7 +231,7 @@ class ExtentStore:
         """Keep the window layers' rows from position `window_from` on; None drops them."""
         assert extent.start.position <= window_from <= extent.end.position, window_from
         assert window is None or extent in self._extents, extent
-        self.changed()
+        self.invalidate_plans()
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
@@ -239,7 +239,7 @@ class ExtentStore:
         self, node: PrefixNode, snapshot: KVArrays | None, is_fast: bool = False
     ) -> None:
         assert snapshot is None or not node.is_dropped, node
-        self.changed()
+        self.invalidate_plans()
         self._account(node.snapshot, snapshot)
         node.snapshot, node.is_snapshot_fast = snapshot, is_fast
 
@@ -250,7 +250,7 @@ class ExtentStore:
 
     def make_fast(self, extent: Extent) -> None:
         """Mark an extent and all that follow it fast: its rows are about to be stored quantised."""
-        self.changed()
+        self.invalidate_plans()
         for later in extents_from(extent) if extent.is_canonical else ():
             later.is_canonical = False
 
@@ -281,7 +281,7 @@ class ExtentStore:
             del self._nodes[removed.end.name]
 
     def _forget(self, extent: Extent) -> None:
-        self.changed()
+        self.invalidate_plans()
         del self._extents[extent]
         extent.start.leaving.pop(extent, None)
         if extent.line.tip == extent.end.name:  # its conversation resumes from further back

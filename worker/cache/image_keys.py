@@ -53,10 +53,10 @@ class ImageRun:
 
     start: int
     end: int
-    picture: PromptImage
+    image: PromptImage
 
     def bare(self) -> "ImageRun":
-        return replace(self, picture=self.picture.bare())
+        return replace(self, image=self.image.bare())
 
 
 def _no_inputs() -> NoReturn:
@@ -78,7 +78,7 @@ def keys_of(ids: Sequence[int], runs: Iterable[ImageRun]) -> Tokens:
     keys = np.array(ids, dtype=np.int32)
     for run in runs:
         assert 0 <= run.start < run.end <= len(keys), (run.start, run.end, len(keys))
-        octets = hashlib.shake_128(run.picture.identity).digest(4 * (run.end - run.start))
+        octets = hashlib.shake_128(run.image.identity).digest(4 * (run.end - run.start))
         values = np.frombuffer(octets, dtype="<u4") | (_SIGN | _INSIDE)
         values[0] &= ~np.uint32(_INSIDE)
         keys[run.start : run.end] = values.astype(np.uint32).view(np.int32)
@@ -89,7 +89,7 @@ def ids_of(keys: Tokens, runs: Iterable[ImageRun]) -> Tokens:
     """Return the token ids behind `keys`. `runs` are all images in `keys`, and maybe later ones."""
     ids = keys.copy()
     for run in runs:
-        ids[run.start : run.end] = run.picture.ids[: max(0, len(ids) - run.start)]
+        ids[run.start : run.end] = run.image.ids[: max(0, len(ids) - run.start)]
     return ids
 
 

@@ -71,11 +71,11 @@ class Pins:
     Owner: the inference thread.
     """
 
-    def __init__(self, store: ExtentStore, keys: int = 1) -> None:
-        """`keys` is the least number of API keys that share the room, with or without pins."""
+    def __init__(self, store: ExtentStore, api_keys: int = 1) -> None:
+        """`api_keys` is the least number of API keys that share the room, with or without pins."""
         self._store = store
         self._budget = store.budget
-        self._keys = keys
+        self._api_keys_min = api_keys
         # Kept for one key: pinned prompts
         self._pins: dict[str, Pin] = {}
 
@@ -122,7 +122,7 @@ class Pins:
 
     def shares(self, api_key: str) -> int:
         """Return how many API keys share the room for pins, `api_key` included."""
-        return max(self._keys, len({api_key, *(pin.api_key for pin in self)}))
+        return max(self._api_keys_min, len({api_key, *(pin.api_key for pin in self)}))
 
     def used_share(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
         """Return the share of the room for all pins that `pins` and `nbytes` in `buffers` take.

@@ -348,7 +348,7 @@ def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
 # ---------------------------------------------------------------- the conversation's line
 
 
-def line_of(
+def line_for(
     store: ExtentStore,
     lines: LinePriorities,
     plan: ResumePlan,

@@ -166,7 +166,7 @@ class PrefillForwards:
         assert state is not None and times is not None, request.request_id
         for run in [run for run in images if run.start < end and start < run.end]:
             state.encoded_to = max(state.encoded_to, run.end)
-            if self._engine.encode(run.picture, begun_images(prefilling)):
+            if self._engine.encode(run.image, begun_images(prefilling)):
                 times.note_chunk()
                 return True
         return False
@@ -229,7 +229,7 @@ def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
     Else two long ones would be encoded anew for every chunk, in turns.
     """
     return {
-        run.picture.name
+        run.image.name
         for request in prefilling
         if request.prefill is not None
         for run in request.query.images
@@ -317,7 +317,7 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                keeper.idle_work.settle(query)  # its file is gone with the request it came in
+                keeper.idle_work.finish(query)  # its file is gone with the request it came in
                 self._close()
                 return True
             self._config.suspects.note_idle(query, number)
@@ -326,7 +326,7 @@ class IdlePrefill:
             self._config.suspects.note(())
             self._count(self._running, position, end)
         if slot.position == query.limit:
-            keeper.idle_work.settle(query)
+            keeper.idle_work.finish(query)
             self._close()
         return True
 
@@ -362,7 +362,7 @@ class IdlePrefill:
             query = keeper.idle_work.unfinished(self._config.natural_cuts)
         if query is None:
             return False
-        known = keeper.idle_work.known_to(query)
+        known = keeper.idle_work.reusable_to(query)
         slot = None
         if not self._config.suspects.spoils(query):
             tokens, over = len(query.tokens), self._config.memory.over
@@ -370,7 +370,7 @@ class IdlePrefill:
                 query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
             )
         if slot is None:
-            keeper.idle_work.settle(query)
+            keeper.idle_work.finish(query)
             return bool(self._next_prompts)
         self._running = _Prefill(query, slot, known)
         return None

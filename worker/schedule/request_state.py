@@ -207,7 +207,7 @@ class Request:
 
         The tokens of all images are the same, so that who shows others shares nothing.
         """
-        return self.query.root, tuple((run.start, run.picture.name) for run in self.query.images)
+        return self.query.root, tuple((run.start, run.image.name) for run in self.query.images)
 
     @property
     def cached_tokens(self) -> int:

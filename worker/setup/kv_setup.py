@@ -123,7 +123,7 @@ def make_kv_manager(
         running_format=running,
         running_from=settings.quantized_kv_start,
         idle_prefill=IdleMode(settings.idle_prefill),
-        keys=max(1, len(settings.api_keys)),
+        api_keys=max(1, len(settings.api_keys)),
     )
     root = cache_root(loaded, settings)
     # The I/O thread's queue has room for the largest piece that is written, twice.

@@ -85,7 +85,7 @@ class Caching(RuleBasedStateMachine):
             node.pins -= 1
             before.pins -= 1
         node.is_prompt_end = True
-        self.store.changed()  # as where a slot is checked in
+        self.store.invalidate_plans()  # as where a slot is checked in
         self.asked = [*self.asked[-2:], ask(tokens, ends)]
         self.lines.end_request(line, self.now)
         assert prefix_of(node) == tokens

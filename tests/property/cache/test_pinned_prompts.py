@@ -233,7 +233,7 @@ def test_pinned_prompts_are_there_whatever_else_is_asked(
         getattr(bench, what)(number)
         bench.check()
     for slot in bench.warm.keeper.slots:
-        bench.warm.keeper.give_up(slot)
+        bench.warm.keeper.release_slot(slot)
     bench.warm.keeper.transfer.evictor.make_room(
         bench.warm.keeper.store.budget.bytes_max, 0, math.inf, math.inf
     )

@@ -21,7 +21,7 @@ def give_up_parts(warm: Machine) -> None:
     """Have all windows and snapshots go, as they do when room is short; rows stay."""
     store = warm.keeper.store
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for extent in list(store.extents):
         store.set_window(extent, None, extent.end.position)
     for node in list(store.nodes):
@@ -69,7 +69,7 @@ def test_conversations_that_take_turns_in_room_for_one_are_read_once(
     ids = prompt(name, 150, 100)
     for turn in range(turns):
         ids = follow(name, ids, alone.ask(ids).request.sampled, 60, seed=turn)
-    alone.keeper.give_up(alone.keeper.slots[0])
+    alone.keeper.release_slot(alone.keeper.slots[0])
     budget_mb = 1.3 * alone.keeper.store.budget.bytes_used / MB
     warm = workers.start(name, slots_max=1, budget_mb=budget_mb)
     talks = [prompt(name, 150, 100, seed=seed) for seed in range(count)]

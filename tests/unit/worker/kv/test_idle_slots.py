@@ -126,7 +126,7 @@ def test_of_the_states_that_a_prompt_stands_on_the_last_one_is_spared() -> None:
     line = query_of(made, [*ids(400), *first.tokens, 9, 9])
     with mx.stream(generation_stream):
         for slot in made.keeper.slots:
-            made.keeper.give_up(slot)
+            made.keeper.release_slot(slot)
         position = made.keeper.plan(line).position
         states = [node for node in made.keeper.store.nodes if node.snapshot is not None]
         assert len(states) > 3 and position >= 400
@@ -146,7 +146,7 @@ def test_of_windows_all_that_a_prompt_looks_back_to_are_spared() -> None:
     line = query_of(made, [*ids(200), *first.tokens, 9, 9])
     with mx.stream(generation_stream):
         for slot in made.keeper.slots:
-            made.keeper.give_up(slot)
+            made.keeper.release_slot(slot)
         path = made.keeper.plan(line).path
         position = path[-1].end.position
         near = [extent for extent in path if extent.end.position > position - window]

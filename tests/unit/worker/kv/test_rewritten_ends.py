@@ -119,7 +119,7 @@ def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_wh
     ids = ending(1)
     first = warm.ask(ids, 2)
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     warm.ask(follow(NAME, ids, first.tokens, 100) if follows else ending(2), 2)
     assert [line.turns for line in warm.keeper.lines.all] == ([2] if follows else [1, 1])
 
@@ -196,7 +196,7 @@ def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> 
     of(warm, agent, Conversation(2, "s"))
     end = warm.keeper.store.node(parent.request.query.names[-1])
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for node in list(warm.keeper.store.nodes):
         if node.snapshot is not None and node.arrival.line.number == 2:
             warm.keeper.store.set_snapshot(node, None)
@@ -212,7 +212,7 @@ def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
     ids = told(NAME, (1, 400), (2, 100))
     answer = of(warm, ids, ONE)
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for _ in range(2):
         (leaf,) = [each for each in warm.keeper.store.extents if not each.end.leaving]
         warm.keeper.store.remove(leaf)
