@@ -43,7 +43,7 @@ from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 
 log = logging.getLogger(__name__)
 
-RECALL_S_MAX: Final = 20.0  # a request waits no longer for the disk
+RECALL_S_MAX: Final = 20.0  # limit of a request's wait for the disk
 QUIET_S: Final = 30.0  # a conversation that is silent for this long may be silent for hours
 COLD_TOKENS: Final = 8_192  # most tokens of a long prefill that a killed worker loses
 EARLY_SHARE: Final = 4  # 1 / 4 of a resume point's worth is enough where prompts may branch
