@@ -328,7 +328,7 @@ class KVTransfer:
         return True
 
     def _slot_only(self, path: Sequence[Extent]) -> list[Extent]:
-        """Return the extents whose rows are in live slots only."""
+        """Return the extents with rows in live slots only."""
         return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
