@@ -84,7 +84,7 @@ def cache_report(
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
     root = key_root(store.root.name, api_key)
-    nodes = map(store.joint, [root, *(adapter_root(root, name) for name in adapters.values())])
+    nodes = map(store.node, [root, *(adapter_root(root, name) for name in adapters.values())])
     roots = [node for node in nodes if node is not None] if api_key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     depths = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
@@ -103,7 +103,7 @@ def cache_report(
         "batch_bytes": batch_bytes,
         "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),
-        "snapshots": sum(node.snapshot is not None for node in store.joints),
+        "snapshots": sum(node.snapshot is not None for node in store.nodes),
         "evictions": kv_manager.evictions,
         "evicted": {
             "count": dict(evictor.evicted),

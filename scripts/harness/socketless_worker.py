@@ -257,7 +257,7 @@ class Machine:
         """Assert what holds whenever no request runs."""
         store, slots = self.keeper.store, self.keeper.slots
         check_store(store)
-        assert sum(joint.pins for joint in store.joints) == sum(slot.is_busy for slot in slots)
+        assert sum(node.pins for node in store.nodes) == sum(slot.is_busy for slot in slots)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)
 

@@ -74,15 +74,15 @@ def keep(
 
     Returns the extents that arrive at those ends, those included that were there before.
     """
-    line, joint, packed = line or new_line(), start or store.root, pack(tokens)
+    line, node, packed = line or new_line(), start or store.root, pack(tokens)
     kept: list[Extent] = []
     for end, name in zip(ends, prefix_hashes(ROOT, packed, ends), strict=True):
-        run = packed[joint.position : end]
-        joint, extent = store.commit(joint, name, run, is_canonical, line)
+        run = packed[node.position : end]
+        node, extent = store.commit(node, name, run, is_canonical, line)
         if extent is not None:
             furnish(store, extent)
-        assert joint.arrival is not None
-        kept.append(joint.arrival)
+        assert node.arrival is not None
+        kept.append(node.arrival)
     return kept
 
 
@@ -103,14 +103,14 @@ def spelled(path: Sequence[Extent]) -> list[int]:
     return [token for extent in path for token in extent.tokens.tolist()]
 
 
-def path_to(joint: PrefixNode) -> list[Extent]:
-    """Return the extents from the root to `joint`."""
-    extent = joint.arrival
+def path_to(node: PrefixNode) -> list[Extent]:
+    """Return the extents from the root to `node`."""
+    extent = node.arrival
     return [*path_to(extent.start), extent] if extent is not None else []
 
 
-def prefix_of(joint: PrefixNode) -> list[int]:
-    return spelled(path_to(joint))
+def prefix_of(node: PrefixNode) -> list[int]:
+    return spelled(path_to(node))
 
 
 def cut_out_worth(evictor: Evictor, extent: Extent, nbytes: int, now: float) -> float:
@@ -121,19 +121,19 @@ def cut_out_worth(evictor: Evictor, extent: Extent, nbytes: int, now: float) -> 
 def check_store(store: ExtentStore) -> None:
     """Assert the invariants of an extent store."""
     nbytes = buffers = 0
-    for name, joint in store._joints.items():
-        assert joint.name == name and not joint.is_dropped
-        assert (joint.position == 0) == (joint.arrival is None), joint
-        assert joint.pins >= 0, joint
-        assert joint.snapshot is not None or not joint.snapshot_pinned, joint
-        if joint.snapshot is not None:
-            nbytes += joint.snapshot.nbytes
-            buffers += joint.snapshot.buffers
+    for name, node in store._nodes.items():
+        assert node.name == name and not node.is_dropped
+        assert (node.position == 0) == (node.arrival is None), node
+        assert node.pins >= 0, node
+        assert node.snapshot is not None or not node.snapshot_pinned, node
+        if node.snapshot is not None:
+            nbytes += node.snapshot.nbytes
+            buffers += node.snapshot.buffers
     for extent in store.extents:
         before, has_rows = extent.start.arrival, store.layout.has_rows
         assert extent.end.position - extent.start.position == len(extent.tokens)
         assert extent.end.arrival is extent and extent in extent.start.leaving
-        assert store.joint(extent.start.name) is extent.start
+        assert store.node(extent.start.name) is extent.start
         assert not extent.is_canonical or before is None or before.is_canonical, extent
         assert extent.body is not None or extent.holders or not has_rows
         assert extent.window is None or extent.window_from < extent.end.position

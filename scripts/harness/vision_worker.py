@@ -71,7 +71,7 @@ class LookingMachine(Machine):
         runs = self._runs(pack(ids))
         plain = list(ids)
         for run in runs:
-            plain[run.start : run.end] = run.picture.ids
+            plain[run.start : run.end] = run.image.ids
         assert len(plain) == len(ids) and min(plain) >= 0
         return super().submit(plain, tokens_max, runs, **how)
 

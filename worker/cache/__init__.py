@@ -1,1 +1,1 @@
-"""Decides what KV is kept, found, resumed from and evicted. Has no tensors and no files."""
+"""Decides which KV is kept, found, resumed from and evicted. Has no tensors and no files."""

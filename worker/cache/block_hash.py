@@ -1,8 +1,9 @@
 """Names prefixes of tokens by chained hashes over packed integers, never over text.
 
-A block is what one forward of a prefill reads (worker/prompt/prefill_cuts.py), some hundreds of
-tokens; the name of a prefix is the hash of the root and of every block up to its end. The root
-names all that decides what KV those tokens give: nothing crosses models, settings or backends.
+A block is the tokens of one prefill forward (worker/prompt/prefill_cuts.py), some hundreds of
+tokens. The name of a prefix is the hash of the root and of every block up to its end. The root
+is a hash of everything that changes the KV of given tokens, so that models, settings and backends
+share no KV.
 """
 
 import hashlib
@@ -16,16 +17,16 @@ PrefixHash = NewType("PrefixHash", bytes)
 Tokens = NDArray[np.int32]
 
 HASH_BYTES = 16  # 128 bits: a collision would serve another prompt's KV
-ROOT_SCHEMA = 3  # of what is kept, and of how its files are named
+ROOT_SCHEMA = 3  # version of the kept data and of its file names
 
 
 def pack(ids: Sequence[int] | Tokens) -> Tokens:
-    """Return the ids as what is hashed and compared."""
+    """Return the ids in the form that is hashed and compared."""
     return np.asarray(ids, dtype=np.int32)
 
 
 def root_hash(parts: Iterable[str]) -> PrefixHash:
-    """Return the name of the empty prefix under what `parts` say, in this order."""
+    """Return the name of the empty prefix: the hash of `parts`, in this order."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in parts:
         text = part.encode()
@@ -34,22 +35,22 @@ def root_hash(parts: Iterable[str]) -> PrefixHash:
 
 
 def schema_root(parts: Iterable[str]) -> PrefixHash:
-    """Return `root_hash` of the parts with ROOT_SCHEMA for its first byte.
+    """Return `root_hash` of the parts with ROOT_SCHEMA as its first byte.
 
-    So a directory's name tells whether any server of today reads what is in it.
+    The first byte of a directory's name thus says whether this version can read its files.
     """
     return PrefixHash(bytes([ROOT_SCHEMA]) + root_hash(parts)[1:])
 
 
-def key_root(root: PrefixHash, key: str) -> PrefixHash:
-    """Return the name of the empty prefix for one API key, by its digest: they share nothing."""
-    return root_hash([root.hex(), key])
+def key_root(root: PrefixHash, api_key: str) -> PrefixHash:
+    """Return the name of the empty prefix for one API key's digest. API keys share no KV."""
+    return root_hash([root.hex(), api_key])
 
 
 def adapter_root(root: PrefixHash, identity: str) -> PrefixHash:
-    """Return the name of the empty prefix under an adapter of these bytes.
+    """Return the name of the empty prefix for the adapter with this identity.
 
-    What other adapters, or none, made of the same tokens is other KV: they share nothing.
+    The same tokens give other KV under another adapter, or without one, so adapters share no KV.
     """
     return root_hash([root.hex(), "adapter", identity])
 
@@ -67,8 +68,8 @@ def prefix_hashes(root: PrefixHash, tokens: Tokens, ends: Sequence[int]) -> list
     return names
 
 
-def common_length(one: Tokens, other: Tokens) -> int:
+def common_length(first: Tokens, second: Tokens) -> int:
     """Return how many leading tokens both share."""
-    length = min(len(one), len(other))
-    differ = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
     return int(differ[0]) if len(differ) else length

@@ -1,6 +1,6 @@
-"""Ranks lines, which are conversations as the cache sees them, by how likely each goes on.
+"""Ranks lines, which are conversations as the cache sees them, by how likely each continues.
 
-Which conversation a prompt is of the sessions say, by its number.
+The session store says which conversation a prompt belongs to, by the conversation's number.
 """
 
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from typing import Final
 from hearth.worker.cache.block_hash import PrefixHash
 
 HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
-CONTINUED = 2.0  # a line that came back once will rather come back again
-SPONSORED = 0.4  # one opened while another waited: a sub-agent or a side call of that one
-SPONSOR_SILENT_S = 7200.0  # one that has not run for so long waits for nobody
-SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
+CONTINUED = 2.0  # factor of a line that has continued once: it is likely to continue again
+SPONSORED = 0.4  # factor of a line opened while another line waited: a sub-agent or a side call
+SPONSOR_SILENT_S = 7200.0  # a line that has not run for this long is not waiting any more
+SPONSOR_WAIT_S = 600.0  # a line used within this time can become the sponsor of a new line
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation of a prompt, as the sessions know it. Immutable."""
+    """The conversation of a prompt, as the session store knows it. Immutable."""
 
-    number: int = 0  # as people are told of its first line; 0 = nobody asked the sessions
-    family: str = ""  # what all lines of one session have in common; "" where it is not known
-    is_side: bool = False  # a title, a topic check: not worth a conversation's place
+    number: int = 0  # number of its first line, as reported; 0 = the session store was not asked
+    family: str = ""  # id shared by all lines of one session; "" where it is not known
+    is_side: bool = False  # a title or a topic check, which is not likely to continue
 
 
 UNKNOWN: Final = Conversation()
@@ -29,29 +29,29 @@ UNKNOWN: Final = Conversation()
 
 @dataclass(eq=False, slots=True)
 class LinePriority:
-    """One line. `sponsor` is the line that was waiting when this one was opened.
+    """One line. `sponsor` is the line that was waiting when this line was opened.
 
     Invariant: a sponsor has no sponsor. Owner: the inference thread.
     """
 
-    number: int  # its conversation's
+    number: int  # number of its conversation
     opened_at: float
     used_at: float
-    turns: int = 1  # prompts on its path, those of the line that it branched from included
+    turns: int = 1  # prompts on its path, including those before it branched off another line
     is_running: bool = False
     sponsor: "LinePriority | None" = field(default=None, repr=False)
-    family: str = ""  # of its session; "" where the client names none
+    family: str = ""  # id of its session; "" where the client names none
     is_side: bool = False  # a title or a topic check of its session
-    ended_at: float = 0.0  # when a request of its own last ended
-    tip: PrefixHash | None = None  # the last cut of its last prompt ...
-    resumed_at: int = 0  # ... which went on behind so many tokens ...
-    read_to: int = 0  # ... and has so many
+    ended_at: float = 0.0  # end of its own last request, not of a sponsored line's
+    tip: PrefixHash | None = None  # last cut of its last prompt
+    resumed_at: int = 0  # tokens that its last prompt reused
+    read_to: int = 0  # tokens of its last prompt
 
     def likelihood(self, now: float, ttl_s: float) -> float:
-        """Return how likely it is needed again, relative to a line just opened (1.0).
+        """Return how likely the line is needed again, relative to a line just opened (1.0).
 
-        Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, and
-        stays no longer than until there is nothing to compute (`worker/kv/idle_work.py`).
+        A line that was not used for `ttl_s` (0 = no limit) has likelihood zero: its KV is evicted
+        first, or freed when the worker is next idle (`worker/kv/idle_work.py`).
         """
         age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
         if ttl_s and age_s > ttl_s:
@@ -63,37 +63,37 @@ class LinePriority:
         return factor * recency
 
     def may_wait(self, now: float) -> bool:
-        """Whether this line may still be waiting for those that opened meanwhile."""
+        """Whether this line may still be waiting for lines that opened after it."""
         return self.is_running or now - self.ended_at <= SPONSOR_SILENT_S
 
 
 class LinePriorities:
-    """All lines: opens them, and notes when a request of theirs begins and ends.
+    """All lines: opens them, and records when their requests begin and end.
 
-    A conversation has one, and more where its requests overlapped, or KV came back for it.
+    A conversation has one line, or several if its requests overlapped or its KV came from disk.
     Owner: the inference thread.
     """
 
     def __init__(self) -> None:
         self.all: list[LinePriority] = []
 
-    def go_on(self, line: LinePriority, now: float, turns: int) -> None:
-        """Note that a request goes on with a line; `turns` are those on the prompt's path."""
+    def begin_request(self, line: LinePriority, now: float, turns: int) -> None:
+        """Record that a request continues a line. `turns` counts the prompts on its path."""
         assert not line.is_running, line.number
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns + 1), True
 
-    def open(self, now: float, turns: int, asked: Conversation = UNKNOWN) -> LinePriority:
-        """Open a line. The one of its family that waits on it, if any, becomes its sponsor.
+    def open(self, now: float, turns: int, conversation: Conversation = UNKNOWN) -> LinePriority:
+        """Open a line. A waiting line of the same family becomes its sponsor.
 
-        A storm of sub-agents begins when its orchestrator's answer ends, and each of them begins
-        while the orchestrator waits; those of a second wave see their siblings, whose sponsor is
-        the orchestrator still.
+        Sub-agents begin when their orchestrator's answer has ended, while the orchestrator waits.
+        A sub-agent of a second wave finds its siblings last used, and takes over their sponsor,
+        the orchestrator.
         """
         latest = max(
             (
                 line
                 for line in self.all
-                if line.family == asked.family
+                if line.family == conversation.family
                 and not line.is_side
                 and not (line.sponsor or line).is_running
                 and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
@@ -105,17 +105,24 @@ class LinePriorities:
         sponsor = latest.sponsor or latest if latest is not None else None
         if sponsor is not None:
             assert sponsor.sponsor is None, sponsor.number
-            sponsor.used_at = now  # it waits for this one from now on
+            sponsor.used_at = now  # it waits for the new line from now on
         line = LinePriority(
-            asked.number, now, now, turns, True, sponsor, family=asked.family, is_side=asked.is_side
+            conversation.number,
+            now,
+            now,
+            turns,
+            True,
+            sponsor,
+            family=conversation.family,
+            is_side=conversation.is_side,
         )
         self.all.append(line)
         return line
 
-    def end_turn(self, line: LinePriority, now: float) -> None:
-        """Note that its request ended."""
+    def end_request(self, line: LinePriority, now: float) -> None:
+        """Record that the line's request has ended."""
         line.used_at, line.ended_at, line.is_running = now, now, False
 
     def forget(self, kept: set[LinePriority]) -> None:
-        """Drop the lines that hold nothing any more."""
+        """Drop the lines that neither run nor are in `kept`, the lines with KV in the store."""
         self.all = [line for line in self.all if line.is_running or line in kept]

@@ -1,7 +1,7 @@
-"""Evicts kept KV to make room: the cheapest first, never what is worth more than what comes.
+"""Evicts kept KV to make room: the least worth first, and nothing worth more than the new KV.
 
-Worth is likelihood of need x tokens to prefill again / bytes. Leaf by leaf, so that what is
-shared outlives what hangs from it; bytes that a live slot holds too go before all.
+Worth is likelihood of need x tokens to prefill again / bytes. Eviction goes leaf by leaf, so that
+a shared extent outlives its branches. Bytes that a live slot holds too go before all others.
 Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines for frequency.
 """
 
@@ -19,38 +19,38 @@ from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
     PrefixNode,
+    extents_from,
     path_to,
-    runs_from,
     within_window,
 )
 from hearth.worker.cache.prefill_grid import PrefillGrid
 
-SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
-LAST_MAX = 32  # entries that made way and are remembered
+SLACK = 0.02  # share of the budget freed beyond the need, so that not every need sorts all parts
+LAST_MAX = 32  # number of lines whose evictions are remembered
 
-# How likely a request of a line resumes at a joint, which decides what snapshots and windows stay.
-# A snapshot of a big hybrid is as large as the KV of thousands of tokens, and one is taken at every
-# cut. Under pressure those go first whose loss costs the fewest tokens for their bytes, so that
-# they thin out and the ones below stay.
-TIP: Final = 1.0  # where a line goes on
-NEWEST: Final = 1.0  # at the last messages of its last prompt: some clients rewrite them each time
-TRUNK: Final = 0.2  # where several requests have gone on before
-PARTING: Final = 0.1  # where one has, where a turn ended, and amid system and tools
-HEADER: Final = 0.05  # at an older message: where an edit would part
-GRID: Final = 0.01  # amid a message
-NEAR: Final = 2_048  # tokens from the end of a prompt: its last messages
+# How likely a request of a line resumes at a node, which decides what snapshots and windows stay.
+# A snapshot of a big hybrid is as large as the KV of thousands of tokens, and every cut takes a
+# snapshot. Under pressure the snapshots go first that save the fewest tokens for their bytes: they
+# thin out evenly, and those at the nodes listed first below stay longest.
+TIP: Final = 1.0  # at the end of a line
+NEWEST: Final = 1.0  # in the last messages of its last prompt: some clients rewrite them each time
+TRUNK: Final = 0.2  # where several requests have resumed before
+PARTING: Final = 0.1  # where one request has resumed, at a prompt's end, within system and tools
+HEADER: Final = 0.05  # at an older message, where an edit would diverge
+GRID: Final = 0.01  # within a message
+NEAR: Final = 2_048  # tokens before the end of a prompt that count as its last messages
 
 
 @dataclass(slots=True)
 class EvictedEntry:
-    """What one entry gave up so far, to make room."""
+    """All that was evicted of one line so far."""
 
     line: LinePriority
-    root: PrefixNode  # of its prompt: an API key's own, where there are several
-    at: float = 0.0  # when it last did, in seconds since the epoch
-    parts: Counter[str] = field(default_factory=Counter)  # how many of each kind
+    root: PrefixNode  # root of its prompts; an API key can have its own
+    at: float = 0.0  # last eviction, in seconds since the epoch
+    parts: Counter[str] = field(default_factory=Counter)  # evicted parts by kind
     nbytes: int = 0
-    tokens: int = 0  # whose rows are in memory no more
+    tokens: int = 0  # tokens without rows in memory now
 
     def as_row(self) -> dict[str, object]:
         return {
@@ -62,47 +62,47 @@ class EvictedEntry:
         }
 
 
-# What goes first: see docs/cache.md. Parts of one group go by what they are worth.
+# The groups in the order of eviction: see docs/cache.md. Parts of one group go by their worth.
 NEEDLESS, KEPT, LIVE = range(3)
-Rank = tuple[float, ...]  # (group, worth, ...): the least goes first
+Rank = tuple[float, ...]  # (group, worth, ...): the lowest rank goes first
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """What a candidate gave back."""
+class Freed:
+    """What the eviction of a candidate freed."""
 
     nbytes: int
-    tokens: int = 0  # whose rows are in memory no more
-    exposed: "Sequence[Candidate]" = ()  # what may go now, and could not before
+    tokens: int = 0  # tokens without rows in memory now
+    exposed: "Sequence[Candidate]" = ()  # new candidates: parts that could not go before
     parts: int = 1
-    is_loss: bool = True  # else what a prompt goes on from is kept elsewhere
+    is_loss: bool = True  # False where prompts can resume from a copy elsewhere
 
 
 class Candidate(Protocol):
-    """A part of what is held that may go now."""
+    """A part of the memory in use that may be evicted now."""
 
     @property
     def kind(self) -> str:
         """Its name in reports of evictions."""
 
     @property
-    def run(self) -> Extent | None:
-        """The last run of tokens that it serves; None where it is no prompt's."""
+    def extent(self) -> Extent | None:
+        """The last extent that the part serves; None where it belongs to no prompt."""
 
-    def is_there(self) -> bool:
-        """Whether it is still held."""
+    def is_held(self) -> bool:
+        """Whether the part is still in memory."""
 
     def rank(self, evictor: "Evictor", now: float) -> Rank:
-        """Return its place in the order in which parts go."""
+        """Return its rank in the order of eviction."""
 
-    def evict(self, evictor: "Evictor") -> Gone:
-        """Have it go."""
+    def evict(self, evictor: "Evictor") -> Freed:
+        """Free the part."""
 
 
 class Evictor:
-    """Has memory freed: the one way out of it, for whatever reason, by one ranking.
+    """Evicts parts of kept KV and slots, for every reason by the same ranking.
 
-    Invariant: what is pinned, and what a running request stands on, stays.
+    Invariant: pinned KV and the path to a running request's node stay.
     Owner: the inference thread.
     """
 
@@ -110,9 +110,9 @@ class Evictor:
         self.store = store
         self._grid = PrefillGrid(chunk)
         self._ttl_s = ttl_s
-        self.evicted: Counter[str] = Counter()  # how many of each kind
-        self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
-        # Called with the extent that something of is about to go.
+        self.evicted: Counter[str] = Counter()  # evicted parts by kind
+        self.evicted_bytes: Counter[str] = Counter()  # freed bytes by kind
+        # Called with an extent before any part of it is evicted.
         self.before_eviction: Callable[[Extent], None] = lambda _: None
         # Kept for one key: hashes of what was evicted, for `/v1/cache`
         self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # the newest at the end
@@ -123,13 +123,13 @@ class Evictor:
 
     @property
     def last(self) -> list[EvictedEntry]:
-        """The entries that made way last, LAST_MAX at most, the newest first."""
+        """The lines with the last evictions, LAST_MAX at most, the newest first."""
         return list(reversed(self._last.values()))
 
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
-        """Free what `nbytes` in `buffers` need of kept KV's budget; say whether they fit now.
+        """Free room in kept KV's budget for `nbytes` in `buffers`; say whether they fit now.
 
-        `worth` is that of what comes (`worth_of`); only what is worth no more goes.
+        `worth` is the worth of the new KV (`worth_of`). Only parts worth no more are evicted.
         """
         assert nbytes >= 0 and buffers >= 0, (nbytes, buffers)
         budget = self.store.budget
@@ -155,258 +155,265 @@ class Evictor:
         rank_max: Rank = (math.inf,),
         among: Container[Extent] | None = None,
     ) -> int:
-        """Have candidates go, the least first, until it is enough; return the bytes that went.
+        """Evict candidates, the lowest rank first, until it is enough; return the freed bytes.
 
-        `is_enough` is asked with the bytes that went, and the rank of the next. Nothing above
-        `rank_max` goes, nor a run that is not `among` some.
+        `is_enough` gets the bytes freed so far and the rank of the next candidate. No candidate
+        above `rank_max` is evicted, and no newly exposed extent outside `among`.
         """
-        order, freed = itertools.count(), 0  # equals go in the order in which they came
-        heap = [(each.rank(self, now), next(order), each) for each in candidates]
+        order, freed = itertools.count(), 0  # equal ranks go in the order of arrival
+        heap = [(candidate.rank(self, now), next(order), candidate) for candidate in candidates]
         heapq.heapify(heap)
         while heap and not is_enough(freed, heap[0][0]):
             last_rank, _, candidate = heapq.heappop(heap)
-            if not candidate.is_there():
+            if not candidate.is_held():
                 continue
             rank = candidate.rank(self, now)
-            if rank > last_rank:  # what else it could be resumed from has gone meanwhile
+            if rank > last_rank:  # its worth has grown: a neighbour was evicted meanwhile
                 heapq.heappush(heap, (rank, next(order), candidate))
                 continue
             if rank > rank_max:
                 break
-            run = candidate.run
-            entry = self._entry_of(run)  # nobody knows its root once it is gone
-            gone = candidate.evict(self)
-            assert gone.nbytes >= 0, (candidate.kind, gone)
-            for exposed in gone.exposed:
-                if among is None or exposed.run in among:
+            extent = candidate.extent
+            entry = self._entry_of(extent)  # before eviction, which cuts the path to the root
+            result = candidate.evict(self)
+            assert result.nbytes >= 0, (candidate.kind, result)
+            for exposed in result.exposed:
+                if among is None or exposed.extent in among:
                     heapq.heappush(heap, (exposed.rank(self, now), next(order), exposed))
-            freed += gone.nbytes
-            if gone.is_loss:
-                self._note(candidate.kind, entry, gone)
+            freed += result.nbytes
+            if result.is_loss:
+                self._record(candidate.kind, entry, result)
         return freed
 
-    def _entry_of(self, run: Extent | None) -> EvictedEntry | None:
-        """Return what is told of the line that a run is of; that one is now the newest."""
-        if run is None:
+    def _entry_of(self, extent: Extent | None) -> EvictedEntry | None:
+        """Return the entry of an extent's line and make it the newest; None without an extent."""
+        if extent is None:
             return None
-        if run.line not in self._last:
-            self._last[run.line] = EvictedEntry(run.line, path_to(run.end)[0].start)
-        self._last.move_to_end(run.line)
+        if extent.line not in self._last:
+            self._last[extent.line] = EvictedEntry(extent.line, path_to(extent.end)[0].start)
+        self._last.move_to_end(extent.line)
         if len(self._last) > LAST_MAX:
             self._last.popitem(last=False)
-        return self._last[run.line]
+        return self._last[extent.line]
 
-    def _note(self, kind: str, entry: EvictedEntry | None, gone: Gone) -> None:
-        """Count what made way, in all and of its entry."""
-        self.evicted[kind] += gone.parts
-        self.evicted_bytes[kind] += gone.nbytes
+    def _record(self, kind: str, entry: EvictedEntry | None, freed: Freed) -> None:
+        self.evicted[kind] += freed.parts
+        self.evicted_bytes[kind] += freed.nbytes
         if entry is not None:
             entry.at = time.time()
-            entry.parts[kind] += gone.parts
-            entry.nbytes += gone.nbytes
-            entry.tokens += gone.tokens
+            entry.parts[kind] += freed.parts
+            entry.nbytes += freed.nbytes
+            entry.tokens += freed.tokens
 
     def worth_of(
         self, line: LinePriority, weight: float, tokens: int, nbytes: int, now: float
     ) -> float:
-        """Return what `nbytes` are worth that save `tokens`, needed as `weight` says."""
+        """Return the worth of `nbytes` of the line's KV that save the prefill of `tokens`.
+
+        `weight` is the likelihood that a request of the line resumes where they help.
+        """
         return line.likelihood(now, self._ttl_s) * weight * tokens / max(1, nbytes)
 
-    def resume_worth(self, joint: PrefixNode, nbytes: int, now: float) -> float:
-        """Return what `nbytes` are worth that allow to resume at `joint`."""
-        assert joint.arrival is not None, "nothing is kept at the root"
-        weight = likelihood(joint, self._grid)
-        tokens = joint.position - self._resumable_to(joint.arrival.start)
-        return self.worth_of(joint.arrival.line, weight, tokens, nbytes, now)
+    def resume_worth(self, node: PrefixNode, nbytes: int, now: float) -> float:
+        """Return the worth of `nbytes` that a resume at `node` needs."""
+        assert node.arrival is not None, "nothing is kept at the root"
+        weight = likelihood(node, self._grid)
+        tokens = node.position - self._resumable_to(node.arrival.start)
+        return self.worth_of(node.arrival.line, weight, tokens, nbytes, now)
 
     def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
-        """Return what window rows are worth: what is read again once they have gone.
+        """Return the worth of an extent's window rows, by the tokens prefilled again without them.
 
-        To resume somewhere takes all rows of the window before it, of several extents often. Where
-        some of them have gone the others save nothing. What prompts that part from the line up to
-        the next such place would read again counts too, so that places thin out evenly.
+        A resume needs all rows of the window before its node, often of several extents; where some
+        are missing, the others save nothing. The tokens up to the next resumable node count too: a
+        prompt that diverges before it would prefill them again. So resumable nodes thin out evenly.
         """
         window, worth, todo = self.store.layout.window, 0.0, [extent.end]
         before = self._resumable_to(extent.start)
         while todo:
-            joint = todo.pop()
-            is_tip = not joint.leaving or joint.pins  # what it lacks may be on disk
-            if is_tip or self._is_resumable(joint):
-                assert joint.arrival is not None, "windows are of extents"
-                weight, tokens = likelihood(joint, self._grid), self._next_after(joint) - before
-                line = joint.arrival.line
+            node = todo.pop()
+            is_tip = not node.leaving or node.pins  # its missing parts may be on disk
+            if is_tip or self._is_resumable(node):
+                assert node.arrival is not None, "windows are of extents"
+                weight, tokens = likelihood(node, self._grid), self._next_after(node) - before
+                line = node.arrival.line
                 worth = max(worth, self.worth_of(line, weight, tokens, nbytes, now))
-            later = (run.end for run in joint.leaving)
+            later = (branch.end for branch in node.leaving)
             todo += [end for end in later if end.position - window < extent.end.position]
         return worth
 
     def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
-        """Return what the bytes of a leaf are worth."""
-        # Where nobody can go on from its end, its rows save nothing any more.
+        """Return the worth of a leaf's bytes: zero where no prompt can resume at its end."""
         is_of_use = self._is_resumable(extent.end)
         return self.resume_worth(extent.end, nbytes, now) if is_of_use else 0.0
 
     def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:
-        """Return how likely each extent from here on is needed, by any line that goes through."""
+        """Return how likely any line needs this extent and each extent that hangs from it."""
         likelihoods: dict[Extent, float] = {}
-        for one in reversed([*runs_from(extent)]):  # children before their parents
-            beyond = (likelihoods[later] for later in one.end.leaving)
-            likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
+        for branch in reversed([*extents_from(extent)]):  # children before their parents
+            beyond = (likelihoods[later] for later in branch.end.leaving)
+            likelihoods[branch] = max([branch.line.likelihood(now, self._ttl_s), *beyond])
         return likelihoods
 
-    def _resumable_to(self, joint: PrefixNode) -> int:
-        """Return the last position up to `joint` where a prompt can be resumed."""
-        while joint.arrival is not None and not self._is_resumable(joint):
-            joint = joint.arrival.start
-        return joint.position
+    def _resumable_to(self, node: PrefixNode) -> int:
+        """Return the last position up to `node` at which a prompt can resume."""
+        while node.arrival is not None and not self._is_resumable(node):
+            node = node.arrival.start
+        return node.position
 
-    def _next_after(self, joint: PrefixNode) -> int:
-        """Return the first position behind `joint` where a prompt can be resumed, or the end."""
-        position, todo = joint.position, [run.end for run in joint.leaving]
+    def _next_after(self, node: PrefixNode) -> int:
+        """Return the first position after `node` at which a prompt can resume, or the last kept."""
+        position, todo = node.position, [extent.end for extent in node.leaving]
         while todo:
-            joint = todo.pop()
-            position = max(position, joint.position)
-            if self._is_resumable(joint):
-                return joint.position
-            todo += [run.end for run in joint.leaving]
+            node = todo.pop()
+            position = max(position, node.position)
+            if self._is_resumable(node):
+                return node.position
+            todo += [extent.end for extent in node.leaving]
         return position
 
-    def _is_resumable(self, joint: PrefixNode) -> bool:
-        """Whether the layers could be resumed here: with a state, and with the whole window."""
+    def _is_resumable(self, node: PrefixNode) -> bool:
+        """Whether a prompt can resume here: with a snapshot and the whole window, where needed."""
         layout = self.store.layout
-        if layout.has_state and joint.snapshot is None:
+        if layout.has_state and node.snapshot is None:
             return False
-        back_to = max(0, joint.position - layout.window)
-        near = within_window(joint, layout.window)
+        back_to = max(0, node.position - layout.window)
+        near = within_window(node, layout.window)
         return all(extent.window_covers(back_to) for extent in near)
 
     def expired(self, among: Iterable[Extent]) -> "list[Candidate]":
-        """Return the runs that may go for their age, with what is at their ends.
+        """Return the extents of `among` that may go because of their age, with their end nodes.
 
-        Slots may have their rows too, beside the paths on which they stand.
+        Unlike other leaves they may have rows in slots too.
         """
         return [_KeptPart("expired", extent) for extent in among if _is_end(extent)]
 
     def kept_parts(self) -> "list[Candidate]":
-        """Return what of the store may go now."""
-        runs, found = list(self.store.extents), list[Candidate]()
-        for run in runs:
-            if run.body is not None and run.holders and not run.pinned:
-                found.append(_KeptPart("copy", run))
-            if run.window is not None and not run.window_pinned:
-                found.append(_KeptPart("window", run))
-            if _is_leaf(run) and run.nbytes:
-                found.append(_KeptPart("extent", run))
-        ends = [run for run in runs if run.end.snapshot is not None and not run.end.snapshot_pinned]
-        return [*found, *(_KeptPart("snapshot", run) for run in ends)]
+        """Return the parts of the store that may go now."""
+        extents, found = list(self.store.extents), list[Candidate]()
+        for extent in extents:
+            if extent.body is not None and extent.holders and not extent.pinned:
+                found.append(_KeptPart("copy", extent))
+            if extent.window is not None and not extent.window_pinned:
+                found.append(_KeptPart("window", extent))
+            if _is_leaf(extent) and extent.nbytes:
+                found.append(_KeptPart("extent", extent))
+        snapshots = [
+            extent
+            for extent in extents
+            if extent.end.snapshot is not None and not extent.end.snapshot_pinned
+        ]
+        return [*found, *(_KeptPart("snapshot", extent) for extent in snapshots)]
 
 
 @dataclass(frozen=True, slots=True)
 class _KeptPart:
     """A part of an extent's kept KV.
 
-    A "copy" is of rows that a slot holds too, and costs nothing to give up; a "window" its window
-    rows; a "snapshot" what is at its end; the "extent" all of it, where nothing hangs from it;
-    "expired" the same, for its age.
+    "copy"      its rows where a slot holds them too, so that evicting them costs nothing
+    "window"    its window rows
+    "snapshot"  the snapshot at its end
+    "extent"    all of it, where nothing hangs from it
+    "expired"   all of it, because of its age
     """
 
     kind: Literal["copy", "window", "snapshot", "extent", "expired"]
-    run: Extent
+    extent: Extent
 
-    def is_there(self) -> bool:
-        run = self.run
+    def is_held(self) -> bool:
+        extent = self.extent
         match self.kind:
             case "copy":
-                return run.body is not None and bool(run.holders)
+                return extent.body is not None and bool(extent.holders)
             case "window":
-                return run.window is not None
+                return extent.window is not None
             case "snapshot":
-                return run.end.snapshot is not None
-        return _is_end(run) if self.kind == "expired" else _is_leaf(run)
+                return extent.end.snapshot is not None
+        return _is_end(extent) if self.kind == "expired" else _is_leaf(extent)
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
-        run, snapshot = self.run, self.run.end.snapshot
+        extent, snapshot = self.extent, self.extent.end.snapshot
         state_bytes = snapshot.nbytes if snapshot is not None else 0
         match self.kind:
             case "copy":
                 return KEPT, 0.0
             case "window":
-                assert run.window is not None
-                return KEPT, evictor.window_worth(run, run.window.nbytes, now)
+                assert extent.window is not None
+                return KEPT, evictor.window_worth(extent, extent.window.nbytes, now)
             case "snapshot":
-                return KEPT, evictor.resume_worth(run.end, state_bytes, now)
-        return KEPT, evictor.leaf_worth(run, run.nbytes + state_bytes, now)
+                return KEPT, evictor.resume_worth(extent.end, state_bytes, now)
+        return KEPT, evictor.leaf_worth(extent, extent.nbytes + state_bytes, now)
 
-    def evict(self, evictor: Evictor) -> Gone:
-        store, run = evictor.store, self.run
-        evictor.before_eviction(run)
-        held, start = store.budget.bytes_used, run.start
+    def evict(self, evictor: Evictor) -> Freed:
+        store, extent = evictor.store, self.extent
+        evictor.before_eviction(extent)
+        bytes_before, start = store.budget.bytes_used, extent.start
         match self.kind:
             case "copy":
-                store.set_body(run, None)
+                store.set_body(extent, None)
             case "window":
-                store.set_window(run, None, run.end.position)
-                store.prune(run.end)
+                store.set_window(extent, None, extent.end.position)
+                store.prune(extent.end)
             case "snapshot":
-                store.set_snapshot(run.end, None)
-                store.prune(run.end)
+                store.set_snapshot(extent.end, None)
+                store.prune(extent.end)
             case "extent" | "expired":
-                store.remove(run)
+                store.remove(extent)
                 store.prune(start)
-        freed = held - store.budget.bytes_used
+        nbytes = bytes_before - store.budget.bytes_used
         if self.kind not in ("extent", "expired"):
-            return Gone(freed)
+            return Freed(nbytes)
         before = start.arrival
         is_exposed = before is not None and _is_leaf(before) and before.nbytes
         exposed = [_KeptPart(self.kind, before)] if before is not None and is_exposed else []
-        return Gone(freed, len(run.tokens), exposed)
+        return Freed(nbytes, len(extent.tokens), exposed)
 
 
 def _is_leaf(extent: Extent) -> bool:
-    """Whether it may go and nothing else is lost with it: no branch, no request, no slot's rows."""
+    """Whether the extent may go alone: it has no branch, no request at its end, no slot's rows."""
     return _is_end(extent) and not extent.holders
 
 
 def _is_end(extent: Extent) -> bool:
-    """Whether nothing hangs from it: no branch, and no request stands at its end."""
+    """Whether the extent has no branch, no pin, and no request at its end."""
     end = extent.end
     return end.arrival is extent and not (end.leaving or end.pins or extent.pinned)
 
 
-def likelihood(joint: PrefixNode, grid: PrefillGrid) -> float:
-    """Return how likely a request of the line resumes here."""
-    if joint.pins or not (joint.leaving or joint.is_left_out):
+def likelihood(node: PrefixNode, grid: PrefillGrid) -> float:
+    """Return how likely a request of the node's line resumes at the node."""
+    if node.pins or not (node.leaving or node.is_left_out):
         return TIP
-    if joint.resumed > 1:
+    if node.resumed > 1:
         return TRUNK
-    has_parted = joint.resumed or len(joint.leaving) > 1 or joint.is_left_out
-    if has_parted or joint.is_prompt_end or joint.is_in_head:
+    has_parted = node.resumed or len(node.leaving) > 1 or node.is_left_out
+    if has_parted or node.is_prompt_end or node.is_in_head:
         return PARTING
-    if grid.is_point(joint.position):
+    if grid.is_point(node.position):
         return GRID
-    assert joint.arrival is not None, "nothing is kept at the root"
-    line = joint.arrival.line
-    return NEWEST if joint.position > max(line.resumed_at, line.read_to - NEAR) else HEADER
+    assert node.arrival is not None, "nothing is kept at the root"
+    line = node.arrival.line
+    return NEWEST if node.position > max(line.resumed_at, line.read_to - NEAR) else HEADER
 
 
 def find_expired(
     store: ExtentStore, standing: Iterable[tuple[PrefixNode, float]], now: float, ttl_s: float
 ) -> tuple[list[Extent], float]:
-    """Return the extents that no line and no slot has used for `ttl_s`; none that is pinned.
+    """Return the extents that no line and no slot has used for `ttl_s`, and the next expiry.
 
-    They come children before their parents, and what hangs from one is among them. With them comes
-    before when nothing else expires; infinity where nothing will.
+    Pinned extents never expire. The extents come children before their parents, and with an extent
+    comes all that hangs from it. The second value is when the next extent expires, or infinity.
 
-    `standing` are the joints at which slots stand, with when each was used. An extent is as
-    young as the youngest that hangs from it: a trunk stays as long as one of its branches. A line
-    that waits for its sub-agents is as young as they are.
+    `standing` are the nodes of slots, with each slot's last use. An extent is as young as the
+    youngest extent that hangs from it: a trunk stays as long as one of its branches. A line that
+    waits for its sub-agents is as young as the sub-agents.
     """
     assert ttl_s > 0, ttl_s
     lines = _used_lines({extent.line for extent in store.extents})
     used_at: dict[Extent, float] = {}
-    for joint, at in standing:
-        if joint.arrival is not None:
-            used_at[joint.arrival] = max(at, used_at.get(joint.arrival, -math.inf))
+    for node, at in standing:
+        if node.arrival is not None:
+            used_at[node.arrival] = max(at, used_at.get(node.arrival, -math.inf))
     expired, next_at = [], math.inf
     for extent in sorted(store.extents, key=lambda extent: -extent.end.position):
         is_pinned = extent.pinned or extent.window_pinned or extent.end.snapshot_pinned
@@ -423,12 +430,12 @@ def find_expired(
 
 
 def _used_lines(lines: Iterable[LinePriority]) -> dict[LinePriority, float]:
-    """Return when each line was used last, itself or by those that it waits for."""
+    """Return when each line was used last, by itself or by a line that it waits for."""
     used_at: dict[LinePriority, float] = {}
     for line in lines:
         at = math.inf if line.is_running else line.used_at
         used_at[line] = max(at, used_at.get(line, -math.inf))
         if (waiting := line.sponsor) is not None:
-            at = min(at, waiting.ended_at + SPONSOR_SILENT_S)  # then it waits for nobody
+            at = min(at, waiting.ended_at + SPONSOR_SILENT_S)  # from then on it does not wait
             used_at[waiting] = max(at, used_at.get(waiting, -math.inf))
     return used_at

@@ -1,8 +1,8 @@
-"""Makes the keys of a prompt: its token ids, with each image's tokens named by what it shows.
+"""Makes the keys of a prompt: its token ids, and for an image's tokens a hash of its content.
 
-The token ids of all images are the same, so ids alone cannot be compared. The cache hashes and
-compares keys: token ids, and for an image's tokens negative numbers made from its content. Another
-image is another prompt, from the image's first token on.
+The token ids of all images are the same, so the cache cannot compare ids alone. It hashes and
+compares keys: token ids, and for an image's tokens negative numbers made from its content. Two
+prompts with different images differ from the image's first token on.
 """
 
 import hashlib
@@ -17,54 +17,54 @@ from hearth.worker.cache.block_hash import Tokens
 
 IDENTITY_BYTES: Final = 16
 
-ImageName = tuple[str, bytes]  # of a picture: its owner and its identity
+ImageName = tuple[str, bytes]  # an image's owner and its identity
 
 _SIGN: Final = 0x8000_0000
-_INSIDE: Final = 0x4000_0000  # set in each key of an image but its first
+_INSIDE: Final = 0x4000_0000  # set in every key of an image except its first
 _FIRST_MAX: Final = -(1 << 30) - 1  # the highest key that begins an image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image as the model's processor made it. Its arrays are not kept here: they are large."""
+    """An image as the model's processor made it. Its arrays are large and not kept here."""
 
-    identity: bytes  # of all that the encoder is given: pixels, sizes
-    ids: tuple[int, ...]  # the tokens that stand for it in a prompt, those around it included
+    identity: bytes  # hash of the encoder's whole input: pixels, sizes
+    ids: tuple[int, ...]  # its tokens in a prompt, with the marker tokens around it
     grid: tuple[tuple[int, ...], ...]  # its patches (time, height, width); () where unknown
-    inputs: Callable[[], Mapping[str, NDArray[Any]]]  # what the encoder is given. Any thread.
-    owner: str = ""  # the only one it is kept for, once it is encoded; "" = everybody
+    inputs: Callable[[], Mapping[str, NDArray[Any]]]  # makes the encoder's input. Any thread.
+    owner: str = ""  # API key digest that the encoded rows are kept for; "" = all keys
 
     @property
     def name(self) -> ImageName:
-        """What its encoded rows are kept by."""
+        """The name that its encoded rows are kept under."""
         return self.owner, self.identity
 
     def bare(self) -> "PromptImage":
-        """Return what is known of it without its file, which `inputs` holds."""
-        return replace(self, inputs=_given_up)
+        """Return the image without its file, which `inputs` holds."""
+        return replace(self, inputs=_no_inputs)
 
 
-PromptImages = Mapping[str, PromptImage]  # by the digest of the file as it came
+PromptImages = Mapping[str, PromptImage]  # by the digest of the received file
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRun:
-    """A picture and its place in a prompt: the tokens [start, end)."""
+    """An image and its position in a prompt: the tokens [start, end)."""
 
     start: int
     end: int
-    picture: PromptImage
+    image: PromptImage
 
     def bare(self) -> "ImageRun":
-        return replace(self, picture=self.picture.bare())
+        return replace(self, image=self.image.bare())
 
 
-def _given_up() -> NoReturn:
+def _no_inputs() -> NoReturn:
     raise AssertionError("a bare picture has no file to encode")
 
 
 def identity_of(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return what names an image by what the encoder is given of it."""
+    """Return the hash of the encoder's input, which identifies an image."""
     digest = hashlib.blake2b(digest_size=IDENTITY_BYTES)
     for name, array in sorted(arrays.items()):
         head = f"{name} {array.dtype.str} {array.shape} ".encode()
@@ -74,11 +74,11 @@ def identity_of(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def keys_of(ids: Sequence[int], runs: Iterable[ImageRun]) -> Tokens:
-    """Return a prompt's keys: its ids, with what each image shows in place of its tokens."""
+    """Return a prompt's keys: its ids, with a hash of each image in place of its tokens."""
     keys = np.array(ids, dtype=np.int32)
     for run in runs:
         assert 0 <= run.start < run.end <= len(keys), (run.start, run.end, len(keys))
-        octets = hashlib.shake_128(run.picture.identity).digest(4 * (run.end - run.start))
+        octets = hashlib.shake_128(run.image.identity).digest(4 * (run.end - run.start))
         values = np.frombuffer(octets, dtype="<u4") | (_SIGN | _INSIDE)
         values[0] &= ~np.uint32(_INSIDE)
         keys[run.start : run.end] = values.astype(np.uint32).view(np.int32)
@@ -86,10 +86,10 @@ def keys_of(ids: Sequence[int], runs: Iterable[ImageRun]) -> Tokens:
 
 
 def ids_of(keys: Tokens, runs: Iterable[ImageRun]) -> Tokens:
-    """Return the ids of which `keys` are the keys, `runs` being their images, or some more."""
+    """Return the token ids behind `keys`. `runs` are all images in `keys`, and maybe later ones."""
     ids = keys.copy()
     for run in runs:
-        ids[run.start : run.end] = run.picture.ids[: max(0, len(ids) - run.start)]
+        ids[run.start : run.end] = run.image.ids[: max(0, len(ids) - run.start)]
     return ids
 
 
@@ -103,12 +103,12 @@ def image_count(keys: Tokens) -> int:
 
 
 def is_inside(keys: Tokens, position: int) -> bool:
-    """Whether the tokens before and behind `position` are of one image."""
+    """Whether the tokens before and at `position` belong to the same image."""
     return position < len(keys) and _FIRST_MAX < int(keys[position]) < 0
 
 
 def image_borders(keys: Tokens) -> tuple[list[int], list[int]]:
-    """Return where images begin, and where what is no image follows one, both ascending."""
+    """Return where images begin, and where text follows an image, both ascending."""
     starts = np.flatnonzero(keys <= _FIRST_MAX)
     is_image = keys < 0
     ends = np.flatnonzero(is_image[:-1] & ~is_image[1:]) + 1
@@ -116,5 +116,5 @@ def image_borders(keys: Tokens) -> tuple[list[int], list[int]]:
 
 
 def ends_inside(images: Sequence[ImageRun], position: int) -> bool:
-    """Whether a prefill that broke off at `position` left an image half read."""
+    """Whether a prefill that stopped at `position` has read only a part of an image."""
     return any(run.start < position < run.end for run in images)

@@ -1,4 +1,4 @@
-"""Holds pins: prompts that clients asked never to evict, within half of the budget for all keys."""
+"""Holds pins: prompts that clients asked never to evict, in at most half of the cache's budget."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,24 +11,24 @@ from hearth.worker.cache.extent_store import MB, Extent, ExtentStore, KVArrays, 
 log = logging.getLogger(__name__)
 
 PINS_MAX: Final = 1_000
-SHARE: Final = 2  # the part of the budget that pins may hold: one half
+SHARE: Final = 2  # pins may hold 1 / 2 of the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One prompt's path from the root, and what was there to resume from when it was pinned."""
+    """One prompt's path from the root, with its windows and snapshots when it was pinned."""
 
-    api_key: str  # the API key that it belongs to
+    api_key: str  # digest of the API key that the pin belongs to
     path: tuple[Extent, ...]
-    windows: tuple[Extent, ...]  # those whose window is pinned
-    snapshots: tuple[PrefixNode, ...]  # those whose snapshot is pinned
+    windows: tuple[Extent, ...]  # extents with a pinned window
+    snapshots: tuple[PrefixNode, ...]  # nodes with a pinned snapshot
 
     @classmethod
-    def of(cls, key: str, path: Sequence[Extent]) -> "Pin":
-        """Return a pin of a path, and of what is there of its windows and snapshots."""
+    def of(cls, api_key: str, path: Sequence[Extent]) -> "Pin":
+        """Return a pin of a path and of its present windows and snapshots."""
         windows = tuple(extent for extent in path if extent.window is not None)
         snapshots = tuple(extent.end for extent in path if extent.end.snapshot is not None)
-        return cls(key, tuple(path), windows, snapshots)
+        return cls(api_key, tuple(path), windows, snapshots)
 
     @property
     def nbytes(self) -> int:
@@ -42,39 +42,40 @@ class Pin:
         parts = [
             *(extent.body for extent in self.path),
             *(extent.window for extent in self.windows),
-            *(joint.snapshot for joint in self.snapshots),
+            *(node.snapshot for node in self.snapshots),
         ]
         return (part for part in parts if part is not None)
 
     def mark(self, count: int) -> None:
-        """Add `count`, 1 or -1, to the pins of all that it holds."""
+        """Add `count`, 1 or -1, to the pin counts of everything that this pin holds."""
         for extent in self.path:
             extent.pinned += count
             assert extent.pinned >= 0, extent
         for extent in self.windows:
             extent.window_pinned += count
             assert extent.window_pinned >= 0, extent
-        for joint in self.snapshots:
-            joint.snapshot_pinned += count
-            assert joint.snapshot_pinned >= 0, joint
+        for node in self.snapshots:
+            node.snapshot_pinned += count
+            assert node.snapshot_pinned >= 0, node
 
 
 class Pins:
     """All pins, by the id of the request that asked for each.
 
-    Each key has an equal share of `SHARE` of the budget, which no other key takes, nor learns of.
-    Keys that nobody named beforehand (LiteLLM's) are counted as they pin: then shares get smaller,
-    and who holds more than one gives up its oldest pins as others need the room.
-    Invariant: what they hold together fits `SHARE` of the budget, so that the rest of it can
-    always be freed for others.
+    The API keys share 1 / `SHARE` of the budget equally; no key can use or see another's share.
+    API keys that the settings do not name (LiteLLM's) are counted once they pin something. All
+    shares then shrink, and a key above its new share loses its oldest pins when other keys need
+    the room.
+    Invariant: all pins together fit 1 / `SHARE` of the budget, so that the rest can always be
+    freed.
     Owner: the inference thread.
     """
 
-    def __init__(self, store: ExtentStore, keys: int = 1) -> None:
-        """`keys` share it at least, whether they pin or not."""
+    def __init__(self, store: ExtentStore, api_keys: int = 1) -> None:
+        """`api_keys` is the least number of API keys that share the room, with or without pins."""
         self._store = store
         self._budget = store.budget
-        self._keys = keys
+        self._api_keys_min = api_keys
         # Kept for one key: pinned prompts
         self._pins: dict[str, Pin] = {}
 
@@ -83,83 +84,89 @@ class Pins:
 
     @property
     def nbytes(self) -> int:
-        """What they hold together."""
+        """The bytes that all pins hold together."""
         return _total(self)[0]
 
     def check(
-        self, pin_id: str, key: str, path: Sequence[Extent], nbytes: int, buffers: int
+        self, pin_id: str, api_key: str, path: Sequence[Extent], nbytes: int, buffers: int
     ) -> None:
-        """Refuse a path, with `nbytes` in `buffers` still to be copied for it, that is too much.
+        """Refuse a path that would take too much, with `nbytes` in `buffers` still to be copied.
 
-        What others hold beyond their share makes room for one that is not.
+        Pins of API keys that hold more than their share are dropped where that makes room for it.
 
         Raises:
             RequestError: 409; the key's pins would hold more than its share, or be too many.
         """
-        shares = self.shares(key)
-        mine = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
+        shares = self.shares(api_key)
+        new_pin = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
         others = [pin for name, pin in self._pins.items() if name != pin_id]
-        own = [pin for pin in others if pin.api_key == key]
+        own = [pin for pin in others if pin.api_key == api_key]
         if len(own) >= PINS_MAX // shares:
             raise _refusal(f"There are {len(own):,} pins, as many as there may be.")
-        held, both = _total(own), _total([*own, mine])
+        used, needed = _total(own), _total([*own, new_pin])
         bytes_max = self._budget.bytes_max // SHARE // shares
-        if both[0] + nbytes > bytes_max:
+        if needed[0] + nbytes > bytes_max:
             raise _refusal(
-                f"The prompt's KV takes {_mb(both[0] - held[0] + nbytes)} more, and pins, which "
-                f"hold {_mb(held[0])}, may hold {_mb(bytes_max)}: half of the cache"
+                f"The prompt's KV takes {_mb(needed[0] - used[0] + nbytes)} more, and pins, which "
+                f"hold {_mb(used[0])}, may hold {_mb(bytes_max)}: half of the cache"
                 f"{', shared among its keys' if shares > 1 else ''}."
             )
         buffers_max = self._budget.buffers_max // SHARE // shares
-        if both[1] + buffers > buffers_max:
+        if needed[1] + buffers > buffers_max:
             raise _refusal(
-                f"The prompt's KV takes {both[1] - held[1] + buffers:,} buffers more, and pins, "
-                f"which hold {held[1]:,}, may hold {buffers_max:,}."
+                f"The prompt's KV takes {needed[1] - used[1] + buffers:,} buffers more, and pins, "
+                f"which hold {used[1]:,}, may hold {buffers_max:,}."
             )
-        while self.part([*others, mine], nbytes, buffers) > 1:
-            others.remove(self._give_up_one(key))
+        while self.used_share([*others, new_pin], nbytes, buffers) > 1:
+            others.remove(self._drop_oldest(api_key))
 
-    def shares(self, key: str) -> int:
-        """Return among how many keys the pins' part is shared, if `key` is one of them."""
-        return max(self._keys, len({key, *(pin.api_key for pin in self)}))
+    def shares(self, api_key: str) -> int:
+        """Return how many API keys share the room for pins, `api_key` included."""
+        return max(self._api_keys_min, len({api_key, *(pin.api_key for pin in self)}))
 
-    def part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
-        """Return what part `pins` take, and as much more, of what all may: bytes, buffers, pins."""
-        held = _total(pins)
+    def used_share(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
+        """Return the share of the room for all pins that `pins` and `nbytes` in `buffers` take.
+
+        The largest of three shares counts: bytes, buffers, number of pins.
+        """
+        used = _total(pins)
         return max(
-            (held[0] + nbytes) / max(1, self._budget.bytes_max // SHARE),
-            (held[1] + buffers) / max(1, self._budget.buffers_max // SHARE),
+            (used[0] + nbytes) / max(1, self._budget.bytes_max // SHARE),
+            (used[1] + buffers) / max(1, self._budget.buffers_max // SHARE),
             len(pins) / PINS_MAX,
         )
 
-    def _give_up_one(self, key: str) -> Pin:
-        """Give up, and return, the oldest pin of the key that takes most, beside `key`."""
-        keys = {pin.api_key for pin in self} - {key}
-        most = max(keys, key=lambda each: self.part([pin for pin in self if pin.api_key == each]))
-        pin_id, pin = next(row for row in self._pins.items() if row[1].api_key == most)
+    def _drop_oldest(self, spared: str) -> Pin:
+        """Drop and return the oldest pin of the API key with the largest share, never `spared`."""
+        api_keys = {pin.api_key for pin in self} - {spared}
+        largest = max(
+            api_keys,
+            key=lambda api_key: self.used_share([pin for pin in self if pin.api_key == api_key]),
+        )
+        pin_id, pin = next(item for item in self._pins.items() if item[1].api_key == largest)
         log.info("a pin is given up for another key's, which holds less than its share")
         self.drop(pin_id)
         return pin
 
-    def add(self, pin_id: str, key: str, path: Sequence[Extent]) -> None:
-        """Pin a path, which `check` let pass, and what is there of its windows and snapshots.
+    def add(self, pin_id: str, api_key: str, path: Sequence[Extent]) -> None:
+        """Pin a path that `check` has accepted, with its present windows and snapshots.
 
-        A pin of that id is replaced.
+        The new pin replaces an earlier pin with this id.
         """
         assert path and path[0].start.arrival is None, "a path begins at the root"
-        pin = Pin.of(key, path)
+        pin = Pin.of(api_key, path)
         pin.mark(1)
         if (old := self._pins.pop(pin_id, None)) is not None:
             old.mark(-1)
         self._pins[pin_id] = pin
 
-    def drop(self, pin_id: str, key: str = "") -> bool:
-        """Give up a pin of `key`, "" = anyone's; say whether there was one."""
+    def drop(self, pin_id: str, api_key: str = "") -> bool:
+        """Drop a pin of `api_key`, "" = any key; say whether there was such a pin."""
         pin = self._pins.get(pin_id)
-        if pin is None or key not in ("", pin.api_key):
+        if pin is None or api_key not in ("", pin.api_key):
             return False
         self._pins.pop(pin_id).mark(-1)
-        if pin.path:  # a slot may have let go of what had no bytes of its own meanwhile
+        if pin.path:  # its extents may have lost their last rows while they were pinned
             self._store.prune(pin.path[-1].end)
         return True
 
@@ -167,22 +174,22 @@ class Pins:
         for pin_id in list(self._pins):
             self.drop(pin_id)
 
-    def report(self, key: str = "") -> dict[str, Any]:
-        """Return the pins of `key`, "" = everyone's, and what they hold and may: `/v1/cache`."""
-        pins = {name: pin for name, pin in self._pins.items() if key in ("", pin.api_key)}
-        rows = [
+    def report(self, api_key: str = "") -> dict[str, Any]:
+        """Return the pins of `api_key` ("" = all keys), with bytes and limit, for `/v1/cache`."""
+        pins = {name: pin for name, pin in self._pins.items() if api_key in ("", pin.api_key)}
+        entries = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": pin.nbytes}
             for pin_id, pin in pins.items()
         ]
-        limit = self._budget.bytes_max // SHARE // (self.shares(key) if key else 1)
-        held = _total(pins.values())[0]
-        return {"pins": rows, "pinned_bytes": held, "pinned_bytes_max": limit}
+        limit = self._budget.bytes_max // SHARE // (self.shares(api_key) if api_key else 1)
+        nbytes = _total(pins.values())[0]
+        return {"pins": entries, "pinned_bytes": nbytes, "pinned_bytes_max": limit}
 
 
 def _total(pins: Iterable[Pin]) -> tuple[int, int]:
-    """Return the bytes and buffers of what pins hold, each counted once."""
-    once = {id(part): part for pin in pins for part in pin.parts()}.values()
-    return sum(part.nbytes for part in once), sum(part.buffers for part in once)
+    """Return the bytes and buffers that pins hold; a part that several pins hold counts once."""
+    parts = {id(part): part for pin in pins for part in pin.parts()}.values()
+    return sum(part.nbytes for part in parts), sum(part.buffers for part in parts)
 
 
 def _mb(nbytes: int) -> str:

@@ -1,7 +1,7 @@
 """Says how long the forwards of a prefill are where nothing else cuts it: positions alone decide.
 
-A forward takes the longer, and the more memory, the more tokens stand before it. A Mac's GPU ends a
-command that takes some seconds, and its display stands still meanwhile.
+A forward takes more time and memory the more tokens come before it. A Mac's GPU aborts a command
+that takes some seconds, and the display freezes until then.
 """
 
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from typing import Final
 
 FULL_TO: Final = 65_536  # tokens
 STEP_MIN: Final = 256  # tokens
-HEADER_GAP: Final = 64  # tokens: a message's header closer to the last cut is not worth a forward
+HEADER_GAP: Final = 64  # tokens: a message header closer to the last cut gets no cut of its own
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillGrid:
-    """Multiples of the chunk to `full_to`, of its half to twice as far, and so on. Immutable.
+    """The multiples of the chunk up to `full_to`, of half the chunk up to twice that, and so on.
 
-    So a forward times its depth stays about what it is at `full_to`.
+    The product of a forward's length and its depth thus stays about what it is at `full_to`.
     Source: mlx-lm's pull request 1087 (step * 65536 / depth); here in halves, rounded down.
-    Invariant: each step divides those before it, so no two points are further apart than a chunk.
+    Invariant: each step divides the earlier steps, so points are at most a chunk apart. Immutable.
     """
 
     chunk: int  # tokens
@@ -26,7 +26,7 @@ class PrefillGrid:
     full_to: int = FULL_TO
 
     def step_at(self, position: int) -> int:
-        """Return how far the points are apart at `position`, and behind it as long as it lasts."""
+        """Return the distance between points at `position`."""
         assert self.chunk > 0 and self.full_to > 0, self
         step, limit = self.chunk, self.full_to
         while position >= limit and step % 2 == 0 and step // 2 >= self.step_min:
@@ -34,7 +34,7 @@ class PrefillGrid:
         return step
 
     def points(self, end: int) -> list[int]:
-        """Return the points between 0 and `end`, ascending; neither is one."""
+        """Return the points between 0 and `end`, both excluded, ascending."""
         points: list[int] = []
         start, limit = 0, self.full_to
         while start < end:
@@ -47,13 +47,13 @@ class PrefillGrid:
     def is_point(self, position: int) -> bool:
         return position % self.step_at(position) == 0
 
-    def turns(self, depth: int) -> list[int]:
-        """Return the depths, `depth` the last, where a step is as deep as it gets."""
-        turns, limit = [], self.full_to
+    def step_ends(self, depth: int) -> list[int]:
+        """Return the positions up to `depth` at which a step length ends; `depth` is the last."""
+        step_ends, limit = [], self.full_to
         while limit < depth and self.step_at(limit) < self.step_at(limit - 1):
-            turns.append(limit)
+            step_ends.append(limit)
             limit *= 2
-        return [*turns, depth]
+        return [*step_ends, depth]
 
 
 WHOLE: Final = PrefillGrid(1 << 40)  # longer than any prompt: it has no points

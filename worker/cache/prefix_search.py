@@ -1,7 +1,6 @@
-"""Finds how far a prompt can be resumed from what is kept, and plans from where it goes on.
+"""Finds how much of a prompt is kept, plans where the prompt resumes, and updates its line.
 
-The search decides nothing about slots or bytes. A plan is a value; worker/kv/ carries it out. What
-the prompt means for the line of its conversation is told here, too.
+The search decides nothing about slots or bytes. A plan is a value; worker/kv/ carries it out.
 """
 
 import time
@@ -21,8 +20,8 @@ from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
     PrefixNode,
+    extents_from,
     path_to,
-    runs_from,
     same_tokens,
     within_window,
 )
@@ -30,8 +29,8 @@ from hearth.worker.cache.image_keys import ImageRun, is_inside
 
 KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
-# Tokens that resuming amid a forward must save: all that is read behind that place is fast for
-# good, and what it saves is kept as a run of its own, in RAM and on disk.
+# Tokens that a resume within a forward must save: all KV after that position stays fast, and the
+# saved tokens become an extent of their own, in RAM and on disk.
 INSIDE_TOKENS_MIN: Final = 32
 
 
@@ -39,19 +38,19 @@ INSIDE_TOKENS_MIN: Final = 32
 class PrefixQuery:
     """A prompt as the cache sees it: its tokens, and where its prefill is cut.
 
-    Where it shows images, `tokens` are its keys (worker/cache/image_keys.py). Nothing of it changes
-    but `plan`, which the inference thread keeps here.
+    With images, `tokens` are keys (worker/cache/image_keys.py). Only `plan` ever changes: the
+    inference thread keeps it here.
     """
 
     tokens: Tokens
-    cuts: Sequence[int]  # ascending; what is behind the last is fed in one forward for its logits
-    names: Sequence[PrefixHash]  # of the prefix up to each cut
+    cuts: Sequence[int]  # ascending; one last forward reads the rest of the tokens for the logits
+    names: Sequence[PrefixHash]  # hash of the prefix up to each cut
     conversation: Conversation = UNKNOWN
-    root: PrefixHash | None = None  # what `names` begin with; None = the model's own
+    root: PrefixHash | None = None  # name of the empty prefix; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
-    system_end: int = 0  # where system and tools end, a cut; 0 = nowhere
-    adapter: str = ""  # that its forwards are computed with, "" = none. Each has its own root
-    plan: "ResumePlan | None" = field(default=None, init=False, repr=False)  # the last one of it
+    system_end: int = 0  # the cut at the end of system and tools; 0 = no such cut
+    adapter: str = ""  # adapter of its forwards, which has a root of its own; "" = none
+    plan: "ResumePlan | None" = field(default=None, init=False, repr=False)  # its last plan
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
@@ -59,29 +58,29 @@ class PrefixQuery:
 
     @property
     def limit(self) -> int:
-        """The furthest position at which this prompt can be resumed."""
+        """The last position at which this prompt can resume."""
         return self.cuts[-1] if self.cuts else 0
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPrefix:
-    """The furthest place to resume at, and how it is reached.
+    """The last position at which a prompt can resume, and the path to it.
 
-    `path` leads there from the root; its last extent may reach further than `position`.
+    `path` begins at the root; its last extent may end after `position`.
     """
 
     position: int
     path: tuple[Extent, ...]
     is_canonical: bool
-    matched: int  # tokens that the prompt shares with anything kept
-    is_diverging: bool  # what is kept goes on behind `matched`, with other tokens
-    is_prompt: bool  # the prompt is, to its last cut, one that was prefilled before
-    reached: Mapping[PrefixNode, bool]  # prefixes of the prompt that are kept: whether canonically
-    version: object  # of the store that was searched
+    matched: int  # tokens that the prompt shares with any kept prompt
+    is_diverging: bool  # a kept prompt continues after `matched` with other tokens
+    is_prompt: bool  # an earlier prompt ended at this prompt's last cut
+    reached: Mapping[PrefixNode, bool]  # kept prefixes of the prompt: True where canonical
+    version: object  # version of the searched store
 
 
 class PrefixSearch:
-    """One lookup. `is_exact` allows canonical extents only.
+    """One search for a prompt. `is_exact` allows canonical extents only.
 
     Costs one dictionary lookup a cut, and one comparison for each branch that leaves the path.
     """
@@ -91,48 +90,48 @@ class PrefixSearch:
         self._root = store.root_of(query.root)
         self._query = query
         self._is_exact = is_exact
-        self._reached = {self._root: True}  # whether over canonical extents only
-        self._partial: list[tuple[int, Extent]] = []  # (tokens matched to, extent left there)
-        self._diverges_at = -1  # the furthest position at which kept tokens differ
+        self._reached = {self._root: True}  # nodes: True where the path is canonical
+        self._partial: list[tuple[int, Extent]] = []  # (end of the match, extent that it ends in)
+        self._diverges_at = -1  # the last position at which kept tokens differ
         self._by_cut = dict(zip(query.cuts, query.names, strict=True))
 
     def run(self) -> FoundPrefix:
         last = self._walk_canonical()
         if self._is_exact:
             for extent in last.leaving:
-                self._leave(extent)
+                self._match_part(extent)
         else:
             self._walk_all()
-        matched = max(joint.position for joint in self._reached)
+        matched = max(node.position for node in self._reached)
         deepest = max([matched, *(position for position, _ in self._partial)])
         is_diverging = self._diverges_at == deepest
-        end = self._store.joint(self._query.names[-1]) if self._query.names else None
+        end = self._store.node(self._query.names[-1]) if self._query.names else None
         is_prompt = end is not None and end.is_prompt_end and end in self._reached
         facts = (deepest, is_diverging, is_prompt, self._reached, self._store.version)
-        for position, is_canonical, joint, part in self._candidates():
-            path = self._resumable(position, joint, part)
+        for position, is_canonical, node, part in self._candidates():
+            path = self._path_if_resumable(position, node, part)
             if path is not None:
                 return FoundPrefix(position, path, is_canonical, *facts)
         return FoundPrefix(0, (), True, *facts)
 
     def _walk_canonical(self) -> PrefixNode:
-        """Go from cut to cut as far as there are canonical extents; return the last joint."""
-        joint = self._root
+        """Follow canonical extents from cut to cut; return the last node."""
+        node = self._root
         for name in self._query.names:
-            found = self._store.joint(name)
+            found = self._store.node(name)
             extent = found.arrival if found is not None else None
-            if extent is None or not extent.is_canonical or extent.start is not joint:
+            if extent is None or not extent.is_canonical or extent.start is not node:
                 break
-            joint = extent.end
-            self._reached[joint] = True
-        return joint
+            node = extent.end
+            self._reached[node] = True
+        return node
 
     def _walk_all(self) -> None:
-        """Go along every extent whose tokens are the prompt's."""
+        """Follow every extent with the prompt's tokens."""
         todo = list(self._reached)
         while todo:
-            joint = todo.pop()
-            for extent in joint.leaving:
+            node = todo.pop()
+            for extent in node.leaving:
                 if extent.end in self._reached:
                     continue
                 if self._matches(extent):
@@ -141,7 +140,7 @@ class PrefixSearch:
                     if extent.end.position > self._query.limit:
                         self._partial.append((extent.end.position, extent))
                 else:
-                    self._leave(extent)
+                    self._match_part(extent)
 
     def _matches(self, extent: Extent) -> bool:
         end = extent.end.position
@@ -150,7 +149,7 @@ class PrefixSearch:
             return extent.end.name == name
         return end <= len(self._query.tokens) and same_tokens(extent, self._query.tokens)
 
-    def _leave(self, extent: Extent) -> None:
+    def _match_part(self, extent: Extent) -> None:
         start = extent.start.position
         shared = common_length(extent.tokens, self._query.tokens[start:])
         self._partial.append((start + shared, extent))
@@ -158,26 +157,26 @@ class PrefixSearch:
             self._diverges_at = max(self._diverges_at, start + shared)
 
     def _candidates(self) -> Iterator[tuple[int, bool, PrefixNode, Extent | None]]:
-        """Yield (position, is canonical, joint, extent begun there), the best first."""
+        """Yield (position, is canonical, node, extent from there to the position), best first."""
         limit = self._query.limit
-        rows: list[tuple[int, bool, PrefixNode, Extent | None]] = [
-            (joint.position, is_canonical and not joint.is_snapshot_fast, joint, None)
-            for joint, is_canonical in self._reached.items()
-            if 0 < joint.position <= limit
+        candidates: list[tuple[int, bool, PrefixNode, Extent | None]] = [
+            (node.position, is_canonical and not node.is_snapshot_fast, node, None)
+            for node, is_canonical in self._reached.items()
+            if 0 < node.position <= limit
         ]
         if not self._is_exact and self._store.layout.resumes_anywhere:
-            rows += [
+            candidates += [
                 (min(position, limit), False, extent.start, extent)
                 for position, extent in self._partial
-                if self._can_leave(extent, min(position, limit))
+                if self._can_resume_within(extent, min(position, limit))
             ]
-        yield from sorted(rows, key=lambda row: row[:2], reverse=True)
+        yield from sorted(candidates, key=lambda candidate: candidate[:2], reverse=True)
 
-    def _can_leave(self, extent: Extent, position: int) -> bool:
-        """Whether the prompt may go on from `position` within an extent.
+    def _can_resume_within(self, extent: Extent, position: int) -> bool:
+        """Whether the prompt may resume at `position` within an extent.
 
-        Generated text is fast anyway. What a prefill wrote in one forward is left behind the end of
-        system and tools only: other conversations begin with what stands before that.
+        A fast extent may always be left. A canonical extent may be left only after the end of
+        system and tools: other conversations share the KV before that, which stays canonical.
         """
         saved = position - extent.start.position
         if not extent.is_canonical:
@@ -185,20 +184,20 @@ class PrefixSearch:
         is_own = position > self._query.system_end > 0
         return is_own and saved >= INSIDE_TOKENS_MIN and not is_inside(self._query.tokens, position)
 
-    def _resumable(
-        self, position: int, joint: PrefixNode, part: Extent | None
+    def _path_if_resumable(
+        self, position: int, node: PrefixNode, part: Extent | None
     ) -> tuple[Extent, ...] | None:
-        """Return the path to `position`, or None where the layers lack what they need there."""
+        """Return the path to `position`; None where the layers cannot resume there."""
         layout = self._store.layout
-        if layout.has_state and joint.snapshot is None:
+        if layout.has_state and node.snapshot is None:
             return None
-        if self._is_exact and joint.is_snapshot_fast:
+        if self._is_exact and node.is_snapshot_fast:
             return None
         back_to = position - layout.window
-        near = within_window(joint, joint.position - back_to) if layout.window else ()
+        near = within_window(node, node.position - back_to) if layout.window else ()
         if not all(extent.window_covers(back_to) for extent in near):
             return None
-        path = path_to(joint)
+        path = path_to(node)
         return tuple(path if part is None else [*path, part])
 
 
@@ -210,31 +209,31 @@ class SlotView:
     """An idle live slot, as the planner sees it: the tokens that its layers hold."""
 
     number: int
-    tokens: Tokens  # all that is in its layers
-    canonical_cuts: tuple[int, ...]  # of its canonical prefill, which ends at the last
-    floor: int = 0  # it cannot be taken back further than this
-    root: PrefixHash | None = None  # whose it is; None = the model's own
+    tokens: Tokens  # all tokens in its layers
+    canonical_cuts: tuple[int, ...]  # cuts of its canonical prefill, which ends at the last
+    floor: int = 0  # the lowest position that it can be rewound to
+    root: PrefixHash | None = None  # name of its root; None = the model's own
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """Where a request resumes, and from what.
+    """Where a request resumes, and from which extents or slot.
 
-    kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
-    kept further than the layers' states and windows allow to resume, `is_retreat` that it is cold
-    because it would go on amid an image. It is good while the store's version is that of `found`,
-    and while its slot is there.
+    `kind` says how the prompt relates to kept prompts (KINDS). `hybrid_trimmed` says that rows are
+    kept further than the layers' states and windows allow a resume. `is_retreat` says that the
+    plan is cold because the prompt would resume within an image. A plan is valid while the store
+    has the version of `found` and its slot exists.
     """
 
-    position: int  # prompt tokens that need not be prefilled
-    is_canonical: bool  # what the request adds by prefill is canonical
-    path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
-    slot: int | None  # go on in this slot, without a copy
+    position: int  # prompt tokens that need no prefill
+    is_canonical: bool  # the KV that the request's prefill will add is canonical
+    path: tuple[Extent, ...]  # from the root to `position`; empty if the slot just continues
+    slot: int | None  # slot to continue in, without a copy
     kind: str
     matched: int
     hybrid_trimmed: bool
     is_retreat: bool = False
-    found: FoundPrefix | None = None  # that it was made from
+    found: FoundPrefix | None = None  # the search that the plan was made from
 
     def __post_init__(self) -> None:
         assert 0 <= self.position <= self.matched, (self.position, self.matched)
@@ -244,7 +243,7 @@ class ResumePlan:
 
     @classmethod
     def cold(cls, found: FoundPrefix | None = None, *, is_retreat: bool = False) -> "ResumePlan":
-        """The plan that goes on from nothing."""
+        """Return the plan that reuses nothing."""
         return cls(0, True, (), None, "miss", 0, False, is_retreat, found)
 
     @property
@@ -257,7 +256,7 @@ class ResumePlan:
 def make_plan(
     store: ExtentStore, slots: Iterable[SlotView], query: PrefixQuery, is_exact: bool
 ) -> ResumePlan:
-    """Return the plan that leaves the fewest tokens to prefill; a slot where one is as good."""
+    """Return the plan with the fewest tokens to prefill; it uses a slot where that is as good."""
     found = PrefixSearch(store, query, is_exact).run()
     plan = choose_slot(found, store, slots, query, is_exact)
     if is_inside(query.tokens, plan.position):
@@ -272,8 +271,8 @@ def choose_slot(
     query: PrefixQuery,
     is_exact: bool,
 ) -> ResumePlan:
-    """Return the plan that goes on from what was found, or further on in one of `slots`."""
-    # Whether states or windows, not tokens, decide how far the prompt is resumed:
+    """Return the plan that resumes from the found prefix, or from one of `slots` where better."""
+    # The last cut that would be reused if states and windows did not limit the resume:
     wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
     is_trimmed = not store.layout.resumes_anywhere and found.position < wanted
     best = ResumePlan(
@@ -292,7 +291,7 @@ def choose_slot(
         if store.root_of(slot.root) is not root:
             continue
         shared = common_length(slot.tokens, query.tokens)
-        # Up to where it holds what a prefill of this very prompt would have written:
+        # The slot's KV up to `canonical` is what a prefill of this prompt would write:
         cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         canonical = max((cut for cut in cuts if cut <= shared), default=0)
         tip = len(slot.tokens)
@@ -302,7 +301,7 @@ def choose_slot(
             ranked.append(((best.position, False, best.is_canonical, best.position - tip), slot))
     if not ranked:
         return best
-    (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda row: row[0])
+    (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda entry: entry[0])
     return replace(
         best,
         position=position,
@@ -316,25 +315,25 @@ def choose_slot(
 
 
 def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exact: bool) -> bool:
-    """Whether the prompt goes on behind all that the slot holds, and not amid an image."""
+    """Whether the prompt begins with all of the slot's tokens, and does not resume in an image."""
     is_within = 0 < tip <= min(shared, query.limit) and not is_inside(query.tokens, tip)
     return is_within and (not is_exact or canonical == tip)
 
 
 def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> bool:
-    """Whether to go back in the slot rather than copy what is kept into another.
+    """Whether to rewind the slot rather than copy kept KV into another slot.
 
-    Not where more would be cut off than copied: then the slot is rather someone else's.
+    A slot that would lose more tokens than a copy takes is left to its own conversation.
     """
     position = best.position
-    holds = canonical if best.is_canonical else shared
-    cut_off = len(slot.tokens) - position
-    return max(1, slot.floor) <= position <= holds and cut_off <= position
+    usable = canonical if best.is_canonical else shared
+    lost = len(slot.tokens) - position
+    return max(1, slot.floor) <= position <= usable and lost <= position
 
 
-def shared_cuts(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def shared_cuts(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Return the cuts that both begin with."""
-    same = takewhile(lambda cuts: cuts[0] == cuts[1], zip(one, other, strict=False))
+    same = takewhile(lambda cuts: cuts[0] == cuts[1], zip(first, second, strict=False))
     return [cut for cut, _ in same]
 
 
@@ -349,46 +348,47 @@ def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
 # ---------------------------------------------------------------- the conversation's line
 
 
-def line_of(
+def line_for(
     store: ExtentStore,
     lines: LinePriorities,
     plan: ResumePlan,
     query: PrefixQuery,
-    there: LinePriority | None,
+    slot_line: LinePriority | None,
 ) -> LinePriority:
-    """Begin a turn of the line of the prompt's conversation, and return it.
+    """Begin a request of the line that the prompt continues, or of a new line; return the line.
 
-    That is the line of what it goes on from: of its own number or, in its family, of whose last
-    prompt it has all (the sessions are not told of raw prompts, nor of those that were broken off).
-    Where nothing is left of such a line it begins anew. `there` is the line of the slot that it
-    goes on in, if it does.
+    A prompt continues the line of the last extent that it resumes from, if the line has the
+    prompt's conversation number, or if the prompt contains the line's last prompt: the session
+    store does not know raw and aborted prompts. The line must be of the same family and idle.
+    `slot_line` is the line of the plan's slot, if the plan has a slot.
     """
-    asked, turns = query.conversation, 1 + sum(extent.end.is_prompt_end for extent in plan.path)
+    conversation, turns = query.conversation, 1 + sum(e.end.is_prompt_end for e in plan.path)
     if plan.path:
         last = plan.path[-1].line
         tip = store.tip_of(last)
-        is_its = tip is not None and (_has(tip, plan) or last.number == asked.number != 0)
-        there = last if is_its else None
-    if there is None or there.is_running or there.family != asked.family:
-        return lines.open(time.monotonic(), turns, asked)
-    lines.go_on(there, time.monotonic(), turns)
-    if plan.path:  # else the prompt has all that its slot holds
-        _leave_out_end(store, there, plan)
-    return there
+        is_same_line = tip is not None and (
+            _contains(tip, plan) or last.number == conversation.number != 0
+        )
+        slot_line = last if is_same_line else None
+    if slot_line is None or slot_line.is_running or slot_line.family != conversation.family:
+        return lines.open(time.monotonic(), turns, conversation)
+    lines.begin_request(slot_line, time.monotonic(), turns)
+    if plan.path:  # else the prompt contains all of the slot's tokens
+        _mark_left_out(store, slot_line, plan)
+    return slot_line
 
 
-def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> None:
-    """Note what a prompt that goes on with the line leaves out of what it last read.
+def _mark_left_out(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> None:
+    """Mark the end of the line's last prompt that the next prompt does not contain.
 
-    Some clients send the last messages of a prompt otherwise in the next one. Nobody goes on from
-    what was read of such an end: kept as if somebody did, it pushes out what the next prompt goes
-    on from.
+    Some clients rewrite the last messages of a prompt in the next prompt. No prompt resumes from
+    such an end, so it must not evict the KV that the next prompt resumes from.
     """
     tip = store.tip_of(line)
-    if tip is None or _has(tip, plan):
+    if tip is None or _contains(tip, plan):
         return
     assert tip.arrival is not None, "a prompt's last cut is behind the root"
-    for extent in runs_from(tip.arrival):
+    for extent in extents_from(tip.arrival):
         extent.end.is_left_out = True
     line.tip = None
 
@@ -396,19 +396,19 @@ def _leave_out_end(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> 
 def take_over_path(
     line: LinePriority, plan: ResumePlan, query: PrefixQuery, now: float, ttl_s: float
 ) -> None:
-    """Give the extents that are resumed from to the line, unless a likelier one has them.
+    """Give the plan's extents to the line, except those of a line more likely to continue.
 
-    What came from disk is not known yet as system and tools.
+    Nodes up to the end of system and tools are marked here again: those from disk are not yet.
     """
-    mine = line.likelihood(now, ttl_s)
+    likelihood = line.likelihood(now, ttl_s)
     for extent in plan.path:
-        if extent.line.likelihood(now, ttl_s) <= mine:
+        if extent.line.likelihood(now, ttl_s) <= likelihood:
             extent.line = line
         extent.end.is_in_head |= extent.end.position <= query.system_end
         extent.end.is_left_out = False
     line.resumed_at, line.read_to = plan.position, len(query.tokens)
 
 
-def _has(tip: PrefixNode, plan: ResumePlan) -> bool:
-    """Whether the prompt has all that ends at `tip`."""
+def _contains(tip: PrefixNode, plan: ResumePlan) -> bool:
+    """Whether the plan's path contains all tokens up to `tip`."""
     return tip.position <= plan.position and tip.arrival in plan.path

@@ -1,1 +1,1 @@
-"""Keeps KV as files that are found by chain hash. Knows no MLX and no policy of reuse."""
+"""Keeps KV as files, found by chained hashes. Imports no MLX and decides no reuse."""

@@ -1,4 +1,4 @@
-"""Reads and writes KV files in a thread of its own, reads before writes."""
+"""Reads and writes KV files in a thread of its own. Reads go before writes."""
 
 import logging
 import threading
@@ -11,9 +11,9 @@ from typing import Any, Final
 from hearth.worker.disk.file_format import FileName, Record
 from hearth.worker.disk.file_store import FileStore
 
-QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and so not be freed
-READS_MAX: Final = 1_000  # that wait
-REFRESH_S: Final = 2.0  # what other workers write is found this late, unless somebody asks
+QUEUE_BYTES_MIN: Final = 1 << 28  # room for arrays that wait to be written and cannot be freed yet
+READS_MAX: Final = 1_000  # waiting reads
+REFRESH_S: Final = 2.0  # between listings of the directory, which find other workers' files
 CLOSE_WAIT_S_MAX: Final = 2.0
 UNLIMITED: Final = 1 << 62
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 class DiskThread:
     """The I/O thread. It alone reads, writes and sweeps `file_store`; reads go before writes.
 
-    Every read that is taken is answered once, with None for what could not be had; after `close`
-    with nothing else. An error of the disk, the file store or a caller ends its job only: it is
-    counted, and the thread goes on.
-    Records must be evaluated arrays that nobody writes: they leave this module unchanged.
-    Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
-    Any thread may call any method; none but `flush` and `close` blocks.
+    Every accepted read is answered exactly once, with None for each record that could not be read;
+    after `close` all are None. An error of the disk, the file store or a caller ends only its job:
+    the thread counts it and continues.
+    The arrays of records must be evaluated and never change again.
+    Invariant: at most `queue_bytes_max` bytes and READS_MAX reads wait.
+    Any thread may call any method; only `flush` and `close` block.
     """
 
     def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MIN) -> None:
@@ -41,26 +41,26 @@ class DiskThread:
         # Kept for a moment: work that waits for the disk
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[tuple[Record, bool]] = deque()
-        self._queue_bytes = 0  # of `_writes`, and of the one that is being written
+        self._queue_bytes = 0  # bytes of `_writes` and of the record that is being written
         self._is_open = True
-        self._looks: list[threading.Event] = []  # of whoever waits for a look at the directory
-        self._looked_at = time.monotonic()
+        self._refresh_waiters: list[threading.Event] = []  # set once the directory was listed
+        self._refreshed_at = time.monotonic()
         # Kept for a moment: work that waits for the disk
-        self._discards: deque[FileName] = deque()  # files to remove, before anything else is done
-        self._drops: set[FileName] = set()  # files to remove once nothing waits to be written
-        self._clears = False  # the file store is to be emptied before anything else
+        self._discards: deque[FileName] = deque()  # files to remove before all other work
+        self._drops: set[FileName] = set()  # files to remove once no write waits
+        self._clears = False  # whether to empty the file store before all other work
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self.thread.start()
 
-    def lift_bound(self) -> None:
-        """Take all that is written from now on: at the end, when no more comes up."""
+    def lift_limit(self) -> None:
+        """Accept every write from now on: at shutdown, when no further requests come."""
         self.queue_bytes_max = UNLIMITED
 
-    def takes(self, nbytes: int) -> bool:
-        """Whether a record of so many bytes would be taken now; where not, that counts as refused.
+    def accepts(self, nbytes: int) -> bool:
+        """Whether `write` would accept a record of `nbytes` now; False counts as a refused write.
 
-        Who asks before it copies need not copy what is refused.
+        A caller asks before it copies rows, so that it copies none that would be refused.
         """
         with self._changed:
             fits = self._queue_bytes + nbytes <= self.queue_bytes_max
@@ -68,7 +68,7 @@ class DiskThread:
             return fits and self._is_open
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
-        """Have a record written; say whether it was taken. What does not fit is refused.
+        """Queue a record to be written; return False where the queue has no room for it.
 
         `is_needed` as in `FileStore.put`.
         """
@@ -84,52 +84,52 @@ class DiskThread:
             self._changed.notify_all()
             return True
 
-    def read(self, names: Sequence[FileName], then: OnRead) -> bool:
-        """Have `then(records)` called on the I/O thread, one record or None for each name.
+    def read(self, names: Sequence[FileName], on_read: OnRead) -> bool:
+        """Queue a read: `on_read(records)` runs on the I/O thread, with a record or None per name.
 
-        Say whether it will be: not once closed, nor while READS_MAX wait.
+        Return False, and never call `on_read`, after `close` and while READS_MAX reads wait.
         """
         with self._changed:
             if not self._is_open or len(self._reads) >= READS_MAX:
                 self.counts["reads_refused_queue"] += 1
                 return False
-            self._reads.append((names, then))
+            self._reads.append((names, on_read))
             assert len(self._reads) <= READS_MAX, len(self._reads)
             self._changed.notify_all()
             return True
 
-    def look(self) -> threading.Event | None:
-        """Have the directory looked at before anything else is done; the event says that it was.
+    def refresh(self) -> threading.Event | None:
+        """List the directory before all other work; the returned event is set afterwards.
 
-        None where no other worker has written there: there is nothing to find.
+        None where no other worker has written there: a listing would find nothing new.
         """
         with self._changed:
             if not (self._is_open and self.file_store.is_shared):
                 return None
-            seen = threading.Event()
-            self._looks.append(seen)
+            refreshed = threading.Event()
+            self._refresh_waiters.append(refreshed)
             self._changed.notify_all()
-            return seen
+            return refreshed
 
     def discard(self, name: FileName) -> None:
-        """Have a file removed that is whole and cannot be used; it is not found any more."""
+        """Remove an undamaged file that this worker cannot use. It is not found from now on."""
         self.file_store.hide(name)
         with self._changed:
             self._discards.append(name)
             self._changed.notify_all()
 
     def holds(self, name: FileName) -> bool:
-        """Whether a record is on disk and stays there."""
+        """Whether a record is on disk and is not about to be removed."""
         return name not in self._drops and self.file_store.holds(name)
 
     def drop(self, names: Iterable[FileName]) -> None:
-        """Have files removed once all that is queued now is written: what replaces them."""
+        """Remove files once all queued records are written: their replacements are among those."""
         with self._changed:
             self._drops.update(names)
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Have the file store emptied; writes that wait are dropped, and nothing is found now."""
+        """Empty the file store. Waiting writes are dropped, and no file is found from now on."""
         with self._changed:
             self.file_store.hide_all()
             self._queue_bytes -= sum(record.nbytes for record, _ in self._writes)
@@ -140,22 +140,22 @@ class DiskThread:
 
     @property
     def has_lost(self) -> bool:
-        """Whether the file store has ever refused what was taken here."""
+        """Whether the file store has ever refused a record that `write` had accepted."""
         return self.counts["writes_lost"] > 0
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing that was taken waits to be written."""
+        """Whether no accepted record waits to be written."""
         return not self.queue_bytes
 
     @property
     def queue_bytes(self) -> int:
-        """How much waits to be written, with what is being written."""
+        """The bytes that wait to be written or are being written."""
         with self._changed:
             return self._queue_bytes
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until all that is queued is put; say whether it is."""
+        """Wait at most `seconds` until all queued records are written; say whether they are."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._queue_bytes:
@@ -166,14 +166,14 @@ class DiskThread:
         return True
 
     def close(self) -> None:
-        """End the thread within CLOSE_WAIT_S_MAX; what is queued is dropped, and counted."""
+        """End the thread within CLOSE_WAIT_S_MAX. Queued records are dropped and counted."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
         self.thread.join(CLOSE_WAIT_S_MAX)
 
     def report(self) -> dict[str, Any]:
-        """Return the file store's figures for `/v1/cache`, and those of the queue."""
+        """Return the figures of the file store and of the queue for `/v1/cache`."""
         with self._changed:
             counts, queued = dict(self.counts), self._queue_bytes
         assert queued >= 0, queued
@@ -188,47 +188,47 @@ class DiskThread:
             pass
 
     def _step(self) -> bool:
-        """Do one job, after a look at the directory where one is due; False at the end."""
+        """Do one job, after a listing of the directory if it is due; return False once closed."""
         with self._changed:
             waiting = (self._reads, self._writes, self._clears, self._discards, self._drops)
-            if not any((*waiting, self._looks)) and self._is_open:
+            if not any((*waiting, self._refresh_waiters)) and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
             if not is_open and self._writes:
                 self.counts["writes_dropped"] += len(self._writes)
                 self._writes.clear()
-            looks, self._looks = self._looks, []
+            waiters, self._refresh_waiters = self._refresh_waiters, []
             clears, self._clears = self._clears, False
             discards, self._discards = self._discards, deque()
-            reading = self._reads.popleft() if self._reads and not clears else None
-            is_writing = bool(self._writes) and not clears and reading is None
-            writing = self._writes.popleft() if is_writing else None
-            is_busy = writing is not None and bool(self._writes)
+            read = self._reads.popleft() if self._reads and not clears else None
+            is_writing = bool(self._writes) and not clears and read is None
+            write = self._writes.popleft() if is_writing else None
+            is_busy = write is not None and bool(self._writes)
             drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
-        self._look(looks)
+        self._refresh_if_due(waiters)
         for name in discards:
             self._guarded(partial(self.file_store.remove, name))
         if clears:
             self._guarded(self.file_store.clear)
-        elif reading is not None:
-            self._answer(*reading, is_open)
-        elif writing is not None:
-            self._put(*writing)
+        elif read is not None:
+            self._read(*read, is_open)
+        elif write is not None:
+            self._write(*write)
         elif not is_open:
             return False
         if drops:
             self._guarded(partial(self.file_store.drop, drops))
         return True
 
-    def _look(self, looks: Sequence[threading.Event]) -> None:
-        """See what others have written, for whoever waits for it, and every REFRESH_S."""
-        if looks or time.monotonic() - self._looked_at >= REFRESH_S:
+    def _refresh_if_due(self, waiters: Sequence[threading.Event]) -> None:
+        """List the directory where a caller waits for that, and every REFRESH_S."""
+        if waiters or time.monotonic() - self._refreshed_at >= REFRESH_S:
             self._guarded(self.file_store.refresh)
-            self._looked_at = time.monotonic()
-        for seen in looks:
-            seen.set()
+            self._refreshed_at = time.monotonic()
+        for refreshed in waiters:
+            refreshed.set()
 
-    def _answer(self, names: Sequence[FileName], then: OnRead, is_open: bool) -> None:
+    def _read(self, names: Sequence[FileName], on_read: OnRead, is_open: bool) -> None:
         records: Records = [None] * len(names)
 
         def fetch() -> None:
@@ -237,19 +237,19 @@ class DiskThread:
 
         if is_open:
             self._guarded(fetch)
-        self._guarded(lambda: then(records))
+        self._guarded(lambda: on_read(records))
 
-    def _put(self, record: Record, is_needed: bool) -> None:
+    def _write(self, record: Record, is_needed: bool) -> None:
         is_kept = self._guarded(partial(self.file_store.put, record, is_needed))
         with self._changed:
             self.counts["writes_lost"] += not is_kept
             self._queue_bytes -= record.nbytes
             self._changed.notify_all()
 
-    def _guarded(self, act: Callable[[], object]) -> object:
-        """Return what a job does; None where it failed."""
+    def _guarded(self, job: Callable[[], object]) -> object:
+        """Run a job and return its result; an error is counted and gives None."""
         try:
-            return act()
+            return job()
         except Exception:
             with self._changed:
                 self.counts["jobs_failed"] += 1

@@ -1,12 +1,13 @@
-"""Orders files by which should go first when there are too many. A rule over values, no I/O.
+"""Decides in which order KV files are evicted. A rule over values, no I/O.
 
-Worth is tokens to prefill again / bytes, less with the time since the last use and, where a file
-serves one place only (a snapshot, a window), with how far that is from where a line ends or parts.
-A snapshot stands for all tokens since the one before it: as its neighbours go it gains, so
-snapshots thin out evenly and go before the rows that they cost many times over.
-Leaf by leaf: what hangs from a run goes before it.
-What no server of this version reads any more is worth nothing, and goes before all else.
-Source: worker/cache/eviction.py, which weighs by lines; a directory knows only times.
+The worth of a file is tokens to prefill again / bytes. It falls with the time since the last use.
+The worth of a snapshot or a window, which serves a single prefix, also falls with the number of
+tokens from there to where the conversation ends or branches.
+A snapshot saves all tokens since the snapshot before it, so it gains worth as its neighbours go:
+snapshots thin out evenly, and go before rows, which save many more tokens for their bytes.
+Eviction goes leaf by leaf: the files that follow an extent go before its own.
+Files that no server of this version reads are worth nothing and go first.
+Source: worker/cache/eviction.py, which ranks by conversations; a directory knows only times.
 """
 
 import heapq
@@ -19,12 +20,13 @@ from typing import Final
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_format import FileKind, FileName
 
-# A conversation silent for t is needed again about as 1 / t; within an hour all are alike.
+# The chance that a conversation continues falls as 1 / t with the time t since its last request;
+# within one hour all conversations count alike.
 AGE_UNIT_S: Final = 3600.0
-# Tokens before a line's end at which a resume is half as likely; at 256 it is a fifth, as RAM's
-# eviction has it for the turn before (worker/cache/eviction.py).
+# Tokens before a conversation's end at which a resume is half as likely. At 256 tokens it is a
+# fifth as likely, as worker/cache/eviction.py assumes for the turn before the last.
 DISTANCE_UNIT_TOKENS: Final = 64
-REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
+REACH_TOKENS_MAX: Final = 16_384  # limit of a walk along a chain of files
 
 RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
 
@@ -33,11 +35,11 @@ RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): r
 class StoredFile:
     """A file, as its directory shows it."""
 
-    root: str  # its directory's name
+    root: str  # name of its directory
     name: FileName
     nbytes: int
     used_at: float  # seconds since the epoch
-    is_read: bool = True  # whether a server of this version could read it
+    is_read: bool = True  # whether a server of this version can read it
 
     @property
     def start(self) -> RootedPrefix:
@@ -49,12 +51,12 @@ class StoredFile:
 
     @property
     def needs(self) -> RootedPrefix:
-        """The prefix without which it is of no use."""
+        """The prefix that has to be resumed before this file is of use."""
         return self.start if self.name.kind is FileKind.ROWS else self.end
 
 
 def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFile]:
-    """Yield all files, in the order in which they should go. Each counts as gone once yielded."""
+    """Yield all files in the order of eviction. A yielded file counts as removed."""
     chains = _FileChains(files)
     order = itertools.count()
     heap = [(chains.worth(file, now), next(order), file) for file in chains.leaves()]
@@ -62,21 +64,21 @@ def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFi
     while heap:
         last_worth, _, file = heapq.heappop(heap)
         current = chains.worth(file, now)
-        if current > last_worth:  # what it could be replaced by has gone meanwhile
+        if current > last_worth:  # its worth has grown: a neighbour was removed meanwhile
             heapq.heappush(heap, (current, next(order), file))
             continue
         exposed = chains.remove(file)
         yield file
         for leaf in exposed:
             heapq.heappush(heap, (chains.worth(leaf, now), next(order), leaf))
-    # Names that were made up may run in a circle, where nothing is a leaf.
+    # Forged names may form a circle, in which no file is a leaf.
     yield from sorted(chains.files, key=lambda file: file.used_at)
 
 
 class _FileChains:
-    """The chains that files form: which arrive at a prefix, and which need it.
+    """The chains that files form: which files arrive at a prefix, and which files need it.
 
-    Invariant: `_needed_by` and `_arrivals` hold the files in `files`, and no others.
+    Invariant: `_needed_by` and `_arrivals` hold exactly the files in `files`.
     """
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
@@ -94,7 +96,7 @@ class _FileChains:
                 yield file
 
     def remove(self, file: StoredFile) -> list[StoredFile]:
-        """Take a file out; return what is a leaf now and was none before."""
+        """Remove a file; return the files that have become leaves."""
         assert file in self.files, file
         del self.files[file]
         if file.name.kind is FileKind.ROWS:
@@ -117,11 +119,11 @@ class _FileChains:
         return worth / (1 + age)
 
     def _since_last_state(self, state: StoredFile) -> tuple[int, int]:
-        """Return what a resume would do without if it had to do without a state.
+        """Return the tokens since the state before this one, and the bytes of their rows.
 
-        That is how many tokens would be read again, and how many bytes their rows take: these
-        rows and the state are of use together alone. By its own bytes the last state of an old
-        conversation would outlive the rows of a new one, and all rows before it with it.
+        Without this state those tokens would be prefilled again, and their rows would be useless.
+        Counting the state's own bytes alone would let the last state of an old conversation, and
+        all rows before it, outlive the rows of a new conversation.
         """
         tokens, row_bytes, prefix = 0, 0, state.end
         while tokens < REACH_TOKENS_MAX:
@@ -136,10 +138,10 @@ class _FileChains:
         return tokens, row_bytes
 
     def _tokens_after(self, prefix: RootedPrefix) -> int:
-        """Return how many tokens follow until the line ends or parts."""
+        """Return how many tokens follow until the conversation ends or branches."""
         tokens = 0
         while tokens < REACH_TOKENS_MAX:
-            leaving = [f for f in self._needed_by[prefix] if f.name.kind is FileKind.ROWS]
+            leaving = [file for file in self._needed_by[prefix] if file.name.kind is FileKind.ROWS]
             if len(leaving) != 1:
                 break
             tokens, prefix = tokens + leaving[0].name.token_count, leaving[0].end

@@ -1,14 +1,13 @@
-"""Names the file of one record of KV, encodes the record as its bytes, and decodes it.
+"""Defines the format of KV files: names a record's file, encodes the record, and decodes it.
 
-Plain functions, no owner. A name says which record it is without its file being opened. Names are
-read from disk: nothing in them is true because it is written there, and the file's own metadata
-must agree.
+Plain functions, no owner. The name identifies the record, so no file is opened to find a record. A
+name on disk proves nothing: the file's own metadata must agree with it.
 
 A file is valid safetensors: the header's length (8 bytes), a JSON header, the arrays' bytes. The
-header begins with a checksum over everything else, so that it is found before anything is parsed,
-and its `__metadata__` names the record, which keeps a good file from passing for another.
-The checksum is xxh3 of 128 bits (21 GB/s here; blake2b 0.5, sha256 0.9): it tells damage, not
-forgery. Whoever may write in a 0700 directory could as well change the model.
+header begins with a checksum over everything else, which is checked before anything is parsed. Its
+`__metadata__` names the record, so that an undamaged file under a wrong name is rejected.
+The checksum is xxh3 of 128 bits (21 GB/s here; blake2b 0.5, sha256 0.9). It detects damage, not
+forgery: a user who can write in a 0700 directory could also change the model.
 Source: https://github.com/huggingface/safetensors#format
 """
 
@@ -33,7 +32,7 @@ from xxhash import xxh3_128
 from hearth.worker.cache.block_hash import HASH_BYTES, ROOT_SCHEMA, PrefixHash, Tokens
 
 SUFFIX: Final = ".safetensors"
-TEMP_PREFIX: Final = ".writing-"  # of files that are not whole yet
+TEMP_PREFIX: Final = ".writing-"  # begins the names of unfinished files
 
 RULE_LENGTH_MAX: Final = 24  # characters of a cut rule's label
 FAST: Final = "fast"
@@ -46,12 +45,12 @@ _FILE: Final = re.compile(
 )
 
 SCHEMA: Final = "1"
-HEADER_BYTES_MAX: Final = 16 * 1024 * 1024  # three million tokens; a file may claim anything
+HEADER_BYTES_MAX: Final = 16 * 1024 * 1024  # room for three million tokens
 POSITION_MAX: Final = 1 << 40  # tokens
-IO_BYTES_MAX: Final = 1 << 30  # of one call: macOS refuses two gigabytes
-ALIGNMENT: Final = 64  # of the data within the file, and so of its views within the buffer
+IO_BYTES_MAX: Final = 1 << 30  # limit of one call: macOS refuses two gigabytes
+ALIGNMENT: Final = 64  # bytes: alignment of the data in the file, and of the views in the buffer
 
-# bfloat16 travels as its bits: numpy has no such type.
+# bfloat16 is stored as uint16 bits: numpy has no bfloat16.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
     **{"U8": np.dtype(np.uint8), "I8": np.dtype(np.int8)},
@@ -71,19 +70,19 @@ _UNSIGNED: Final = "0" * (_CHECKSUM_TO - _CHECKSUM_FROM)
 
 
 class FileKind(StrEnum):
-    """The kinds of record: an `Extent` has the first two, the `PrefixNode` at its end the last."""
+    """The kinds of record."""
 
-    ROWS = "rows"  # of the layers that keep every token; no arrays where there is no such layer
-    WINDOW = "window"
-    STATE = "state"
+    ROWS = "rows"  # an extent's rows in layers that keep every token; no arrays without such layers
+    WINDOW = "window"  # an extent's rows in window layers
+    STATE = "state"  # the snapshot at an extent's end
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """The name of a record: what the run of `token_count` tokens from `start` to `end` left.
+    """The name of a record of the extent from `start` to `end`, which has `token_count` tokens.
 
-    `rule` is the label of the cut rule by which it is canonical, "" where it is fast;
-    `is_canonical` says that this is the rule by which this server cuts.
+    `rule` is the label of the cut rule that the KV was made by, "" for fast KV. `is_canonical`
+    says that this server cuts by the same rule.
     """
 
     kind: FileKind
@@ -98,7 +97,7 @@ class FileName:
 
     @property
     def quality(self) -> str:
-        """What a file says of how it was made."""
+        """The part of the file name that says by which cut rule the KV was made."""
         return f"canonical.{self.rule}" if self.is_canonical or self.rule else FAST
 
     @property
@@ -108,9 +107,9 @@ class FileName:
 
 
 def parse(file_name: str, rule: str) -> FileName | None:
-    """Return the record's name that a file's name spells; None where it is no name of ours.
+    """Return the record's name from a file's name; None for a file of another kind.
 
-    `rule` is the label of the rule by which this server cuts.
+    `rule` is the label of this server's cut rule.
     """
     match = _FILE.fullmatch(file_name)
     if match is None:
@@ -129,21 +128,21 @@ def is_root(directory_name: str) -> bool:
 
 
 def is_of_today(root: str) -> bool:
-    """Whether a root is of today's schema: no server of this version reads any other."""
+    """Whether a root has the current ROOT_SCHEMA, the only one that this version reads."""
     return root.startswith(f"{ROOT_SCHEMA:02x}")
 
 
 class Damaged(Exception):
-    """A file is not what its name says. `reason` is one word of a few, to count by."""
+    """A file is not the record that its name says. `reason` is one of a few words, for counts."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail:.200}")  # a file's own words may be long
+        super().__init__(f"{reason}: {detail:.200}")  # a detail may quote a long file header
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Array:
-    """One array. `dtype` is safetensors' name; `values` have the numpy type of `DTYPES`."""
+    """One array. `dtype` is its name in safetensors; `values` have the numpy type in `DTYPES`."""
 
     name: str
     dtype: str
@@ -158,8 +157,9 @@ class Array:
 class Record:
     """The KV of one file: rows or window rows of an extent, or the snapshot at its end.
 
-    `tokens` are the extent's, `position` where it starts, `rule` as in its name. `source` is in no
-    file: the rows or states that the record was made of. Nobody writes to it or its arrays.
+    `tokens` are the extent's tokens, `position` is where the extent starts, `rule` is as in
+    FileName. `source`, the rows or states that the record was made from, is not stored in the
+    file. The arrays never change.
     """
 
     root: PrefixHash
@@ -192,9 +192,9 @@ class Record:
 
 
 def encode(record: Record) -> list[memoryview]:
-    """Return the file's bytes in order: the header, then views of the arrays, not copied.
+    """Return the file's bytes in order: the header, then views of the arrays.
 
-    An array that is not contiguous is copied.
+    Only an array that is not contiguous is copied.
     """
     contiguous = (np.ascontiguousarray(array.values) for array in record.arrays)
     data = [values.reshape(-1).view(np.uint8).data for values in contiguous]
@@ -209,7 +209,7 @@ def write(handle: int, parts: Iterable[memoryview]) -> None:
     """Write the bytes of a file.
 
     Raises:
-        OSError: not all of them could be written.
+        OSError: not all bytes could be written.
     """
     for part in parts:
         while len(part):
@@ -217,7 +217,7 @@ def write(handle: int, parts: Iterable[memoryview]) -> None:
 
 
 def _header(record: Record) -> bytes:
-    """Return the file's length and header, the checksum's place still filled with zeros."""
+    """Return the header's length and the header, with zeros in place of the checksum."""
     metadata = {
         "checksum": _UNSIGNED,  # first: `_OPENING` and what follows it
         "schema": SCHEMA,
@@ -246,7 +246,7 @@ def _header(record: Record) -> bytes:
 
 
 def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
-    """Return the checksum of a file whose first bytes, its whole header or more, are `head`."""
+    """Return the checksum of a file: `head`, at least its whole header, and then `rest`."""
     digest = xxh3_128(head[:_CHECKSUM_FROM])
     digest.update(head[_CHECKSUM_TO:])
     for part in rest:
@@ -260,18 +260,19 @@ def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
 def read(path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
     """Return the record of the file at `path`, which must be record `name` under `root`.
 
-    One read into one buffer, whose views the arrays are. Nothing larger than `bytes_max` is read.
+    The file is read into one buffer, and the arrays are views of it. A file larger than
+    `bytes_max` is not read.
 
     Raises:
-        Damaged: it is anything else.
-        OSError: the disk does not give it; FileNotFoundError: it is not there.
+        Damaged: the file is not the undamaged file of this record.
+        OSError: the disk cannot read the file; FileNotFoundError: there is no such file.
     """
     return decode(_whole_file(path, bytes_max), root, name)
 
 
 def _whole_file(path: Path, bytes_max: int) -> NDArray[np.uint8]:
     try:
-        # Not to hang on a fifo, nor to follow a link out of the directory.
+        # The flags keep the call from hanging on a fifo and from following a link.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == ELOOP:
@@ -297,10 +298,10 @@ def _whole_file(path: Path, bytes_max: int) -> NDArray[np.uint8]:
 
 
 def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Record:
-    """Return the record whose file is `buffer`; its arrays are views of it.
+    """Return the record of the file in `buffer`. The record's arrays are views of the buffer.
 
     Raises:
-        Damaged: it is not the undamaged file of record `name` under `root`.
+        Damaged: the buffer is not the undamaged file of record `name` under `root`.
     """
     data_from = _check_sum(buffer)
     header = _json_object(bytes(buffer[_LENGTH_BYTES:data_from]))
@@ -328,7 +329,7 @@ def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Recor
 
 
 def _check_sum(buffer: NDArray[np.uint8]) -> int:
-    """Return where the data begins, once the file is known to be what was written."""
+    """Verify the checksum; return where the data begins."""
     head = buffer.data
     if len(head) < _CHECKSUM_TO:
         raise Damaged("truncated", f"{len(head)} bytes")
@@ -373,7 +374,7 @@ def _check_names(metadata: Metadata, token_count: int, root: PrefixHash, name: F
         "start": name.start.hex(),
         "end": name.end.hex(),
     }
-    wrong = [key for key, value in expected.items() if metadata.get(key) != value]
+    wrong = [item for item, value in expected.items() if metadata.get(item) != value]
     if token_count != name.token_count:
         wrong.append("token count")
     if wrong:
@@ -381,7 +382,7 @@ def _check_names(metadata: Metadata, token_count: int, root: PrefixHash, name: F
 
 
 def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
-    """Yield views of `data`. Together they are all of it, in order."""
+    """Yield the arrays as views of `data`, in order; they must cover it without gaps."""
     offset = 0
     for name, entry in header.items():
         dtype, shape, count = _layout(name, entry)
@@ -390,7 +391,7 @@ def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
             raise Damaged("layout", f"array {name!r} is not at {offset:,} to {end:,}")
         try:
             values = data[offset:end].view(DTYPES[dtype]).reshape(shape)
-        except ValueError as error:  # no elements, and sizes beyond what numpy counts
+        except ValueError as error:  # no elements, with sizes too large for numpy
             raise Damaged("layout", f"array {name!r} has an absurd shape") from error
         yield Array(name, dtype, values)
         offset = end
@@ -399,7 +400,7 @@ def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
 
 
 def _layout(name: str, entry: Any) -> tuple[str, list[int], int]:
-    """Return the dtype, the shape and the count of elements that an array's entry tells."""
+    """Return the dtype, the shape and the number of elements from an array's header entry."""
     if not isinstance(entry, dict):
         raise Damaged("layout", f"array {name!r} is not described")
     dtype, shape = entry.get("dtype"), entry.get("shape")

@@ -35,17 +35,17 @@ from hearth.worker.disk.file_format import (
     write,
 )
 
-FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
-SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
+FILE_BYTES_MIN: Final = 64 * 1024  # a smaller file counts as much, which limits the number of files
+SLACK: Final = 0.05  # share of the limit freed beyond the need, so that sweeps stay rare
 LOCK_WAIT_S_MAX: Final = 2.0
-RESERVE_SHARE: Final = 4  # of a day's writing, 1 / 4 is for what live conversations go on from
-PAUSE_S: Final = 60.0  # without writes after the disk has refused one
-TOUCH_S: Final = 60.0  # a file's last use is known to this
-RACY_NS: Final = 2_000_000_000  # some file systems count in two seconds
+RESERVE_SHARE: Final = 4  # 1 / 4 of a day's writing is reserved for live conversations
+PAUSE_S: Final = 60.0  # pause of all writes after the disk has refused one
+TOUCH_S: Final = 60.0  # resolution of a file's last use
+RACY_NS: Final = 2_000_000_000  # some file systems store times in steps of two seconds
 DAY_S: Final = 86_400
 
 COUNTERS_NAME: Final = ".ledger"
-COUNTERS_BYTES: Final = 256  # always the same ones, so that a full disk still takes them
+COUNTERS_BYTES: Final = 256  # fixed, so that the file can be rewritten on a full disk
 POLL_S: Final = 0.002
 _INTEGER_MAX: Final = 1 << 62
 
@@ -57,21 +57,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class UsageCounters:
-    """The file's content, while its lock is held. `save` makes changes last.
+    """The content of the directory's counter file, while its lock is held. `save` writes it.
 
-    Invariant: `bytes_used` may exceed what is there (a file that somebody removed by hand), never
-    fall short of what workers have put there; a sweep sets it right.
+    Invariant: `bytes_used` is never less than the bytes that workers have written and not removed.
+    It may be more (a user has removed a file); the next sweep corrects it.
     """
 
-    day: int = 0  # since the epoch, UTC
-    bytes_written: int = 0  # on that day
-    bytes_used: int | None = None  # None = not known: count the files
-    changes: int = 0  # times that files came or went, so that nobody lists them without need
+    day: int = 0  # days since the epoch, UTC
+    bytes_written: int = 0  # bytes written on that day
+    bytes_used: int | None = None  # None = unknown: the files have to be counted
+    changes: int = 0  # number of changes to the files; the same number means no new listing
     handle: int = -1
     was_damaged: bool = False
 
-    def turn_to(self, day: int) -> None:
-        """Begin the count of another day, also where the clock was put back."""
+    def start_day(self, day: int) -> None:
+        """Reset `bytes_written` on another day, even an earlier day after a clock change."""
         if day != self.day:
             self.day, self.bytes_written = day, 0
 
@@ -85,10 +85,10 @@ class UsageCounters:
 
 @contextmanager
 def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
-    """Hold the directory's lock; yield its counters. The system frees it when a process dies.
+    """Hold the directory's lock and yield its counters. The system frees a dead process's lock.
 
     Raises:
-        TimeoutError: another worker has held it for `wait_s`.
+        TimeoutError: another worker has held the lock for `wait_s`.
         OSError: the directory can't be written.
     """
     make_private(directory)
@@ -106,7 +106,7 @@ def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
 
 
 def read_counters(directory: Path) -> UsageCounters | None:
-    """Return the counters as they are now, without the lock; None where they are not known."""
+    """Return the current counters without taking the lock; None if they cannot be read."""
     try:
         text = read_small_file(directory / COUNTERS_NAME, COUNTERS_BYTES)
     except OSError:
@@ -150,11 +150,11 @@ def _count(value: Any) -> int:
 
 
 class FileIndex:
-    """Names and sizes of files, as last seen.
+    """The names and sizes of files, as last listed.
 
     Invariants: `_by_start` and `_by_end` hold the names in `_files`, and no empty sets;
     `bytes_used` is the sum over `_files`.
-    Any thread may call any method; none blocks long.
+    Any thread may call any method; no method blocks for long.
     """
 
     def __init__(self) -> None:
@@ -172,22 +172,22 @@ class FileIndex:
         return self._bytes_used
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
-        """Return the records of the runs that leave prefix `start`."""
+        """Return the records of all extents that start at prefix `start`."""
         with self._lock:
             return _sorted(self._by_start.get(start, ()))
 
     def at(self, end: PrefixHash) -> list[FileName]:
-        """Return the records of the runs that arrive at prefix `end`."""
+        """Return the records of all extents that end at prefix `end`."""
         with self._lock:
             return _sorted(self._by_end.get(end, ()))
 
     def nbytes(self, name: FileName) -> int:
-        """Return what a record's file counts, 0 where it is not in."""
+        """Return the counted bytes of a record's file, 0 where it is not in the index."""
         with self._lock:
             return self._files.get(name, 0)
 
     def alternatives(self, name: FileName) -> list[FileName]:
-        """Return the records of the same kind at the same end: one of them is enough."""
+        """Return the records of the same kind at the same end: any of them can replace it."""
         return [other for other in self.at(name.end) if other.kind is name.kind]
 
     def add(self, name: FileName, nbytes: int) -> None:
@@ -199,7 +199,7 @@ class FileIndex:
             self._by_end.setdefault(name.end, set()).add(name)
 
     def discard(self, name: FileName) -> int:
-        """Take a name out; return what its file counted, 0 where it was not in."""
+        """Remove a name; return the counted bytes of its file, 0 where it was not in the index."""
         with self._lock:
             if name not in self._files:
                 return 0
@@ -215,25 +215,26 @@ class FileIndex:
 
 
 def _sorted(names: Iterable[FileName]) -> list[FileName]:
-    """Return the names, canonical ones first, rows before what needs them."""
+    """Return the names, canonical ones first, and rows before windows and states."""
     kinds = list(FileKind)
     return sorted(names, key=lambda name: (not name.is_canonical, kinds.index(name.kind)))
 
 
 class FileStore:
-    """Records of KV as files: put, found by chain hash, got, and swept when they are too many.
+    """Stores records of KV as files, finds them by chain hash, and evicts them beyond a limit.
 
     Invariants:
-      one of a kind  of the records of one kind at one prefix the better stays; canonical is better
-                     Of two workers that put at once, each may leave one until the next look.
-      capped         what all roots hold together is at most `bytes_max` after each put
-      needed         the last part of a day's writing is for what live conversations go on from
-      lock           files come, and are evicted, only under the directory's lock: whatever is not
-                     whole under it is a dead writer's. Reads take no lock: a file that goes
-                     meanwhile is a miss.
-    No method raises for what the disk does or holds: it is counted, with one warning a kind.
-    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used`, `is_reserved`,
-    `is_shared` and `report` are for any thread.
+      one of a kind  one record of a kind stays at each prefix, a canonical one rather than a fast
+                     one. Two workers that write at once may leave two until the next refresh.
+      capped         the files of all roots together take at most `bytes_max` after each put
+      needed         the last part of a day's writing is reserved for live conversations
+      lock           files are written and evicted only under the directory's lock: an unfinished
+                     file seen under the lock was left by a dead writer. Reads take no lock: a file
+                     that is removed meanwhile is a miss.
+    No method raises for an error of the disk or a damaged file: it is counted, and the first of
+    each kind is logged as a warning.
+    Owner: the I/O thread. Any thread may call `leaving`, `at`, `holds`, `hide`, `nbytes`,
+    `bytes_used`, `is_reserved`, `is_shared` and `report`.
     """
 
     def __init__(
@@ -245,10 +246,11 @@ class FileStore:
         now: Callable[[], float] = time.time,
         rule: str = "",
     ) -> None:
-        """`bytes_max` is for all roots in `directory`, `write_bytes_per_day` for all workers.
+        """List the directory, without opening any file.
 
-        No limit a day is 0. `rule` is the label of this server's cut rule: what is canonical by
-        another is fast here. Finds what is there, without opening it.
+        `bytes_max` is for all roots in `directory`; `write_bytes_per_day` is for all workers,
+        0 = no limit. `rule` is the label of this server's cut rule: KV that is canonical by
+        another rule counts as fast here.
         """
         self.counts: Counter[str] = Counter()
         self._directory = directory
@@ -259,47 +261,47 @@ class FileStore:
         self.write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
-        self._found = self._index  # what any thread finds: nothing while all is to be removed
+        self._found = self._index  # the index for lookups: an empty one until `clear` has run
         # Kept for one key: KV on disk, by the key's own root
-        self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
-        self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
-        self._changes_seen: int | None = None  # how often it had, by its workers' own count
+        self._listed: dict[str, FileName] = {}  # names by file name, as last listed
+        self._seen_at = 0  # the directory's mtime at the last refresh; 0 = refresh again
+        self._changes_seen: int | None = None  # `UsageCounters.changes` at the last refresh
         self._paused_at = -math.inf
         self._is_full = False
         self._warned: set[str] = set()
-        self._counters_seen = UsageCounters()  # as of the last look
+        self._counters_seen = UsageCounters()  # as last read under the lock
         self.refresh()
-        self.is_shared = False  # others put something here, as was seen since or is known
+        self.is_shared = False  # whether other workers are known to write here
 
     # ------------------------------------------------------------ any thread
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
-        """Return the records of the runs that leave prefix `start`, canonical ones first."""
+        """Return the records of all extents that start at prefix `start`, canonical ones first."""
         return self._found.leaving(start)
 
     def at(self, end: PrefixHash) -> list[FileName]:
-        """Return the records of the runs that arrive at prefix `end`, canonical ones first."""
+        """Return the records of all extents that end at prefix `end`, canonical ones first."""
         return self._found.at(end)
 
     def holds(self, name: FileName) -> bool:
-        """Whether this record, or one as good, is here: putting it would change nothing."""
+        """Whether this record or an equally good one is stored, so that `put` would do nothing."""
         return bool(self._as_good_as(name))
 
     def nbytes(self, name: FileName) -> int:
-        """Return what a record's file counts, 0 where there is none."""
+        """Return the counted bytes of a record's file, 0 where there is no file."""
         return self._found.nbytes(name)
 
     def hide_all(self) -> None:
-        """Find nothing more until `clear` has removed it."""
+        """Hide all files from lookups until `clear` has removed them."""
         self._found = FileIndex()
 
     def hide(self, name: FileName) -> None:
-        """Find a record no more; the I/O thread removes its file."""
+        """Hide a record from lookups; the I/O thread removes its file later."""
         self._index.discard(name)
 
     @property
     def reserve(self) -> int:
-        """The bytes of a day's writing that are for live conversations alone."""
+        """The bytes of a day's writing that are reserved for live conversations."""
         return self.write_bytes_per_day // RESERVE_SHARE
 
     @property
@@ -310,14 +312,14 @@ class FileStore:
 
     @property
     def bytes_used(self) -> int:
-        """What this root's files count."""
+        """The counted bytes of this root's files."""
         return self._index.bytes_used
 
     def _written_today(self, counters: UsageCounters) -> int:
         return counters.bytes_written if counters.day == self._day() else 0
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for `/v1/cache`; those of the directory are all its workers'."""
+        """Return the figures for `/v1/cache`; `directory_` figures are for all workers."""
         shared = read_counters(self._directory) or self._counters_seen
         written, per_day = self._written_today(shared), self.write_bytes_per_day
         return {
@@ -339,7 +341,7 @@ class FileStore:
     # ------------------------------------------------------------ reading
 
     def get(self, name: FileName) -> Record | None:
-        """Return a record; None is a counted miss, and what is damaged is removed."""
+        """Return a record; None is a counted miss. A damaged file is removed."""
         path = self._home / name.file_name
         try:
             record = read(path, self.root, name, self.bytes_max)
@@ -362,7 +364,7 @@ class FileStore:
         return record
 
     def refresh(self) -> None:
-        """See what others have put or removed. Cheap where this worker alone changed anything."""
+        """List the files that other workers have written or removed. Cheap where they have not."""
         counters = read_counters(self._directory)
         changes = None if counters is None else counters.changes
         try:
@@ -385,13 +387,13 @@ class FileStore:
                 self.is_shared = True
                 if not self._list(name):  # gone again
                     self.counts["scans_missed"] += 1
-        # A change within the clock's last tick looks like none.
-        is_settled = time.time_ns() - changed_at > RACY_NS
-        self._seen_at = changed_at if is_settled else 0
+        # A later change within the same clock tick would leave the mtime as it is.
+        is_past = time.time_ns() - changed_at > RACY_NS
+        self._seen_at = changed_at if is_past else 0
         self._changes_seen = changes
 
-    def _note_change(self, counters: UsageCounters) -> None:
-        """Count a change of this worker's own, for which it need not look. Under the lock."""
+    def _record_change(self, counters: UsageCounters) -> None:
+        """Count this worker's own change, which needs no refresh. Call under the lock."""
         is_known = counters.changes == self._changes_seen
         counters.changes += 1
         counters.save()
@@ -401,7 +403,7 @@ class FileStore:
                 self._seen_at = os.stat(self._home).st_mtime_ns
 
     def _list(self, name: FileName) -> bool:
-        """Take in a file of this name, if there is one; say whether there is."""
+        """Add the file of this name to the index; return False if there is no such file."""
         try:
             size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
         except OSError:
@@ -415,7 +417,7 @@ class FileStore:
         self._listed.pop(name.file_name, None)
 
     def _touch(self, name: FileName) -> bool:
-        """Note that a file was used; say whether it is there."""
+        """Record that a file was used; return False if there is no such file."""
         path = self._home / name.file_name
         try:
             if self._now() - os.stat(path).st_mtime > TOUCH_S:
@@ -423,17 +425,17 @@ class FileStore:
         except FileNotFoundError:
             self._forget(name)
             return False
-        except OSError:  # a read-only disk keeps no times
+        except OSError:  # a read-only disk records no times
             self.counts["touches_failed"] += 1
         return True
 
     # ------------------------------------------------------------ writing
 
     def put(self, record: Record, is_needed: bool = False) -> bool:
-        """Make a record a file, whole or not at all; say whether it, or one as good, is here.
+        """Write a record's file atomically; return whether it or an equally good one is stored.
 
-        `is_needed`: a live conversation goes on from it, so that the day's reserve is for it too.
-        Lists no directory.
+        `is_needed` says that a live conversation continues from the record, which may then use the
+        day's reserve. Lists no directory.
         """
         assert record.root == self.root, (record.root, self.root)
         if 0 <= self._now() - self._paused_at < PAUSE_S:
@@ -442,11 +444,11 @@ class FileStore:
         return bool(self._under_lock(partial(self._put, record, is_needed)))
 
     def sweep(self) -> None:
-        """Bring the directory, all roots, under its cap; remove what dead writers left."""
+        """Evict files of all roots down to the limit; remove unfinished files of dead writers."""
         self._under_lock(self._sweep)
 
     def remove(self, name: FileName) -> None:
-        """Remove a file that cannot be used. What the directory holds is counted anew."""
+        """Remove a file that this worker cannot use, and count the directory's bytes again."""
 
         def remove(counters: UsageCounters) -> None:
             self._remove(name)
@@ -456,12 +458,12 @@ class FileStore:
         self._under_lock(remove)
 
     def drop(self, names: Collection[FileName]) -> None:
-        """Remove files that something newer has replaced."""
+        """Remove files that newer ones have replaced."""
 
         def drop(counters: UsageCounters) -> None:
             freed = sum(self._remove(name) for name in names)
             counters.bytes_used = max(0, _bytes_used(counters) - freed)
-            self._note_change(counters)
+            self._record_change(counters)
 
         self.counts["replaced"] += len(names)
         self._under_lock(drop)
@@ -479,7 +481,7 @@ class FileStore:
         self._found = self._index
 
     def _under_lock(self, act: Callable[[UsageCounters], object]) -> object:
-        """Return what `act` does under the directory's lock; None where the disk refuses."""
+        """Run `act` under the directory's lock and return its result; None where the disk fails."""
         try:
             with locked_counters(self._directory, LOCK_WAIT_S_MAX) as counters:
                 if counters.was_damaged:
@@ -498,7 +500,7 @@ class FileStore:
 
     def _put(self, record: Record, is_needed: bool, counters: UsageCounters) -> bool:
         name = record.name
-        for before in self.at(record.start):  # else what it hangs from could be swept first
+        for before in self.at(record.start):  # the files before it must not be evicted first
             self._touch(before)
         known = self._as_good_as(name)
         if any([self._touch(other) for other in known]) or self._list(name):
@@ -509,7 +511,7 @@ class FileStore:
         if _counted_bytes(size) > self.bytes_max:
             self.counts["writes_refused_size"] += 1
             return False
-        counters.turn_to(self._day())
+        counters.start_day(self._day())
         per_day = self.write_bytes_per_day
         if per_day and counters.bytes_written + size > per_day - (not is_needed) * self.reserve:
             self.counts["writes_refused_budget"] += 1
@@ -519,7 +521,7 @@ class FileStore:
         self.counts["bytes_written"] += size
         for other in self._index.alternatives(name):
             counters.bytes_used = _bytes_used(counters) - self._remove(other)
-        self._note_change(counters)
+        self._record_change(counters)
         self._listed[name.file_name] = name
         self._index.add(name, _counted_bytes(size))
         return True
@@ -527,7 +529,7 @@ class FileStore:
     def _write_charged(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Count a file, then write it: a worker that dies between leaves the counters too high."""
+        """Count a file, then write it: a worker that dies in between leaves the counts too high."""
         if _bytes_used(counters) + _counted_bytes(size) > self.bytes_max:
             self._sweep(counters, self.bytes_max - _counted_bytes(size))
         self._charge(counters, size, _counted_bytes(size))
@@ -545,7 +547,7 @@ class FileStore:
     def _write_making_room(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Write a file; where the disk is full, give back as much first, once until it is not."""
+        """Write a file. On a full disk evict twice its size and retry, once until it has room."""
         try:
             self._write(name, parts)
         except OSError as error:
@@ -553,7 +555,7 @@ class FileStore:
                 raise
             self._is_full = True
             self._sweep(counters, _bytes_used(counters) - 2 * _counted_bytes(size))
-            self._charge(counters, 0, _counted_bytes(size))  # the sweep saw no file
+            self._charge(counters, 0, _counted_bytes(size))  # the sweep did not count this file
             self._write(name, parts)
         self._is_full = False
 
@@ -568,14 +570,14 @@ class FileStore:
                 os.close(handle)
             os.replace(temp, self._home / name.file_name)
         except OSError:
-            with suppress(OSError):  # the next sweep takes it
+            with suppress(OSError):  # the next sweep removes it
                 os.unlink(temp)
             raise
 
     # ------------------------------------------------------------ sweeping
 
     def _sweep(self, counters: UsageCounters, goal: int | None = None) -> None:
-        """Remove what is worth least until all roots hold at most `goal` bytes."""
+        """Evict the files of least worth until all roots together take at most `goal` bytes."""
         goal, files = self.bytes_max if goal is None else goal, list(self._stored())
         used = sum(file.nbytes for file in files)
         if used > goal:
@@ -595,7 +597,7 @@ class FileStore:
         self.refresh()
 
     def _stored(self) -> Iterator[StoredFile]:
-        """Yield the files of all roots; remove those that a writer left half done."""
+        """Yield the files of all roots; remove unfinished files."""
         for home in list(os.scandir(self._directory)):
             if not is_root(home.name) or not home.is_dir(follow_symlinks=False):
                 continue
@@ -611,11 +613,11 @@ class FileStore:
                     self._unlink(Path(entry.path))
                     self.counts["temps_removed"] += 1
             if not entries and home.path != str(self._home):
-                with suppress(OSError):  # somebody has just put something there
+                with suppress(OSError):  # another worker has just written there
                     os.rmdir(home.path)
 
     def _remove(self, name: FileName) -> int:
-        """Remove a file of this root; return what it counted, 0 where it stays."""
+        """Remove a file of this root; return its counted bytes, 0 if it could not be removed."""
         size = self._index.discard(name)
         if not self._unlink(self._home / name.file_name):
             return 0
@@ -642,7 +644,7 @@ class FileStore:
 
 
 def _counted_bytes(size: int) -> int:
-    """Return what a file of `size` bytes counts."""
+    """Return the bytes that a file of `size` bytes counts as."""
     return max(size, FILE_BYTES_MIN)
 
 
@@ -652,7 +654,7 @@ def _bytes_used(counters: UsageCounters) -> int:
 
 
 def _reason_of(error: OSError) -> tuple[str, str]:
-    """Return the word that an error is counted by, and what its user can do."""
+    """Return the word that an error is counted under, and the remedy for the user."""
     if isinstance(error, TimeoutError):
         return "busy", "Another worker may be stopped."
     if error.errno in _FULL:

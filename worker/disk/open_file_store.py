@@ -1,7 +1,7 @@
-"""Opens the directory of KV files as the settings say: where, how large, and nobody else's.
+"""Opens the directory of KV files as the settings say, and keeps it private and out of backups.
 
-Nor in a Mac's backups: Time Machine would copy, and hold in local snapshots, all that the cache
-writes and evicts.
+Time Machine would copy every file that the cache writes, and keep evicted files in its local
+snapshots.
 """
 
 import ctypes
@@ -20,13 +20,13 @@ from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_store import FileStore
 
 GB: Final = 1 << 30
-DISK_SHARE: Final = 10  # kept KV takes 1 / 10 of its volume by default ...
-FREE_DISK_SHARE: Final = 2  # ... 1 / 2 of what is free at most ...
-DISK_BYTES_MIN: Final = 10 * GB  # ... and never less
-# What `tmutil addexclusion` sets; it goes with the directory and takes in all that is below it.
+DISK_SHARE: Final = 10  # by default kept KV takes at most 1 / 10 of its volume ...
+FREE_DISK_SHARE: Final = 2  # ... and at most 1 / 2 of the free space ...
+DISK_BYTES_MIN: Final = 10 * GB  # ... but may always take this much
+# The attribute that `tmutil addexclusion` sets: it stays with the directory and covers its files.
 ATTRIBUTE: Final = "com.apple.metadata:com_apple_backup_excludeItem"
 EXCLUDED: Final = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
-NEVER_INDEX: Final = ".metadata_never_index"  # Spotlight leaves out a directory that has it
+NEVER_INDEX: Final = ".metadata_never_index"  # Spotlight skips a directory with this file
 
 SetAttribute = Callable[[Path, str, bytes], None]
 
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 def open_file_store(
     root: PrefixHash, settings: Settings, cut_label: str, ranks_here: int = 1
 ) -> FileStore | None:
-    """Return the files of a root; None where nothing is written.
+    """Return the file store of a root; None where the settings turn the disk off.
 
-    `ranks_here` ranks of a model have files on this machine: each has its part of what is allowed.
+    `ranks_here` is the number of the model's ranks on this machine, which share the limits.
 
     Raises:
-        StartError: the directory is another user's, who could put anything there.
+        StartError: the directory belongs to another user, who could put any file there.
     """
     if settings.max_kv_size_gb == 0:
         return None
-    if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
+    if settings.kv_cache_dir.exists():  # else the file store creates it if the disk allows that
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
     exclude_from_backup(settings.kv_cache_dir)
     return FileStore(
@@ -58,7 +58,7 @@ def open_file_store(
 
 
 def disk_bytes_max(settings: Settings) -> int:
-    """Return how many bytes kept KV may take on disk: as set, or by the size of the volume.
+    """Return how many bytes kept KV may take on disk: the setting, or a share of the volume.
 
     A conversation of 60,000 tokens takes 4 GB on a model of 27 billion parameters.
     """
@@ -73,9 +73,9 @@ def disk_bytes_max(settings: Settings) -> int:
 
 
 def set_attribute(path: Path, name: str, value: bytes) -> None:
-    """Set an extended attribute, as macOS's Python has no `os.setxattr`. Raises: OSError.
+    """Set an extended attribute: Python has no `os.setxattr` on macOS. Raises: OSError.
 
-    Linux's call has no `position`; what stands in its place there, flags, is 0 as well.
+    Linux's call has no `position`; its fifth argument, the flags, is 0 as well.
     """
     setxattr = ctypes.CDLL(None, use_errno=True).setxattr
     setxattr.argtypes = (
@@ -90,7 +90,7 @@ def set_attribute(path: Path, name: str, value: bytes) -> None:
 def exclude_from_backup(
     directory: Path, platform: str = sys.platform, set_attribute: SetAttribute = set_attribute
 ) -> None:
-    """Make `directory`, and exclude it. Does nothing but on macOS; what fails is told."""
+    """Create `directory` and exclude it from backups, on macOS only. A failure is logged."""
     if platform != "darwin":
         return
     try:

@@ -179,7 +179,7 @@ class KeptConversation:
     def give_up_slots(self) -> None:
         """Copy what the live slots hold into what is kept, and empty them."""
         for slot in self._kv_manager.slots:
-            self._kv_manager.give_up(slot)
+            self._kv_manager.release_slot(slot)
 
     def through_files(self) -> Generator[None]:
         """Make all that is kept a file's bytes, and what these bytes hold what is kept."""

@@ -210,7 +210,7 @@ def _charged(context: CheckContext, directory: Path) -> int:
     pieces = min(context.rules.ssd_bytes, free) // PIECE_BYTES
     per_day = context.rules.ssd_bytes_per_day
     with locked_counters(directory, LOCK_WAIT_S_MAX) as counters:
-        counters.turn_to(int(time.time() // DAY_S))
+        counters.start_day(int(time.time() // DAY_S))
         if per_day:
             pieces = min(pieces, (per_day - counters.bytes_written) // PIECE_BYTES)
         if pieces < PIECES_MIN:

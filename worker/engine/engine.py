@@ -174,7 +174,7 @@ class Engine:
 
     def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
         """Whether all images that the tokens [start, end) show are encoded."""
-        shown = [run.picture for run in images if run.start < end and start < run.end]
+        shown = [run.image for run in images if run.start < end and start < run.end]
         if self.vision is None:
             return not shown
         return all(map(self.vision.is_encoded, shown))

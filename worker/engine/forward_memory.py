@@ -49,7 +49,7 @@ class ForwardMemory:
         if self.grid is None:
             return 0
         found = []
-        for at in self.grid.turns(depth):
+        for at in self.grid.step_ends(depth):
             tokens = min(self.grid.step_at(max(0, at - 1)), at)
             found.append(tokens * (self.token_bytes + at * self.pair_bytes) + at * self.depth_bytes)
         return self.fixed_bytes + max(found)

@@ -1,11 +1,11 @@
-"""Writes committed KV of one model to disk, and brings back what prompts go on from.
+"""Writes committed KV of one model to disk, and reads back the KV that prompts resume from.
 
-What a prompt needs is read before the prompt gets a slot, and goes into the store: planning sees
-RAM only. Rows are written at once. To go on behind them, layers that keep states or windows need
-these too: a resume point. On a large hybrid it takes as many bytes as the rows of thousands of
-tokens, so that it is written where a prompt is likely to go on, and once a conversation has grown
-by what it is worth: as many tokens as have rows of as many bytes. What a killed worker loses is no
-more than that.
+A prompt's KV is read into the store before the prompt gets a slot: planning sees RAM only. Rows are
+written at once. To resume after them, a model with states or windows needs a resume point too: the
+snapshot and the window rows at one node. On a large hybrid a resume point takes as many bytes as
+the rows of thousands of tokens. So it is written only where a prompt is likely to resume, and only
+once the tokens since the last point have rows of as many bytes. A killed worker loses no more
+prefill than that.
 """
 
 import logging
@@ -28,8 +28,8 @@ from hearth.worker.cache.extent_store import (
     Extent,
     ExtentStore,
     PrefixNode,
+    extents_back,
     path_to,
-    runs_back,
     within_window,
 )
 from hearth.worker.cache.pinned_prompts import Pin
@@ -43,20 +43,20 @@ from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 
 log = logging.getLogger(__name__)
 
-RECALL_S_MAX: Final = 20.0  # from a disk that takes longer nothing is worth waiting for
-QUIET_S: Final = 30.0  # a conversation that is silent for so long may be so for hours
-COLD_TOKENS: Final = 8_192  # of a long prefill that are read again at most if its worker is killed
-EARLY_SHARE: Final = 4  # where other prompts begin alike, 1 / 4 of its worth is enough
-ROWLESS_WORTH_TOKENS: Final = 2_048  # of a model that keeps states alone
-SHUTDOWN_TOKENS: Final = 64  # fewer are sooner read again than written at the end
+RECALL_S_MAX: Final = 20.0  # limit of a request's wait for the disk
+QUIET_S: Final = 30.0  # a conversation that is silent for this long may be silent for hours
+COLD_TOKENS: Final = 8_192  # most tokens of a long prefill that a killed worker loses
+EARLY_SHARE: Final = 4  # 1 / 4 of a resume point's worth is enough where prompts may branch
+ROWLESS_WORTH_TOKENS: Final = 2_048  # worth of a resume point in a model that keeps states only
+SHUTDOWN_TOKENS: Final = 64  # at shutdown fewer tokens are not worth a resume point
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRecall:
-    """What a prompt needs from disk: `names`, in an order in which they can be taken in."""
+    """The records that a prompt needs from disk, in the order of insertion into the store."""
 
     names: tuple[FileName, ...]
-    position: int  # up to which the prompt is kept then
+    position: int  # where the prompt can resume afterwards
     asked_at: float = field(default_factory=awake_s)
 
     @property
@@ -66,20 +66,20 @@ class DiskRecall:
 
 @dataclass(frozen=True, slots=True)
 class _ReachedPrefix:
-    """A prefix of the prompt that is in RAM or on disk, and the files that lead there."""
+    """A prefix of the prompt that is in RAM or on disk, with the files that lead to it."""
 
     position: int
     is_canonical: bool
-    joint: PrefixNode  # up to which it is in RAM
-    path: tuple[FileName, ...] = ()  # rows on disk, from there
+    node: PrefixNode  # the last node of the prefix in RAM
+    path: tuple[FileName, ...] = ()  # rows on disk, from `node` on
 
 
 class DiskTier:
     """The SSD tier of one model's KV, above the thread that reads and writes files.
 
-    Invariants: what is taken in hangs from a joint of the store, and is the prompt's own tokens;
-    nothing is written twice, and what the thread refuses is offered again. `_tips` are the ends of
-    conversations whose resume points are not on disk, by when their requests ended.
+    Invariants: a record is inserted only after a node of the store, and only with the prompt's own
+    tokens; no record is written twice, and a refused record is offered again. `_tips` maps the end
+    nodes of conversations without a resume point on disk to the time when their requests ended.
     Owner: the inference thread.
     """
 
@@ -101,18 +101,18 @@ class DiskTier:
         self._file_store = disk_thread.file_store
         self._clock = time.monotonic
         self._tips: dict[PrefixNode, float] = {}
-        evictor.before_eviction = self.make_way
+        evictor.before_eviction = self.write_before_eviction
 
     # ------------------------------------------------------------ what a prompt needs
 
     def wanted(self, query: PrefixQuery, plan: ResumePlan, is_exact: bool) -> DiskRecall | None:
-        """Return what would have to be read for the prompt to go on further than by its plan.
+        """Return the records to read so that the prompt resumes further on than by its plan.
 
-        None where disk has nothing further. Opens no file.
+        None where the disk has no such records. Opens no file.
         """
         assert plan.found is not None, "what is on disk is wanted behind a search"
         by_end = self._reached(query, is_exact, plan.found.reached)
-        best = sorted(by_end.values(), key=lambda there: (there.position, there.is_canonical))
+        best = sorted(by_end.values(), key=lambda reached: (reached.position, reached.is_canonical))
         for reached in reversed(best):
             if reached.position <= plan.position:
                 return None
@@ -124,11 +124,11 @@ class DiskTier:
     def _reached(
         self, query: PrefixQuery, is_exact: bool, kept: Mapping[PrefixNode, bool]
     ) -> dict[PrefixHash, _ReachedPrefix]:
-        """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
+        """Return all prefixes of the prompt that are in RAM or that files lead to, by name."""
         todo: dict[PrefixHash, _ReachedPrefix] = {
-            joint.name: _ReachedPrefix(joint.position, is_canonical, joint)
-            for joint, is_canonical in kept.items()
-            if joint.position <= query.limit
+            node.name: _ReachedPrefix(node.position, is_canonical, node)
+            for node, is_canonical in kept.items()
+            if node.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
         following = dict(pairwise([0, *query.cuts]))
@@ -145,74 +145,75 @@ class DiskTier:
                 if names[end] != name.end:
                     continue
                 if is_exact and following.get(reached.position) != end:
-                    continue  # nothing canonical of this prompt ends there
+                    continue  # this prompt has no cut there
                 if is_exact and not name.is_canonical:
                     self.counts["recalls_not_exact"] += 1
                     continue
                 is_canonical = reached.is_canonical and name.is_canonical
-                there = _ReachedPrefix(end, is_canonical, reached.joint, (*reached.path, name))
-                done[name.end] = todo[name.end] = there
+                prefix = _ReachedPrefix(end, is_canonical, reached.node, (*reached.path, name))
+                done[name.end] = todo[name.end] = prefix
         return done
 
     def _files_needed(self, reached: _ReachedPrefix, is_exact: bool) -> tuple[FileName, ...] | None:
-        """Return all that is needed to go on there; None where the disk lacks some of it."""
+        """Return all files that a resume there needs; None where the disk lacks a file."""
         windows = self._windows(reached)
         if windows is None:
             return None
         files = [*reached.path, *windows]
-        if self._layout.has_state and (reached.path or reached.joint.snapshot is None):
-            run = reached.path[-1] if reached.path else self._rows_file_name(reached.joint)
-            state = self._file_beside(run, FileKind.STATE, is_exact)
+        if self._layout.has_state and (reached.path or reached.node.snapshot is None):
+            rows = reached.path[-1] if reached.path else self._rows_file_name(reached.node)
+            state = self._file_beside(rows, FileKind.STATE, is_exact)
             if state is None:
                 return None
             files.append(state)
         return tuple(files)
 
     def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
-        """Return the window rows that a resume looks back to and RAM lacks."""
+        """Return the window files that a resume needs beside RAM; None where the disk lacks one."""
         position, back_to = reached.position, max(0, reached.position - self._layout.window)
-        lacking, joint = [], reached.joint
-        for run in reversed(reached.path):
+        lacking, node = [], reached.node
+        for rows in reversed(reached.path):
             if position <= back_to:
                 break
-            lacking.append(run)
-            position -= run.token_count
-        for extent in within_window(joint, joint.position - back_to):
+            lacking.append(rows)
+            position -= rows.token_count
+        for extent in within_window(node, node.position - back_to):
             if extent.window is None:
                 lacking.append(self._rows_file_name(extent.end))
             elif not extent.window_covers(back_to):
-                return None  # nor does what was written when it was made
-        found = [self._file_beside(run, FileKind.WINDOW) for run in lacking]
+                return None  # its file has no more rows than the window in RAM
+        found = [self._file_beside(rows, FileKind.WINDOW) for rows in lacking]
         windows = [name for name in found if name is not None]
         return windows if len(windows) == len(lacking) else None
 
     def _file_beside(
-        self, run: FileName, kind: FileKind, has_to_be_as_good: bool = True
+        self, rows: FileName, kind: FileKind, has_to_be_as_good: bool = True
     ) -> FileName | None:
-        """Return what is on disk beside the rows of a run, as canonical as they are, if it can be.
+        """Return the window or state of the same extent as `rows`; None where there is none.
 
-        A state in fewer bits is fast beside canonical rows.
+        Beside canonical rows it must be canonical too, unless `has_to_be_as_good` is false: a
+        state in fewer bits is fast although its rows are canonical.
         """
-        for name in self._file_store.at(run.end):
-            is_as_good = name.is_canonical or not (run.is_canonical and has_to_be_as_good)
-            if name.kind is kind and name.start == run.start and is_as_good:
+        for name in self._file_store.at(rows.end):
+            is_as_good = name.is_canonical or not (rows.is_canonical and has_to_be_as_good)
+            if name.kind is kind and name.start == rows.start and is_as_good:
                 return name
         return None
 
     def _fits(self, files: Sequence[FileName]) -> bool:
-        """Whether the rows may be in RAM at all."""
+        """Whether the rows fit the RAM budget at all."""
         rows = [name for name in files if name.kind is FileKind.ROWS]
         row_bytes, buffers = self._layers.row_cost(None)
         budget = self._store.budget
-        # A file of packed rows is smaller; a small file counts more than it holds.
+        # A file of packed rows is smaller than its rows. A small file counts more than it holds.
         nbytes = sum(
             min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
         )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
-    def _rows_file_name(self, joint: PrefixNode) -> FileName:
-        """Return the name of the rows that arrive at a joint in RAM."""
-        arrival = joint.arrival
+    def _rows_file_name(self, node: PrefixNode) -> FileName:
+        """Return the name of the rows of the extent that ends at a node in RAM."""
+        arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
         return file_name(arrival, FileKind.ROWS, arrival.is_canonical, self._rules.cut_label)
 
@@ -225,10 +226,10 @@ class DiskTier:
         tip: PrefixNode,
         line: LinePriority,
     ) -> int:
-        """Put what was read into the store; return how many tokens came back.
+        """Put records into the store; return how many tokens were restored.
 
-        `tip` is the last joint of the prompt in RAM. Ends at the first record that is missing, does
-        not fit the prompt or finds no room: what hangs from it is of no use.
+        `tip` is the last node of the prompt in RAM. Stops at the first record that is missing, does
+        not fit the prompt or finds no room: the later records are of no use without it.
         """
         count = 0
         tips = [tip]
@@ -237,7 +238,7 @@ class DiskTier:
                 self.counts["recalls_missed"] += 1
                 break
             try:
-                is_taken = self._take_in(record, query, line, tips)
+                is_inserted = self._take_in(record, query, line, tips)
             except UnreadableRecord as reason:
                 self.counts["recalls_unreadable"] += 1
                 self.thread.discard(record.name)
@@ -248,11 +249,11 @@ class DiskTier:
                         reason,
                     )
                 break
-            if not is_taken:
+            if not is_inserted:
                 break
             if record.kind is FileKind.ROWS:
                 count += len(record.tokens)
-                line.tip = record.end  # the prompt goes on with this line
+                line.tip = record.end  # so that the prompt continues this line
         assert count <= query.limit, (count, query.limit)
         self.counts["recalled_tokens"] += count
         return count
@@ -260,12 +261,15 @@ class DiskTier:
     def _take_in(
         self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
-        """Put one record into the store; say whether it is there. `tips` are not to be lost."""
+        """Put one record into the store; return whether the store has it now.
+
+        Making room evicts nothing on the paths to `tips`.
+        """
         if record.kind is FileKind.ROWS:
             return self._take_in_rows(record, query, line, tips)
-        joint = self._store.joint(record.end)
-        arrival = joint.arrival if joint is not None else None
-        if joint is None or arrival is None or not self._fits_beside(record, arrival):
+        node = self._store.node(record.end)
+        arrival = node.arrival if node is not None else None
+        if node is None or arrival is None or not self._fits_beside(record, arrival):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is FileKind.WINDOW:
@@ -275,21 +279,21 @@ class DiskTier:
                     raise UnreadableRecord("window rows of other shapes than the model's")
                 if self._has_room(window.nbytes, window.buffers, tips):
                     rows = window.layers[0].arrays[0].shape[2]
-                    self._store.set_window(arrival, window, joint.position - rows)
+                    self._store.set_window(arrival, window, node.position - rows)
                     arrival.is_window_stored = True
-                    joint.is_stored = not self._layout.has_state
+                    node.is_stored = not self._layout.has_state
             return arrival.window is not None
-        if joint.snapshot is None:
+        if node.snapshot is None:
             state = self._layers.state_from(record)
             if not self._layers.is_state(state):
                 raise UnreadableRecord("a state of other shapes than the model's")
             if self._has_room(state.nbytes, state.buffers, tips):
-                self._store.set_snapshot(joint, state, is_fast=not record.is_canonical)
-                joint.is_stored = True
-        return joint.snapshot is not None
+                self._store.set_snapshot(node, state, is_fast=not record.is_canonical)
+                node.is_stored = True
+        return node.snapshot is not None
 
     def _fits_beside(self, record: Record, arrival: Extent) -> bool:
-        """Whether a window or a snapshot is of this very run, and as canonical as it has to be."""
+        """Whether a window or a snapshot belongs to this extent, and is canonical if it must be."""
         may_be_fast = record.kind is FileKind.STATE and not self._rules.is_exact
         is_as_good = record.is_canonical or may_be_fast or not arrival.is_canonical
         return arrival.start.name == record.start and is_as_good
@@ -297,7 +301,7 @@ class DiskTier:
     def _take_in_rows(
         self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
-        start = self._store.joint(record.start)
+        start = self._store.node(record.start)
         end = record.position + len(record.tokens)
         if start is None or start.position != record.position:
             self.counts["recalls_homeless"] += 1
@@ -309,12 +313,12 @@ class DiskTier:
         rows, packed = self._rows_of(record)
         if not self._has_room(rows.nbytes, rows.buffers, tips):
             return False
-        there, extent = self._store.commit(
+        node, extent = self._store.commit(
             start, record.end, record.tokens.copy(), record.is_canonical, line
         )
-        assert there.position == end and not there.is_dropped, (there.position, end)
-        tips[1:] = [there]
-        if extent is not None:  # else as good a one has come meanwhile
+        assert node.position == end and not node.is_dropped, (node.position, end)
+        tips[1:] = [node]
+        if extent is not None:  # else an equally good extent was committed meanwhile
             extent.is_stored, extent.is_stored_canonical = True, record.is_canonical
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, rows)
@@ -323,12 +327,11 @@ class DiskTier:
         return True
 
     def _rows_of(self, record: Record) -> tuple[KVRows, set[PackedFormat | None]]:
-        """Return a record's rows, in the format that it names, whatever the settings are now.
-
-        With them comes how they are packed otherwise than live slots have them.
+        """Return a record's rows in the record's own format, and which formats slots do not use.
 
         Raises:
-            UnreadableRecord: they are not this model's, or called canonical and packed otherwise.
+            UnreadableRecord: the rows are not this model's, or they are called canonical although
+                they are packed in another format than a live slot's.
         """
         rows = self._layers.rows_from(record)
         if not self._layers.are_rows(rows, len(record.tokens)):
@@ -339,9 +342,10 @@ class DiskTier:
         return rows, packed
 
     def _has_room(self, nbytes: int, buffers: int, tips: Sequence[PrefixNode]) -> bool:
-        """Make room for what was read, so that nothing of `tips`' paths goes; say whether it fits.
+        """Make room for a record without evicting the paths to `tips`; return whether it fits.
 
-        It is needed now; what makes way for it is on disk, or is less likely needed than that.
+        The record is needed now, so it may evict anything else: that KV is on disk, or is less
+        likely to be needed.
         """
         path = Pin.of("", tuple({extent: None for tip in tips for extent in path_to(tip)}))
         path.mark(1)
@@ -354,170 +358,173 @@ class DiskTier:
     # ------------------------------------------------------------ a request's life
 
     def begin(self, slot: LiveSlot, query: PrefixQuery) -> None:
-        """A prompt goes on from what the slot holds: that is nobody's end any more.
+        """Record that a prompt continues in the slot: the nodes on its path are ends no more.
 
-        Where others went on before, prompts part: one may come back to it.
+        A resume point is written at the slot's node if other extents leave it: prompts branch
+        there, and another prompt may resume there.
         """
         slot.system_end, slot.cuts = query.system_end, query.cuts
-        joint = slot.joint
-        if joint.leaving and self._is_worth(joint, EARLY_SHARE):
-            self._write_point(joint, slot if slot.position == joint.position else None)
-        for passed in (joint, *(extent.start for extent in runs_back(joint))):
+        node = slot.node
+        if node.leaving and self._is_worth(node, EARLY_SHARE):
+            self._write_point(node, slot if slot.position == node.position else None)
+        for passed in (node, *(extent.start for extent in extents_back(node))):
             self._tips.pop(passed, None)
 
-    def note_read(self, slot: LiveSlot) -> None:
-        """A prefill has come to the slot's joint."""
+    def record_read(self, slot: LiveSlot) -> None:
+        """Write the slot's rows after a prefill forward, and a resume point where it is due."""
         self.write_slot(slot)
-        joint = slot.joint
-        if self._layout.resumes_anywhere or joint.is_stored or joint.position != slot.position:
+        node = slot.node
+        if self._layout.resumes_anywhere or node.is_stored or node.position != slot.position:
             return
-        if joint.position == slot.system_end:
-            if self._is_worth(joint, EARLY_SHARE):
-                self._write_point(joint, slot)
+        if node.position == slot.system_end:
+            if self._is_worth(node, EARLY_SHARE):
+                self._write_point(node, slot)
             return
-        number = bisect_right(slot.cuts, joint.position)
+        number = bisect_right(slot.cuts, node.position)
         if is_amid := number < len(slot.cuts):
-            # Two cuts further the next one could be on disk: it is written amid a forward.
+            # The next chance is the next cut: a point taken there is on disk by the cut after it.
             later = slot.cuts[min(number + 1, len(slot.cuts) - 1)]
-            is_due = self._tail_tokens(joint) + later - joint.position > COLD_TOKENS
+            is_due = self._tail_tokens(node) + later - node.position > COLD_TOKENS
         else:
-            is_due = self._is_worth(joint)
-        if is_due and not self._file_store.is_reserved and self._write_point(joint, slot):
-            self._drop_former(slot)
-            slot.cold_point = joint if is_amid else None
+            is_due = self._is_worth(node)
+        if is_due and not self._file_store.is_reserved and self._write_point(node, slot):
+            self._drop_last_point(slot)
+            slot.cold_point = node if is_amid else None
 
     def end(self, slot: LiveSlot) -> None:
-        """The slot's request ended, however it did."""
+        """Write the slot's rows after its request, and resume points where they are due."""
         self.write_slot(slot)
         slot.cold_point = None
         if self._layout.resumes_anywhere:
             return
-        for joint in self._ends_of(slot):
-            there = slot if joint.position == slot.position else None
-            is_due = self._is_worth(joint) and not self._file_store.is_reserved
-            if not (is_due and self._write_point(joint, there, is_needed=True)):
-                self._tips[joint] = self._clock()
+        for node in self._ends_of(slot):
+            slot_at_node = slot if node.position == slot.position else None
+            is_due = self._is_worth(node) and not self._file_store.is_reserved
+            if not (is_due and self._write_point(node, slot_at_node, is_needed=True)):
+                self._tips[node] = self._clock()
 
-    def leave(self, slot: LiveSlot) -> None:
-        """The slot is about to be emptied: write now what only it has."""
-        if slot.joint in self._tips and slot.position == slot.joint.position:
-            self._write_tip(slot.joint, slot, EARLY_SHARE)
+    def write_before_release(self, slot: LiveSlot) -> None:
+        """Write the slot's resume point, before the slot is emptied."""
+        if slot.node in self._tips and slot.position == slot.node.position:
+            self._write_tip(slot.node, slot, EARLY_SHARE)
 
-    def make_way(self, extent: Extent) -> None:
-        """Something of an extent is about to leave memory: write what conversations need of it."""
-        for joint in list(self._tips):
-            if extent is joint.arrival or extent in within_window(joint, self._layout.window):
-                self._write_tip(joint, None, EARLY_SHARE)
+    def write_before_eviction(self, extent: Extent) -> None:
+        """Write the resume points that need an extent, before a part of it is evicted."""
+        for node in list(self._tips):
+            if extent is node.arrival or extent in within_window(node, self._layout.window):
+                self._write_tip(node, None, EARLY_SHARE)
 
     def write_quiet(self, slots: Iterable[LiveSlot]) -> None:
         """Write the resume points of conversations that have been silent for a while."""
         until = self._clock() - QUIET_S
-        quiet = [joint for joint, ended_at in self._tips.items() if ended_at <= until]
-        there = {slot.joint: slot for slot in slots if not slot.is_busy} if quiet else {}
-        for joint in quiet:
-            self._write_tip(joint, there.get(joint), EARLY_SHARE)
+        quiet = [node for node, ended_at in self._tips.items() if ended_at <= until]
+        by_node = {slot.node: slot for slot in slots if not slot.is_busy} if quiet else {}
+        for node in quiet:
+            self._write_tip(node, by_node.get(node), EARLY_SHARE)
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
-        """Hand over, at the end, all that is not on disk and that a conversation goes on from."""
-        self.thread.lift_bound()
+        """Queue all KV that conversations continue from and that is not on disk: at shutdown."""
+        self.thread.lift_limit()
         if self.thread.has_lost:
-            for extent in self._store.extents:  # what is on disk is not written again
+            for extent in self._store.extents:  # records still on disk are not written again
                 extent.is_stored = extent.is_window_stored = False
-            for joint in self._store.joints:
-                joint.is_stored = False
+            for node in self._store.nodes:
+                node.is_stored = False
         for slot in slots:
             self.write_slot(slot)
         for extent in list(self._store.extents):
             if not extent.is_stored and (extent.body is not None or not self._layout.has_rows):
                 self.write(extent, None)
         for slot in slots:
-            if slot.is_busy and not slot.joint.is_dropped and slot.joint.arrival is not None:
-                self._tips.setdefault(slot.joint, self._clock())
-        there = {
-            slot.joint: slot
+            if slot.is_busy and not slot.node.is_dropped and slot.node.arrival is not None:
+                self._tips.setdefault(slot.node, self._clock())
+        by_node = {
+            slot.node: slot
             for slot in slots
-            if slot.position == slot.joint.position
+            if slot.position == slot.node.position
             and (not slot.is_busy or self._layers.depth(slot.cache) == slot.position)
-        }  # that hold their joint's tokens and no more: nobody decodes in them
-        newest_first = sorted(self._tips, key=lambda joint: -self._tips[joint])
-        for joint in newest_first:
-            self._write_tip(joint, there.get(joint), None)
+        }  # slots with exactly their node's tokens: no request has decoded further in them
+        newest_first = sorted(self._tips, key=lambda node: -self._tips[node])
+        for node in newest_first:
+            self._write_tip(node, by_node.get(node), None)
 
     def _ends_of(self, slot: LiveSlot) -> list[PrefixNode]:
-        """Return where a conversation may go on: its prompt's end, and its answer's, in order.
+        """Return the nodes where a conversation may continue: its prompt's end, its answer's end.
 
-        Its next prompt may leave out of the answer what the model thought.
+        The next prompt may leave out the answer's reasoning, and then continues at the prompt's
+        end. Nodes with a resume point on disk are left out.
         """
-        found = [self._store.tip_of(slot.line), slot.joint]
+        found = [self._store.tip_of(slot.line), slot.node]
         return [
-            joint
-            for number, joint in enumerate(found)
-            if joint is not None
-            and joint.arrival is not None
-            and not joint.is_stored
-            and joint not in found[:number]
+            node
+            for number, node in enumerate(found)
+            if node is not None
+            and node.arrival is not None
+            and not node.is_stored
+            and node not in found[:number]
         ]
 
     # ------------------------------------------------------------ resume points
 
-    def _tail_tokens(self, joint: PrefixNode) -> int:
-        """Return how many tokens before `joint` the last resume point on disk lies."""
-        position = joint.position
-        while joint.arrival is not None and not joint.is_stored:
-            joint = joint.arrival.start
-        return position - joint.position
+    def _tail_tokens(self, node: PrefixNode) -> int:
+        """Return the number of tokens from the last resume point on disk to `node`."""
+        position = node.position
+        while node.arrival is not None and not node.is_stored:
+            node = node.arrival.start
+        return position - node.position
 
-    def _is_worth(self, joint: PrefixNode, share: int = 1) -> bool:
-        """Whether the tokens since the last point have rows of as many bytes as one here takes.
+    def _is_worth(self, node: PrefixNode, share: int = 1) -> bool:
+        """Whether a resume point at `node` is worth its bytes.
 
-        Or of 1 / `share` of that.
+        It is if the rows of the tokens since the last point take at least 1 / `share` of them.
         """
-        if self._layout.resumes_anywhere or joint.is_stored or joint.arrival is None:
+        if self._layout.resumes_anywhere or node.is_stored or node.arrival is None:
             return False
         row_bytes = self._layers.row_bytes
-        worth = self._point_bytes(joint) // row_bytes if row_bytes else ROWLESS_WORTH_TOKENS
-        return self._tail_tokens(joint) * share >= worth
+        worth = self._point_bytes(node) // row_bytes if row_bytes else ROWLESS_WORTH_TOKENS
+        return self._tail_tokens(node) * share >= worth
 
-    def _point_bytes(self, joint: PrefixNode) -> int:
-        """Return what is written for a resume point."""
-        back_to, runs = joint.position - self._layout.window, self._lacking_windows(joint)
-        tokens = sum(run.end.position - max(run.start.position, back_to) for run in runs)
+    def _point_bytes(self, node: PrefixNode) -> int:
+        """Return the bytes to write for a resume point."""
+        back_to, extents = node.position - self._layout.window, self._lacking_windows(node)
+        tokens = sum(e.end.position - max(e.start.position, back_to) for e in extents)
         return self._layers.window_bytes(tokens) + self._layers.state_bytes
 
-    def _lacking_windows(self, joint: PrefixNode) -> list[Extent]:
-        """Return the runs within the window before `joint` whose window rows are not on disk."""
-        near = within_window(joint, self._layout.window)
+    def _lacking_windows(self, node: PrefixNode) -> list[Extent]:
+        """Return the extents in the window before `node` that have no window rows on disk."""
+        near = within_window(node, self._layout.window)
         return [extent for extent in near if not extent.is_window_stored]
 
-    def _write_tip(self, joint: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
-        """Write the point at a conversation's end where that is worth it; None = at the end.
+    def _write_tip(self, node: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
+        """Write the resume point at a conversation's end if it is worth its bytes.
 
-        What is not worth it yet may be at the end.
+        `share` is as in `_is_worth`; None = at shutdown, where SHUTDOWN_TOKENS are enough. A point
+        that is not worth it yet stays in `_tips`.
         """
-        if joint.is_dropped or joint.is_stored:
-            del self._tips[joint]
+        if node.is_dropped or node.is_stored:
+            del self._tips[node]
             return
-        is_long = self._tail_tokens(joint) >= SHUTDOWN_TOKENS
-        is_worth = is_long if share is None else self._is_worth(joint, share)
-        if is_worth and self._write_point(joint, slot, is_needed=True):
-            del self._tips[joint]
+        is_long = self._tail_tokens(node) >= SHUTDOWN_TOKENS
+        is_worth = is_long if share is None else self._is_worth(node, share)
+        if is_worth and self._write_point(node, slot, is_needed=True):
+            del self._tips[node]
 
     def _write_point(
-        self, joint: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
+        self, node: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
     ) -> bool:
-        """Hand over what it takes to resume at `joint`, from RAM or a slot that ends there.
+        """Queue the resume point at `node`, from the store or from `slot`, which ends there.
 
-        Say whether nothing of it waits to be offered again. Where some of it is in memory no more,
-        there is none.
+        Return whether the point is done with: queued, or impossible because a part of it is not in
+        memory any more. False means that it has to be offered again.
         """
-        arrival = joint.arrival
+        arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
         is_allowed = is_needed or not self._file_store.is_reserved
         if not (is_allowed and arrival.is_stored):
             return False
-        lacking = self._lacking_windows(joint)
-        windows = [(extent, self._window(extent, joint, slot)) for extent in lacking]
-        state = self._state(joint, slot) if self._layout.has_state else LayerStates(())
+        lacking = self._lacking_windows(node)
+        windows = [(extent, self._window(extent, node, slot)) for extent in lacking]
+        state = self._state(node, slot) if self._layout.has_state else LayerStates(())
         if state is None or any(window is None for _, window in windows):
             self.counts["points_missed"] += 1
             return True
@@ -526,16 +533,16 @@ class DiskTier:
             extent.is_window_stored = self._hand_over(extent, FileKind.WINDOW, window, is_needed)
             if not extent.is_window_stored:
                 return False
-        joint.is_stored = not state.layers or self._hand_over(
+        node.is_stored = not state.layers or self._hand_over(
             arrival, FileKind.STATE, state, is_needed
         )
-        self.counts["points_written"] += joint.is_stored
-        return joint.is_stored
+        self.counts["points_written"] += node.is_stored
+        return node.is_stored
 
     def _hand_over(
         self, extent: Extent, kind: FileKind, kept: KVRows | LayerStates, is_needed: bool
     ) -> bool:
-        """Have the disk's thread write a record of an extent; say whether it is there or taken."""
+        """Queue a record of an extent; return whether it is queued or already on disk."""
         name = self._file_name(extent, kind)
         if self.thread.holds(name):
             return True
@@ -558,65 +565,65 @@ class DiskTier:
         is_canonical = extent.is_stored_canonical and not is_fast
         return file_name(extent, kind, is_canonical, self._rules.cut_label)
 
-    def _window(self, extent: Extent, joint: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
-        """Return an extent's window rows as far as `joint` looks back; None: they are gone."""
-        back_to = max(0, joint.position - self._layout.window)
+    def _window(self, extent: Extent, node: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
+        """Return an extent's window rows that a resume at `node` needs; None: not in memory."""
+        back_to = max(0, node.position - self._layout.window)
         if extent.window_covers(back_to):
             return as_rows(extent.window)
         start = max(extent.start.position, back_to)
-        if slot is None or self._layers.window_held(slot.cache) < joint.position - start:
+        if slot is None or self._layers.window_held(slot.cache) < node.position - start:
             return None
-        behind = joint.position - extent.end.position
-        return self._layers.copy_window(slot.cache, joint.position - start, behind)
+        later_tokens = node.position - extent.end.position
+        return self._layers.copy_window(slot.cache, node.position - start, later_tokens)
 
-    def _state(self, joint: PrefixNode, slot: LiveSlot | None) -> LayerStates | None:
-        if joint.snapshot is not None:
-            assert isinstance(joint.snapshot, LayerStates)
-            return joint.snapshot
+    def _state(self, node: PrefixNode, slot: LiveSlot | None) -> LayerStates | None:
+        if node.snapshot is not None:
+            assert isinstance(node.snapshot, LayerStates)
+            return node.snapshot
         return None if slot is None else self._layers.take_state(slot.cache)
 
-    def _drop_former(self, slot: LiveSlot) -> None:
-        """Remove the point amid the slot's prefill that the next one has replaced."""
-        joint, slot.cold_point = slot.cold_point, None
-        if joint is None or joint.is_dropped or len(joint.leaving) != 1 or joint.resumed:
+    def _drop_last_point(self, slot: LiveSlot) -> None:
+        """Remove the resume point within the slot's prefill that a later point has replaced."""
+        node, slot.cold_point = slot.cold_point, None
+        if node is None or node.is_dropped or len(node.leaving) != 1 or node.resumed:
             return
-        joint.is_stored = False
-        needed = within_window(slot.joint, self._layout.window)
+        node.is_stored = False
+        needed = within_window(slot.node, self._layout.window)
         extents = [
-            extent for extent in within_window(joint, self._layout.window) if extent not in needed
+            extent for extent in within_window(node, self._layout.window) if extent not in needed
         ]
         for extent in extents:
             extent.is_window_stored = False
         names = [self._file_name(extent, FileKind.WINDOW) for extent in extents]
-        if self._layout.has_state and joint.arrival is not None:
-            names.append(self._file_name(joint.arrival, FileKind.STATE))
+        if self._layout.has_state and node.arrival is not None:
+            names.append(self._file_name(node.arrival, FileKind.STATE))
         self.thread.drop(names)
 
     # ------------------------------------------------------------ rows
 
     def write_slot(self, slot: LiveSlot) -> None:
-        """Hand over what of the slot's rows is not on disk; what is refused waits.
+        """Queue the slot's rows that are not on disk. Refused rows are offered again later.
 
-        Copies rows that only the slot holds: those of one chunk, in most cases.
+        Copies rows that only the slot holds: one chunk in most cases.
         """
         for extent in slot.held_extents:
             if not extent.is_stored and extent in self._store:
                 self.write(extent, slot)  # a short one may fit where a long one does not
 
     def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        """Hand over an extent's rows, which are its own or `slot`'s; say whether that was taken.
+        """Queue an extent's rows, from its body or from `slot`; return whether they were accepted.
 
-        Nothing is copied that the disk's thread would refuse.
+        No rows are copied that the queue would refuse.
         """
         form = None
         if extent.body is None and slot is not None and self._layout.has_rows:
-            # What is packed is fast, all its files alike: a snapshot beside it that counted as
-            # canonical could be taken for that of other cuts, once a canonical run replaces it.
+            # All files of a packed extent are fast. A canonical snapshot beside packed rows would
+            # later be used with a canonical extent of other cuts at the same node.
             form = self._rules.packing(slot, extent.end.position)
-        is_own = form is None and self._hangs_from_its_own(extent)
-        extent.is_stored_canonical = extent.is_canonical and is_own
-        is_there = self.thread.holds(self._file_name(extent, FileKind.ROWS))
-        if not is_there and not self.thread.takes(self._rows_bytes(extent, slot, form)):
+        follows_own = form is None and self._follows_own_cuts(extent)
+        extent.is_stored_canonical = extent.is_canonical and follows_own
+        is_on_disk = self.thread.holds(self._file_name(extent, FileKind.ROWS))
+        if not is_on_disk and not self.thread.accepts(self._rows_bytes(extent, slot, form)):
             return False
         rows = KVRows(())
         if extent.body is not None:
@@ -631,23 +638,23 @@ class DiskTier:
         return extent.is_stored
 
     def _rows_bytes(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> int:
-        """Return what an extent's rows take in a file."""
+        """Return the bytes of an extent's rows in a file."""
         if extent.body is not None:
             return extent.body.nbytes
-        live = slot.format if slot is not None else None
-        return len(extent.tokens) * self._layers.row_cost(form or live)[0]
+        slot_format = slot.format if slot is not None else None
+        return len(extent.tokens) * self._layers.row_cost(form or slot_format)[0]
 
-    def _hangs_from_its_own(self, extent: Extent) -> bool:
-        """Whether the run on disk that arrives where this one starts was cut as this one's was.
+    def _follows_own_cuts(self, extent: Extent) -> bool:
+        """Whether the extents on disk before this extent have the same cuts as those in RAM.
 
-        Another worker may have reached that prefix by other cuts; what hangs from it there is not
-        what a prefill would have written.
+        Another worker may have reached the same prefix by other cuts. An extent after those would
+        not be what a prefill writes.
         """
         before = extent.start.arrival
         if before is None:
             return True
-        there = self._file_store.at(extent.start.name)
-        canonical = [name for name in there if name.kind is FileKind.ROWS and name.is_canonical]
+        on_disk = self._file_store.at(extent.start.name)
+        canonical = [name for name in on_disk if name.kind is FileKind.ROWS and name.is_canonical]
         return all(name.start == before.start.name for name in canonical)
 
 

@@ -1,6 +1,6 @@
-"""Reads ahead in idle time, and gives the memory of kept KV that is too old back.
+"""Prefills ahead in idle time, and frees the memory of kept KV that is too old.
 
-The disk keeps what expires.
+The disk keeps the expired KV.
 """
 
 import logging
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from hearth.worker.kv.disk_tier import DiskTier
     from hearth.worker.kv.kv_manager import KVManager
 
-# A request that arrives waits for one step:
-STEP_S: Final = 0.01  # of handing over to the disk, or the copy of one run
-STEP_BYTES: Final = 1 << 26  # that go back to the system, or one run, or one live cache
+# An arriving request waits for the end of one step, so a step is small:
+STEP_S: Final = 0.01  # time for handing extents to the disk; a step copies at least one extent
+STEP_BYTES: Final = 1 << 26  # freed in a step; a step frees at least one extent or live slot
 
 log = logging.getLogger(__name__)
 
@@ -38,31 +38,31 @@ log = logging.getLogger(__name__)
 class IdleWork:
     """The part of a KVManager that idle time uses. Owner: the inference thread.
 
-    Two kinds of work. What the next request would have to read is read in the session's own slot,
-    from where that request would go on: nothing is read twice, and nothing copied. A trunk that was
-    read already and is fast is read again in a slot of its own, a spare: its canonical copy is for
-    whoever restores it.
+    There are two kinds of work. Tokens that the session's next request would prefill are prefilled
+    in the session's own slot, from where that request would resume: no token is read twice, and no
+    KV is copied. A trunk with fast KV is prefilled again in a spare slot: other requests restore
+    its canonical copy.
     """
 
     def __init__(self, kv_manager: "KVManager", slots: dict[int, LiveSlot]) -> None:
         self._kv_manager = kv_manager
         self._slots = slots
 
-    # ------------------------------------------------------------ what there is to do
+    # ------------------------------------------------------------ finding work
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
-        """Return the beginning of a live slot's tokens that is to be read, if there is any.
+        """Return the beginning of a live slot's tokens that idle time should prefill; None: none.
 
-        `natural` gives the cuts of every prompt that begins with some tokens. Nothing is to be
-        done where stored KV is not canonical anyway.
+        `natural` returns the cuts of every prompt that begins with the given tokens. There is no
+        work where KV is stored in fewer bits, and so is never canonical.
         """
         rules, store = self._kv_manager.rules, self._kv_manager.store
         if rules.store_format is not None:
             return None
         for slot in sorted(self._slots.values(), key=lambda s: -s.used_at):
-            if slot.is_busy or slot.is_spare or slot.is_settled:
+            if slot.is_busy or slot.is_spare or slot.is_idle_work_done:
                 continue
-            # Exact mode does not reuse what decoding wrote: the next request would have to read it.
+            # Exact mode does not reuse KV from decoding: the next request would prefill it again.
             end = slot.position if rules.is_exact else slot.system_end
             if slot.canonical_to >= end:
                 continue
@@ -79,36 +79,37 @@ class IdleWork:
             )
             if query.limit > PrefixSearch(store, query, is_exact=True).run().position:
                 return query
-            slot.is_settled = True
+            slot.is_idle_work_done = True
         return None
 
-    def known_to(self, query: PrefixQuery) -> int:
-        """Return up to where a request would read nothing of what idle time is to read."""
-        is_its = any(slot.tokens is query.tokens for slot in self._slots.values())
-        if is_its and not self._kv_manager.rules.is_exact:
-            return query.limit  # it would go on behind all that the slot holds
+    def reusable_to(self, query: PrefixQuery) -> int:
+        """Return the position at which a request for the query's tokens would resume now."""
+        is_in_slot = any(slot.tokens is query.tokens for slot in self._slots.values())
+        if is_in_slot and not self._kv_manager.rules.is_exact:
+            return query.limit  # the request would continue after all of the slot's tokens
         return min(query.limit, self._kv_manager.plan(query).position)
 
-    # ------------------------------------------------------------ slots for it
+    # ------------------------------------------------------------ slots for the work
 
     def open(
         self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
     ) -> LiveSlot | None:
         """Check out a slot for idle work, which ends at the query's last cut.
 
-        `has_room` says whether so many bytes may be held more. None where that is not so, where
-        sessions have all slots, or where there is nothing to read.
+        `is_foreseen` says that the tokens are those of an expected request. `has_room(nbytes)` says
+        whether `nbytes` may be allocated. Return None where they may not, where sessions use all
+        slots, or where there is nothing to prefill.
         """
         if is_foreseen or self._kv_manager.rules.is_exact:
             return self._open_own(query, has_room)
         return self._open_spare(query, has_room)
 
     def _open_own(self, query: PrefixQuery, has_room: Callable[[int], bool]) -> LiveSlot | None:
-        """Check out the slot in which the session's next request would go on."""
+        """Check out the slot in which the session's next request would continue."""
         is_exact, best = self._kv_manager.rules.is_exact, self._kv_manager.plan(query)
         found = best.found
         if found is None or best.position >= query.limit:
-            return None  # that request would read no more than what is behind its last cut
+            return None  # the request would prefill only the tokens after its last cut
         line = found.path[-1].line if found.path else None
         own = [
             slot
@@ -124,14 +125,15 @@ class IdleWork:
         if plan.position < best.position:
             return None  # only another session's slot holds it
         for slot in own:
-            slot.is_settled |= slot.number != plan.slot  # what it holds is not what will be asked
+            # The tokens of all other slots are not those that will be requested.
+            slot.is_idle_work_done |= slot.number != plan.slot
         return self._filled(plan, query, is_exact, has_room)
 
     def _open_spare(self, query: PrefixQuery, has_room: Callable[[int], bool]) -> LiveSlot | None:
-        """Check out a slot beside those of sessions, for what is to be canonical.
+        """Check out a spare slot, beside the slots of sessions, to make KV canonical.
 
-        None also where the work was done before and there was no room to keep it: nothing is
-        prefilled in idle time twice either.
+        Return None also where this work was done before and its KV was evicted: idle time prefills
+        no tokens twice.
         """
         rules, slots = self._kv_manager.rules, self._slots.values()
         if rules.slots_max < 2:
@@ -147,48 +149,47 @@ class IdleWork:
     def _filled(
         self, plan: ResumePlan, query: PrefixQuery, is_exact: bool, has_room: Callable[[int], bool]
     ) -> LiveSlot | None:
-        """Return a busy slot with what the plan goes on from; a new one takes a spare's place."""
+        """Return a busy slot filled by the plan. A new slot replaces the spare slots."""
         kv_manager, rows = self._kv_manager, query.limit
         spares = [slot for slot in self._slots.values() if slot.is_spare]
         if plan.slot is None and len(self._slots) - len(spares) >= kv_manager.rules.slots_max:
             return None
-        there = self._slots[plan.slot] if plan.slot is not None else None
-        if not has_room(kv_manager.cost_of(plan, rows)):
+        planned_slot = self._slots[plan.slot] if plan.slot is not None else None
+        if not has_room(kv_manager.plan_cost(plan, rows)):
             return None
-        if there is None:
+        if planned_slot is None:
             kv_manager.memory.free(Reason.SLOTS, slots=spares)
             plan = make_plan(kv_manager.store, [], query, is_exact)
-        if there is not None:
-            line = there.line
+        if planned_slot is not None:
+            line = planned_slot.line
         elif plan.path:
             line = plan.path[-1].line
         else:
             line = kv_manager.lines.open(time.monotonic(), 1, query.conversation)
-        is_spare = there is None or there.is_spare
+        is_spare = planned_slot is None or planned_slot.is_spare
         slot = kv_manager.fill(plan, query, line, rows)
-        slot.is_spare = slot.is_settled = is_spare
+        slot.is_spare = slot.is_idle_work_done = is_spare
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = kv_manager.layers.reserve(slot.cache, rows)
         if kv_manager.disk is not None:
             kv_manager.disk.begin(slot, query)
         return slot
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ end of the work
 
-    def settle(self, query: PrefixQuery) -> None:
-        """Idle work for these tokens is done, or cannot be."""
+    def finish(self, query: PrefixQuery) -> None:
+        """Record that idle work for the query's tokens is done or impossible."""
         for slot in self._slots.values():
             if slot.tokens is query.tokens:
-                slot.is_settled, slot.idle_prefilled_to = True, query.limit
+                slot.is_idle_work_done, slot.idle_prefilled_to = True, query.limit
 
 
 class IdleExpiry:
-    """Drops what was unused for the TTL, step by step, and only once the disk has it.
+    """Drops KV that was unused for the TTL, step by step, and only after the disk was offered it.
 
-    What the disk will not have, for want of room or of its daily budget, is dropped all the same:
-    it is offered once.
-    Invariants: nothing is dropped while a request runs, nor anything that is pinned; until
-    `_look_at` nothing can expire, since a use only makes KV younger.
+    KV that the disk refuses, for lack of room or of its daily budget, is dropped all the same.
+    Invariants: no KV is dropped while a request runs, and no pinned KV is dropped; before
+    `_next_at` no KV can expire, since a use only makes KV younger.
     Owner: the inference thread.
     """
 
@@ -198,27 +199,27 @@ class IdleExpiry:
         self._kv_manager = kv_manager
         self._clock = clock
         self._ttl_s = kv_manager.rules.ttl_s
-        self._look_at = 0.0 if self._ttl_s else math.inf
-        self._offered: set[Extent] = set()  # to the disk, of what is to be dropped next
-        self._waits_for_disk = False  # until it has written all that it took
-        self._freed_bytes = 0  # since the last look that found nothing
+        self._next_at = 0.0 if self._ttl_s else math.inf
+        self._offered: set[Extent] = set()  # expired extents that the disk was offered
+        self._waits_for_disk = False  # whether to wait until the disk has written its queue
+        self._freed_bytes = 0  # freed since nothing was left to expire
 
     def step(self) -> bool:
-        """Do some milliseconds of work; say whether more is to be done at once."""
+        """Work for some milliseconds; return whether there is more to do at once."""
         now, disk, all_slots = self._clock(), self._kv_manager.disk, self._kv_manager.slots
-        if now < self._look_at or any(slot.is_busy for slot in all_slots):
+        if now < self._next_at or any(slot.is_busy for slot in all_slots):
             return False
         is_drained = disk is None or disk.thread.is_drained
         if self._waits_for_disk and not is_drained:
-            return False  # the loop comes back soon
+            return False  # the inference thread calls again soon
         self._waits_for_disk = False
-        standing = [(slot.joint, slot.used_at) for slot in all_slots]
+        standing = [(slot.node, slot.used_at) for slot in all_slots]
         expired, next_at = find_expired(self._kv_manager.store, standing, now, self._ttl_s)
         slots = [slot for slot in all_slots if slot.used_at + self._ttl_s <= now]
         if not expired and not slots:
-            # What comes anew has the whole TTL before it.
+            # New KV cannot expire before a whole TTL has passed.
             expiring = [slot.used_at + self._ttl_s for slot in all_slots]
-            self._look_at = min([next_at, now + self._ttl_s, *expiring])
+            self._next_at = min([next_at, now + self._ttl_s, *expiring])
             self._offered.clear()
             if self._freed_bytes:
                 release_memory()
@@ -234,7 +235,7 @@ class IdleExpiry:
         if not is_drained:
             self._waits_for_disk = True
             return False
-        memory = self._kv_manager.memory  # a slot goes whole, and last: nobody finds half of one
+        memory = self._kv_manager.memory  # slots go whole and last: no prompt may find half a slot
         self._freed_bytes += memory.free(
             Reason.AGE, STEP_BYTES, slots=slots, expired=dict.fromkeys(expired)
         )
@@ -243,7 +244,7 @@ class IdleExpiry:
     # ------------------------------------------------------------ to disk
 
     def _offer(self, disk: "DiskTier", pending: Sequence[Extent]) -> bool:
-        """Hand over to the disk what it lacks; say whether it takes more at once."""
+        """Queue extents for the disk; return whether it accepts more at once."""
         holders = {slot.number: slot for slot in self._kv_manager.slots}
         end = time.perf_counter() + STEP_S
         for extent in pending:
@@ -252,7 +253,7 @@ class IdleExpiry:
             if not disk.write(extent, slot) and not was_drained:
                 self._waits_for_disk = True  # its queue is full
                 return False
-            self._offered.add(extent)  # refused by an empty queue it is too large to be written
+            self._offered.add(extent)  # even if refused: an empty queue refuses what never fits
             if time.perf_counter() > end:
                 break
         return True

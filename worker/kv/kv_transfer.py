@@ -1,4 +1,4 @@
-"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true.
+"""Copies KV between live slots and the extent store, and keeps the store's bookkeeping right.
 
 Live slots are the contiguous caches that sequences run in.
 """
@@ -36,36 +36,36 @@ from hearth.worker.kv.quantise_kv import LayerRows, LayerStates, PackedFormat, Q
 class LiveSlot:
     """One live cache.
 
-    Invariants: the layers hold exactly `tokens`; `held_extents` are extents along `tokens` whose
-    rows are this slot's; its KV is canonical up to `canonical_to`.
+    Invariants: the layers hold exactly `tokens`; this slot holds the rows of `held_extents`, which
+    lie along `tokens`; its KV is canonical up to `canonical_to`.
     Owner: the inference thread.
     """
 
     number: int
-    cache: list[Any]  # empty while its rows are in a batch, or in no one's
-    joint: PrefixNode  # the furthest prefix of `tokens` that is in the store; a root at first
+    cache: list[Any]  # empty while its rows are in a batch, or while it has no rows
+    node: PrefixNode  # the longest prefix of `tokens` in the store; a root at first
     line: LinePriority
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
-    canonical_cuts: list[int] = field(default_factory=list)  # of its canonical prefill
+    images: tuple[ImageRun, ...] = ()  # images of its request's prompt, without their files
+    canonical_cuts: list[int] = field(default_factory=list)  # cuts of its canonical prefill
     held_extents: list[Extent] = field(default_factory=list)
     lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
-    floor: int = 0  # it cannot be taken back further than this
+    floor: int = 0  # the lowest position that it can be rewound to
     is_busy: bool = True
-    is_spare: bool = False  # filled by idle work: the first to be given away
-    is_settled: bool = False  # idle work has nothing left to do for it
+    is_spare: bool = False  # filled by idle work: released before the slots of sessions
+    is_idle_work_done: bool = False  # idle work has nothing left to do for it
     idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
     capacity: int = 0  # tokens that fit without a copy
-    format: QuantFormat | None = None  # of its rows
-    adapter: str = ""  # that its rows were computed with, as its root's queries say
+    format: QuantFormat | None = None  # format of its rows
+    adapter: str = ""  # adapter that its rows were computed with; "" = none
     used_at: float = 0.0
-    system_end: int = 0  # of the prompt that it was opened for ...
-    cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end
-    cold_point: PrefixNode | None = None  # amid its reading, on disk in case the worker is killed
-    root: PrefixNode = field(init=False)  # what the names of its prefixes begin with
+    system_end: int = 0  # end of system and tools in its request's prompt
+    cuts: Sequence[int] = ()  # cuts of that prompt, the last at its end
+    cold_point: PrefixNode | None = None  # resume point of a long prefill, in case of a crash
+    root: PrefixNode = field(init=False)  # the node of the empty prefix
 
     def __post_init__(self) -> None:
-        self.root = self.joint
+        self.root = self.node
 
     @property
     def position(self) -> int:
@@ -77,7 +77,7 @@ class LiveSlot:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether a prefill of its tokens would have written the very same."""
+        """Whether a prefill of its tokens would have written exactly the same KV."""
         return self.position == self.canonical_to
 
     def view(self) -> SlotView:
@@ -89,42 +89,42 @@ class IdleMode(Enum):
     """What is prefilled in idle time."""
 
     NEVER = "never"
-    AUTO = "auto"  # what the next request would have to read; a trunk that is fast, once more
+    AUTO = "auto"  # tokens that the next request would prefill, and fast KV of a trunk again
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """The rules by which KV is kept: settings, and what the model allows."""
+    """The rules by which KV is kept: settings, within the limits of the model."""
 
     slots_max: int
     chunk: int  # tokens of one prefill forward
     is_exact: bool  # canonical KV only: warm equals cold to the bit
-    cut_label: str = ""  # of the rule that prefills are cut by, as files on disk name it
-    ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
-    session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
-    store_format: PackedFormat | None = None  # of rows in the store and on disk
-    store_from: int = 256  # tokens: shorter prefixes are kept as they are
-    store_ignored: str = ""  # why rows are stored as they are, though bits are set
-    running_format: QuantFormat | None = None  # of a live slot's rows ...
-    running_from: int = 0  # ... once it has so many tokens
+    cut_label: str = ""  # label of the prefill's cut rule, as in file names
+    ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = no limit
+    session_idle_s: float = 0.0  # a slot unused for longer is released; 0 = never
+    store_format: PackedFormat | None = None  # format of rows in the store and on disk
+    store_from: int = 256  # tokens: shorter prefixes are stored unpacked
+    store_ignored: str = ""  # why rows are stored unpacked although the settings ask for bits
+    running_format: QuantFormat | None = None  # format of a live slot's rows ...
+    running_from: int = 0  # ... once it has this many tokens
     idle_prefill: IdleMode = IdleMode.AUTO
-    keys: int = 1  # API keys that are named, among which pins are shared
+    api_keys: int = 1  # number of API keys in the settings, which share the room for pins
 
     def format_at(self, tokens: int) -> QuantFormat | None:
-        """Return how a live slot's rows are packed once it has so many tokens; None is raw."""
+        """Return the format of a live slot's rows once it has `tokens` tokens; None is raw."""
         return self.running_format if tokens >= self.running_from else None
 
     def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
-        """Return how rows of the slot up to `end` are stored; None is as they are."""
+        """Return the format to store the slot's rows up to `end` in; None is the slot's own."""
         is_kept_raw = slot.format is not None or end < self.store_from
         return None if is_kept_raw else self.store_format
 
 
 class KVTransfer:
-    """Takes KV out of slots and puts it back.
+    """Copies KV out of slots and back into slots.
 
-    Invariant: whatever leaves a slot is copied into the store first where only that slot held it;
-    without room for it, it is forgotten, and counted.
+    Invariant: rows that only one slot holds are copied into the store before they leave the slot;
+    where there is no room, the extent is forgotten and counted.
     Owner: the inference thread.
     """
 
@@ -151,36 +151,36 @@ class KVTransfer:
     ) -> None:
         """Make the slot's tokens [start, end) findable; the slot holds their rows.
 
-        Windows and states are copied where the slot ends at `end`: it is the last chance.
+        Windows and states are copied if the slot ends at `end`: the next forward overwrites them.
         """
-        if slot.joint.is_dropped:
+        if slot.node.is_dropped:
             self.counts["commits_detached"] += 1
             return
-        assert slot.joint.position == start, (slot.joint.position, start)
+        assert slot.node.position == start, (slot.node.position, start)
         assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
-        joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
-        joint.is_in_head |= end <= slot.system_end
-        joint.is_left_out = False  # a prompt has it
-        if extent is None and joint.arrival is not None:
-            # What is there is as good; it is this slot's too if it was made the same way.
-            arrival = joint.arrival
-            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.joint
+        node, extent = self.store.commit(slot.node, name, tokens, is_canonical, slot.line)
+        node.is_in_head |= end <= slot.system_end
+        node.is_left_out = False  # this prompt contains it
+        if extent is None and node.arrival is not None:
+            # The kept extent is as good. The slot holds its rows too if they were made alike.
+            arrival = node.arrival
+            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.node
             extent = arrival if is_same else None
         if extent is not None and slot.number not in extent.holders:
             extent.holders.add(slot.number)
             slot.held_extents.append(extent)
         if slot.is_busy:
-            assert slot.joint.pins > 0, slot.joint
-            slot.joint.pins -= 1
-            joint.pins += 1
-        slot.joint = joint
+            assert slot.node.pins > 0, slot.node
+            slot.node.pins -= 1
+            node.pins += 1
+        slot.node = node
         if extent is not None and end == slot.position:
             self._keep_window(slot, extent)
-            self._keep_state(slot, joint)
+            self._keep_state(slot, node)
 
     def _keep_window(self, slot: LiveSlot, extent: Extent) -> None:
-        """Keep what it takes to resume at the extent's end: the window's rows before it."""
+        """Keep the window's rows before the extent's end, which a resume there needs."""
         window = self._layers.layout.window
         if not window or extent.window is not None:
             return
@@ -190,18 +190,18 @@ class KVTransfer:
             rows = self._layers.copy_window(slot.cache, count)
             self.store.set_window(extent, rows, extent.end.position - count)
 
-    def _keep_state(self, slot: LiveSlot, joint: PrefixNode) -> None:
-        is_better = joint.is_snapshot_fast and slot.is_canonical
-        if not self._layers.layout.has_state or (joint.snapshot is not None and not is_better):
+    def _keep_state(self, slot: LiveSlot, node: PrefixNode) -> None:
+        is_better = node.is_snapshot_fast and slot.is_canonical
+        if not self._layers.layout.has_state or (node.snapshot is not None and not is_better):
             return
-        if self.has_room_at(joint, self._layers.state_bytes, self._layers.state_buffers):
+        if self.has_room_at(node, self._layers.state_bytes, self._layers.state_buffers):
             state = self._layers.take_state(slot.cache)
-            self.store.set_snapshot(joint, state)
+            self.store.set_snapshot(node, state)
 
-    def has_room_at(self, joint: PrefixNode, nbytes: int, buffers: int) -> bool:
-        """Make room for a window or a snapshot at `joint`; say whether there is room now."""
+    def has_room_at(self, node: PrefixNode, nbytes: int, buffers: int) -> bool:
+        """Make room for a window or a snapshot at `node`; say whether there is room now."""
         now = time.monotonic()
-        if self._make_room(nbytes, buffers, self.evictor.resume_worth(joint, nbytes, now), now):
+        if self._make_room(nbytes, buffers, self.evictor.resume_worth(node, nbytes, now), now):
             return True
         self.counts["commits_refused"] += 1
         return False
@@ -210,19 +210,20 @@ class KVTransfer:
         before = self.evictor.evictions
         has_room = self.evictor.make_room(nbytes, buffers, worth, now)
         if self.evictor.evictions > before:
-            mx.clear_cache()  # what was evicted goes back to the system
+            mx.clear_cache()  # returns the evicted memory to the system
         return has_room
 
-    def give_up_rows(
+    def release_rows(
         self, slot: LiveSlot, position: int, kept: Collection[Extent] | None = None
     ) -> None:
-        """Copy out what only the slot holds behind `position`: it will not hold that any more.
+        """Release the slot's extents after `position`; copy out rows that no other slot holds.
 
-        Of that only what is in `kept`, and whatever it takes; None = all that is worth its room.
+        With `kept`, only these extents are copied, at any cost. None copies each extent that is
+        worth its room.
         """
         now = time.monotonic()
         if kept is not None:
-            for extent in self.held_only(slot, kept):
+            for extent in self.unshared_extents(slot, kept):
                 self._copy_out(extent, slot, math.inf, now)
         lost = [e for e in slot.held_extents if e.end.position > position and e in self.store]
         likelihoods = self.evictor.likelihoods_from(lost[0], now) if lost else {}
@@ -234,23 +235,23 @@ class KVTransfer:
             extent for extent in slot.held_extents if extent.end.position <= position
         ]
 
-    def stood_on_bytes(self, spared: Sequence[Extent]) -> int:
-        """Return the bytes of kept rows that running requests stand on, and no slot has too.
+    def in_use_bytes(self, spared: Sequence[Extent]) -> int:
+        """Return the bytes of kept rows on running requests' paths that no slot holds too.
 
-        Those of `spared`, and pinned ones, are left out: others count them.
+        Rows of `spared` and of pinned extents are left out: the caller counts them separately.
         """
-        busy = (slot.joint for slot in self._slots.values() if slot.is_busy)
-        bodies = {
-            e: e.body for joint in busy for e in path_to(joint) if not (e.holders or e.pinned)
-        }
+        busy = (slot.node for slot in self._slots.values() if slot.is_busy)
+        bodies = {e: e.body for node in busy for e in path_to(node) if not (e.holders or e.pinned)}
         kept = (body for extent, body in bodies.items() if extent not in spared)
         return sum(body.nbytes for body in kept if body is not None)
 
-    def held_only(self, slot: LiveSlot, path: Collection[Extent] | None = None) -> list[Extent]:
-        """Return the runs of a path whose rows only this slot has; of all that it holds."""
-        runs = slot.held_extents if path is None else path
-        held = runs if self._layers.layout.has_rows else ()
-        return [e for e in held if e.body is None and e.holders == {slot.number}]
+    def unshared_extents(
+        self, slot: LiveSlot, path: Collection[Extent] | None = None
+    ) -> list[Extent]:
+        """Return the extents of `path` with rows in this slot alone; None = all that it holds."""
+        extents = slot.held_extents if path is None else path
+        candidates = extents if self._layers.layout.has_rows else ()
+        return [e for e in candidates if e.body is None and e.holders == {slot.number}]
 
     def _copy_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:
@@ -270,7 +271,7 @@ class KVTransfer:
         self.counts["cut_out_bytes"] += body.nbytes
 
     def hold_lent_extents(self, slot: LiveSlot) -> None:
-        """The slot's rows are back from a batch, bit by bit what they were."""
+        """Mark the slot as a holder again: its rows are back from a batch, unchanged."""
         for extent in slot.lent_extents:
             assert extent.end.position <= slot.position, (extent.end.position, slot.position)
             if extent in self.store:
@@ -279,19 +280,19 @@ class KVTransfer:
         slot.lent_extents = []
 
     def reindex(self, slot: LiveSlot) -> None:
-        """Make a slot findable again after what it had in the store was dropped."""
+        """Make a slot findable again after its extents were dropped from the store."""
         slot.held_extents = [extent for extent in slot.held_extents if extent in self.store]
-        slot.joint = slot.root
-        slot.joint.pins += slot.is_busy
+        slot.node = slot.root
+        slot.node.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
         if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
-            slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
+            slot.canonical_cuts = []  # a shorter cold run would have raw rows here, not packed ones
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
-        runs = pairwise([0, *slot.canonical_cuts])
-        for (start, end), name in zip(runs, names, strict=True):
+        pieces = pairwise([0, *slot.canonical_cuts])
+        for (start, end), name in zip(pieces, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
 
-    # ------------------------------------------------------------ what is pinned
+    # ------------------------------------------------------------ pins
 
     def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
         """Return the bytes and buffers that `complete` would copy."""
@@ -306,10 +307,10 @@ class KVTransfer:
         return nbytes, buffers
 
     def complete(self, slot: LiveSlot, path: Sequence[Extent]) -> bool:
-        """Keep all that it takes to resume at the path's end, where the slot is now, without it.
+        """Copy everything that a resume at the path's end needs and only slots hold.
 
-        False, and nothing is copied, where that finds no room. Rows are kept as they are in the
-        slot: what is pinned is not stored in fewer bits.
+        The path must end at the slot's position. Return False and copy nothing where there is no
+        room. Rows keep the slot's format: pinned KV is not stored in fewer bits.
         """
         assert path[-1].end.position == slot.position, (path[-1].end.position, slot.position)
         if not self._make_room(*self.lacking(slot, path), math.inf, time.monotonic()):
@@ -327,11 +328,11 @@ class KVTransfer:
         return True
 
     def _slot_only(self, path: Sequence[Extent]) -> list[Extent]:
-        """Return the extents whose rows are in live slots only."""
+        """Return the extents with rows in live slots only."""
         return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
-        """Return where the window that ends with the path lacks rows: an extent, and from where."""
+        """Return the extents of the path's last window that lack window rows, and from where."""
         back_to, end = slot.position - self._layers.layout.window, path[-1].end
         near = reversed(within_window(end, end.position - back_to))
         lacking = (extent for extent in near if not extent.window_covers(back_to))
@@ -340,21 +341,21 @@ class KVTransfer:
     # ------------------------------------------------------------ into a slot
 
     def rewind(self, slot: LiveSlot, plan: ResumePlan) -> None:
-        """Take a slot back to where the plan goes on."""
+        """Rewind a slot to the plan's position."""
         assert slot.floor <= plan.position <= slot.position, (slot.floor, plan.position)
         if plan.position == slot.position:
             return
-        # Taken before room is made for what is cut out:
+        # Read before rows are copied out, which may evict these:
         windows, state = self._window_runs(plan), plan.path[-1].end.snapshot
-        self.give_up_rows(slot, plan.position)
+        self.release_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
         self._put_windows_and_states(slot, plan, windows, state)
-        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= _sound_to(plan)]
+        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= _canonical_to_max(plan)]
         slot.idle_prefilled_to = min(slot.idle_prefilled_to, plan.position)
         self._set_position(slot, plan)
 
     def restore(self, slot: LiveSlot, plan: ResumePlan, rows: int) -> None:
-        """Fill an empty slot with what is kept up to where the plan goes on."""
+        """Fill an empty slot with the kept KV up to the plan's position."""
         assert slot.position == 0 and not slot.held_extents, (slot.number, slot.position)
         slot.cache = self._new_cache()
         if plan.position == 0:
@@ -372,37 +373,37 @@ class KVTransfer:
         state = plan.path[-1].end.snapshot
         self._put_windows_and_states(slot, plan, self._window_runs(plan), state)
         self.counts["restored_tokens"] += plan.position
-        sound = _sound_to(plan)
-        canonical = takewhile(lambda e: e.is_canonical and e.end.position <= sound, plan.path)
+        limit = _canonical_to_max(plan)
+        canonical = takewhile(lambda e: e.is_canonical and e.end.position <= limit, plan.path)
         slot.canonical_cuts = [extent.end.position for extent in canonical]
         self._set_position(slot, plan)
 
     def copied_bytes(self, plan: ResumePlan) -> int:
-        """Return the bytes of kept rows that a slot restored by `plan` holds too."""
+        """Return the bytes of kept rows that a slot restored by `plan` would hold too."""
         form = self.rules.format_at(plan.position)
         inside = [e for e in plan.path if e.end.position <= plan.position and not e.pinned]
         return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
-        """Set the slot's tokens and joint to the plan's; make one where the plan ends in a run."""
+        """Set the slot's tokens and node. A plan that ends within an extent makes a new node."""
         assert plan.path[0].start is slot.root, "KV of one root is never served to another"
         tokens = np.concatenate([extent.tokens for extent in plan.path])
         slot.tokens = tokens[: plan.position]
         assert slot.position == plan.position, (slot.position, plan.position)
         last = plan.path[-1]
         if last.end.position == plan.position:
-            slot.joint = last.end
+            slot.node = last.end
             return
-        slot.joint = last.start
-        slot.joint.pins += slot.is_busy
+        slot.node = last.start
+        slot.node.pins += slot.is_busy
         (name,) = prefix_hashes(slot.root.name, slot.tokens, [plan.position])
         self.index(slot, last.start.position, plan.position, name, is_canonical=False)
-        slot.joint.pins -= slot.is_busy
+        slot.node.pins -= slot.is_busy
 
     def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
-        """Return the rows along the path in as few runs as possible: of one slot at once.
+        """Return the rows along the path in as few pieces as possible, one for each slot in turn.
 
-        Views into other slots are among them: they must be read before those slots write.
+        Some are views into other slots, and must be read before those slots write.
         """
         row_runs = []
         for number, group in groupby(
@@ -420,7 +421,7 @@ class KVTransfer:
         return row_runs
 
     def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
-        """Whether an extent's rows are in `form`, so that a slot of it holds them unchanged."""
+        """Whether an extent's rows are in `form`, so that a slot in this format holds the same."""
         if extent.body is None:
             return self._slots[min(extent.holders)].format == form
         formats = as_rows(extent.body).formats
@@ -452,16 +453,16 @@ class KVTransfer:
             self._layers.put_state(slot.cache, state)
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
-        """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
+        """Quantise a live slot's rows once there are enough; copy out the raw rows first."""
         form = self.rules.format_at(position)
         if form is None or slot.format is not None:
             return
-        self.give_up_rows(slot, 0)
+        self.release_rows(slot, 0)
         self._layers.quantise(slot.cache, form)
         slot.format, slot.floor = form, position
 
 
-def _sound_to(plan: ResumePlan) -> int:
-    """Return the last position at which a cut may count: a fast state's is none."""
+def _canonical_to_max(plan: ResumePlan) -> int:
+    """Return the last position that can be a canonical cut: a fast state's node cannot be."""
     end = plan.path[-1].end
     return plan.position - (end.position == plan.position and end.is_snapshot_fast)

@@ -1,9 +1,8 @@
-"""Takes rows and states out of each kind of cache layer, puts them back, and takes forwards back.
+"""Reads and writes the rows and states of each kind of cache layer, and takes forwards back.
 
-Kinds are known by the classes of the caches that the model makes, by name and attributes, since
-mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
-cache are upstream's, and this module is the only one that knows them, but for the offset, which
-`engine/vision/vlm_language_model.py` reads too.
+The kind of a layer follows from the name of its cache's class: mlx-lm and mlx-vlm have separate
+classes of the same names. Only this module uses their attributes keys, values, offset, _idx and
+cache; `engine/vision/vlm_language_model.py` reads the offset too.
 Owner: the inference thread.
 """
 
@@ -25,13 +24,13 @@ from hearth.worker.kv.quantise_kv import (
 )
 from hearth.worker.kv.serialise_kv import rows_from, state_from
 
-STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
-UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
-GROWTH = 1.25  # a buffer that is too small grows at least this much, so that copies stay rare
+STEP = 256  # buffers are rounded up to a multiple of this many rows, as in mlx-lm
+UNBOUNDED = 1 << 40  # tokens: capacity of a cache in which no layer keeps rows
+GROWTH = 1.25  # least growth of a buffer that is too small, so that copies stay rare
 
 ROWS, WINDOWS, STATES = "rows", "windows", "states"
-# What a layer's cache keeps, by its class. A class with the attributes of its kind is registered
-# here and nowhere else.
+# The kind of a layer's cache, by its class. A new class with the attributes of its kind is
+# registered here and nowhere else.
 KINDS: Final = {
     "KVCache": ROWS,
     "QuantizedKVCache": ROWS,
@@ -42,18 +41,18 @@ KINDS: Final = {
 }
 
 
-PLAIN: Final = "KVCache"  # whose rows can be moved
+PLAIN: Final = "KVCache"  # the class with rows that can be moved
 
 
 class UnknownCache(Exception):
-    """A layer keeps something that this module cannot take out and put back."""
+    """A layer's cache is of a class or shape that this module cannot read and write."""
 
 
 class LayerMap:
     """Reads and writes the caches of one model. `probe` is a cache that has seen some tokens.
 
-    Holds no cache itself. `has_room` says whether so many bytes more may be held: where not, a
-    buffer that is too small grows no more than it has to. Owner: the inference thread.
+    Holds no cache itself. `has_room(nbytes)` says whether `nbytes` may be allocated: where not, a
+    buffer that is too small grows only as much as needed. Owner: the inference thread.
 
     Raises:
         UnknownCache: no reuse is possible with this model.
@@ -86,32 +85,32 @@ class LayerMap:
         )
 
     def row_cost(self, form: PackedFormat | None) -> tuple[int, int]:
-        """Return the bytes of one token's rows in `form`, and in how many arrays they are."""
+        """Return the bytes of one token's rows in `form`, and the number of arrays."""
         if form not in self._row_costs:
             kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
             self._row_costs[form] = kept.nbytes, kept.buffers
         return self._row_costs[form]
 
     def packs(self, form: PackedFormat) -> bool:
-        """Return whether the rows of any layer can be packed so."""
+        """Return whether the rows of any layer can be packed in `form`."""
         return any(form.fits(rows.arrays) for rows in self._one_row)
 
     @property
     def row_widths(self) -> list[int]:
-        """The widths of the rows that layers keep of every token, each once."""
+        """The distinct widths of the rows in layers that keep every token."""
         return sorted({array.shape[-1] for rows in self._one_row for array in rows.arrays})
 
     @property
     def row_dtypes(self) -> list[mx.Dtype]:
-        """The types of those rows, each once."""
+        """The distinct types of the rows in layers that keep every token."""
         return list(dict.fromkeys(a.dtype for rows in self._one_row for a in rows.arrays))
 
     def are_rows(self, kept: KVRows, tokens: int) -> bool:
-        """Return whether these are this model's rows of so many tokens, packed or not."""
+        """Return whether these are rows of this model for `tokens` tokens, packed or not."""
         return _are_rows(kept, self._shapes, tokens)
 
     def are_window_rows(self, kept: KVRows, tokens_max: int) -> bool:
-        """Return whether these are this model's window rows, of `tokens_max` tokens at most."""
+        """Return whether these are window rows of this model for at most `tokens_max` tokens."""
         if not kept.layers or kept.formats != {None}:
             return False
         keys = kept.layers[0].arrays[0]
@@ -119,12 +118,13 @@ class LayerMap:
         return 0 < tokens <= tokens_max and _are_rows(kept, self._window_shapes, tokens)
 
     def is_state(self, kept: LayerStates) -> bool:
-        """Return whether this is this model's snapshot; a part that is not made yet may lack."""
+        """Return whether this is a snapshot of this model; parts not created yet may be None."""
         found = [[_kind_of_part(part) for part in layer] for layer in kept.layers]
         return len(found) == len(self._states) and all(
             len(parts) == len(own)
             and all(
-                None in (one, other) or one == other for one, other in zip(parts, own, strict=True)
+                None in (part, own_part) or part == own_part
+                for part, own_part in zip(parts, own, strict=True)
             )
             for parts, own in zip(found, self._states, strict=True)
         )
@@ -133,30 +133,33 @@ class LayerMap:
         return tokens * self._window_row_bytes
 
     def slot_bytes(self, rows: int, form: QuantFormat | None) -> int:
-        """Return what a live cache with room for `rows` tokens takes."""
+        """Return the bytes of a live cache with room for `rows` tokens."""
         return rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
 
     def unwritten_bytes(self, rows: int) -> int:
-        """Return what of that is allocated only as it is written: windows and states."""
+        """Return the part of `slot_bytes` that is allocated only when it is written.
+
+        That is windows and states.
+        """
         return self.window_bytes(min(rows, self.layout.window)) + self.state_bytes
 
     def depth(self, cache: list[Any]) -> int | None:
-        """Return how many tokens the layers really hold; None where no layer counts them."""
+        """Return how many tokens the layers hold by their own count; None where none counts."""
         counted = next((leaf for leaf in leaves(cache) if hasattr(leaf, "offset")), None)
         return None if counted is None else int(counted.offset)
 
     def nbytes(self, cache: list[Any]) -> int:
-        """Return what a live cache takes, spare capacity included."""
+        """Return the bytes of a live cache, spare capacity included."""
         return sum(leaf.nbytes for leaf in leaves(cache) if not leaf.empty())
 
     # ------------------------------------------------------------ rows of every token
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
-        """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
+        """Return views of the rows [start, end). Do not keep them: they keep the buffer alive."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
 
     def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
-        """Return views of the first `tokens` rows that are kept; of all, where that is None."""
+        """Return views of the first `tokens` kept rows; None = all rows."""
         if tokens is None:
             return kept.layers
         return tuple(rows.part(0, tokens) for rows in kept.layers)
@@ -164,7 +167,7 @@ class LayerMap:
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
     ) -> KVRows:
-        """Return rows [start, end) as arrays of their own; raw rows are packed as `form` says."""
+        """Return copies of the rows [start, end); raw rows are packed in `form`."""
         assert 0 <= start < end, (start, end)
         views = self.rows(cache, start, end)
         if form is not None:
@@ -174,7 +177,7 @@ class LayerMap:
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        """Fill an empty cache with `row_runs`, `position` tokens in all, and room for `rows`."""
+        """Fill an empty cache with `row_runs`, together `position` tokens, and room for `rows`."""
         for number, leaf in enumerate(_of_kind(cache, ROWS)):
             form = _format(leaf)
             layer = [run[number].converted(form) for run in row_runs]
@@ -190,16 +193,18 @@ class LayerMap:
     def reserve(self, cache: list[Any], rows: int) -> int:
         """Give every layer room for `rows` tokens, so that writes stay in place.
 
-        Return for how many there is room then.
+        Return the number of tokens that there is room for.
         """
         room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
             if leaf.keys is None:
                 tokens = rounded(rows)
-                empty = tuple(mx.zeros((*at[:2], tokens, at[3]), dtype) for at, dtype in shapes)
+                empty = tuple(
+                    mx.zeros((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in shapes
+                )
                 put_rows(leaf, LayerRows(empty).converted(_format(leaf)))
                 leaf.offset = 0
-                mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
+                mx.eval(rows_of(leaf).arrays)  # counted by MLX before the next request is admitted
                 room = min(room, tokens)
                 continue
             old = rows_of(leaf)
@@ -208,22 +213,22 @@ class LayerMap:
                 room = min(room, capacity)
                 continue
             wanted = wanted or self._grown(capacity, rows, old.format)
-            room, held = min(room, wanted), old.part(0, leaf.offset).arrays
-            arrays = [_joined([array], wanted - leaf.offset) for array in held]
+            room, used = min(room, wanted), old.part(0, leaf.offset).arrays
+            arrays = [_joined([array], wanted - leaf.offset) for array in used]
             put_rows(leaf, LayerRows(tuple(arrays), old.format))
-            del old, held
+            del old, used
             mx.eval(arrays)
         assert room >= rows, (room, rows)
         return room
 
     def _grown(self, capacity: int, rows: int, form: PackedFormat | None) -> int:
-        """Return for how many tokens there is room once a buffer has grown to hold `rows`."""
+        """Return the new capacity in tokens of a buffer that has to grow to hold `rows`."""
         roomy = rounded(max(rows, int(capacity * GROWTH)))
         more = (roomy - capacity) * self.row_cost(form)[0]
         return roomy if self.has_room(more) else rounded(rows)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
-        """Turn the layers' rows, and what will be written, into `form`, in place of the list."""
+        """Replace the list's layers by quantised ones with the same rows, in `form`."""
         for index, layer in enumerate(cache):
             if type(layer).__name__ == "KVCache":
                 cache[index] = layer.to_quantized(group_size=form.group_size, bits=form.bits)
@@ -232,7 +237,7 @@ class LayerMap:
                     mx.eval(cache[index].keys, cache[index].values)
 
     def trim(self, cache: list[Any], position: int) -> None:
-        """Forget the rows behind `position`. Windows and states have to be put anew."""
+        """Forget the rows after `position`. The caller puts windows and states again."""
         for leaf in _of_kind(cache, ROWS):
             assert leaf.offset >= position, (leaf.offset, position)
             leaf.offset = position
@@ -242,19 +247,19 @@ class LayerMap:
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         """Return the window layers' rows of the last `tokens` tokens, oldest first.
 
-        Those of the last `behind` tokens are left out.
+        The rows of the very last `behind` tokens are left out.
         """
         assert 0 <= behind < tokens, (behind, tokens)
         newest = []
         for leaf in _of_kind(cache, WINDOWS):
             rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
-            held = rows.arrays[0].shape[2]
-            assert held >= tokens, (held, tokens)
-            newest.append(rows.part(held - tokens, held - behind))
+            count = rows.arrays[0].shape[2]
+            assert count >= tokens, (count, tokens)
+            newest.append(rows.part(count - tokens, count - behind))
         return _evaluated(newest)
 
     def window_held(self, cache: list[Any]) -> int:
-        """Return how many of the last tokens every window layer still has rows of."""
+        """Return for how many of the last tokens every window layer has rows."""
         windows = _of_kind(cache, WINDOWS)
         return min((min(_held(leaf), _size(leaf)) for leaf in windows), default=0)
 
@@ -263,15 +268,16 @@ class LayerMap:
     ) -> None:
         """Fill the window layers with the last rows of `row_runs`, which end at `position`.
 
-        Exactly as many as the window: one fewer and MLX's next single-token step fails.
+        The rows must be exactly as many as the window: with one fewer, MLX's next single-token
+        step fails.
         """
         for number, leaf in enumerate(_of_kind(cache, WINDOWS)):
             wanted = min(position, _size(leaf))
             layer = [run[number].converted(None).arrays for run in row_runs]
             joined = [mx.concatenate(list(parts), axis=2) for parts in zip(*layer, strict=True)]
-            held = joined[0].shape[2]
-            assert held >= wanted, (held, wanted)
-            arrays = [mx.contiguous(rows[..., held - wanted :, :]) for rows in joined]
+            count = joined[0].shape[2]
+            assert count >= wanted, (count, wanted)
+            arrays = [mx.contiguous(rows[..., count - wanted :, :]) for rows in joined]
             leaf.keys, leaf.values = arrays
             leaf.offset = position
             if is_ring(leaf):
@@ -283,7 +289,7 @@ class LayerMap:
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        """Return the states as they are now. Free: a later forward makes new arrays."""
+        """Return the current states. Costs no copy: a later forward makes new arrays."""
         layers = tuple(
             tuple(None if array is None else mx.contiguous(array) for array in leaf.cache)
             for leaf in _of_kind(cache, STATES)
@@ -296,13 +302,13 @@ class LayerMap:
             assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
             leaf.cache = list(arrays)
 
-    # ------------------------------------------------------------ what was read from disk
+    # ------------------------------------------------------------ records from disk
 
     def rows_from(self, record: Record) -> KVRows:
         """Return the rows of a record, or the window rows, evaluated.
 
         Raises:
-            UnreadableRecord: they are not rows, or not in the format that they are named after.
+            UnreadableRecord: the arrays are not rows, or not in the format that their names say.
         """
         return rows_from(record.arrays)
 
@@ -310,13 +316,13 @@ class LayerMap:
         """Return the snapshot of a record, evaluated.
 
         Raises:
-            UnreadableRecord: the arrays are no snapshot's.
+            UnreadableRecord: the arrays are not a snapshot.
         """
         return state_from(record.arrays)
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """Yield the layers' caches, those inside composite ones one by one."""
+    """Yield the layers' caches, with each composite cache replaced by its parts."""
     for layer in cache:
         children = getattr(layer, "caches", None)
         if children is None:
@@ -326,7 +332,7 @@ def leaves(cache: Sequence[Any]) -> Iterator[Any]:
 
 
 def kind_of(leaf: Any) -> str | None:
-    """Return what a layer's cache keeps; None where its class is not known."""
+    """Return the kind of a layer's cache; None where its class is not known."""
     return KINDS.get(type(leaf).__name__)
 
 
@@ -345,9 +351,9 @@ def _check(leaf: Any) -> None:
 
 
 def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
-    """Return views of the K and V that a layer has of its last tokens, oldest first.
+    """Return views of a layer's K and V rows of its last tokens, oldest first.
 
-    None where they are packed. Not to be kept: they pin the live buffer.
+    None where the rows are packed. Do not keep the views: they keep the live buffer alive.
     """
     if kind_of(leaf) == WINDOWS:
         return _in_order(leaf, leaf.keys), _in_order(leaf, leaf.values)
@@ -356,7 +362,7 @@ def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
 
 
 def is_ring(leaf: Any) -> bool:
-    """Whether a window layer writes in a ring; a chunked one (Llama 4) drops its front."""
+    """Whether a window layer is a ring buffer. A chunked layer (Llama 4) drops its front."""
     return hasattr(leaf, "max_size")
 
 
@@ -366,7 +372,7 @@ def _size(leaf: Any) -> int:
 
 
 def _held(leaf: Any) -> int:
-    """Return how many of the last tokens a window layer has rows of, at least."""
+    """Return for how many of the last tokens a window layer has rows, at least."""
     if is_ring(leaf):
         return min(int(leaf.offset), _size(leaf))
     return int(leaf.offset - leaf.start_position)
@@ -384,7 +390,7 @@ def _shapes(leaf: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
 def _are_rows(
     kept: KVRows, shapes: Sequence[list[tuple[tuple[int, ...], mx.Dtype]]], tokens: int
 ) -> bool:
-    """Return whether rows are those of layers with these shapes, of so many tokens."""
+    """Return whether the rows are `tokens` long and fit layers with these shapes."""
     if len(kept.layers) != len(shapes):
         return False
     found = [part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)]
@@ -397,18 +403,18 @@ def _kind_of_part(array: mx.array | None) -> tuple[tuple[int, ...], mx.Dtype] | 
 
 
 def rounded(rows: int) -> int:
-    """Return for how many tokens a new buffer has room that is to hold `rows`."""
+    """Return the capacity in tokens of a new buffer for `rows`."""
     return -(-rows // STEP) * STEP
 
 
 def _joined(parts: Sequence[mx.array], spare: int) -> mx.array:
-    """Return rows one behind the other, and room for `spare` more. Lazy."""
+    """Return the rows concatenated, with room for `spare` more. Lazy."""
     batch, heads, _, width = parts[0].shape
     return mx.concatenate([*parts, mx.zeros((batch, heads, spare, width), parts[0].dtype)], axis=2)
 
 
 def _in_order(leaf: Any, array: mx.array) -> mx.array:
-    """Return a window's rows, oldest first, without those that were never written."""
+    """Return a window's written rows, oldest first."""
     rows = array.shape[2]
     if not is_ring(leaf):
         return array[..., : _held(leaf), :]
@@ -420,7 +426,7 @@ def _in_order(leaf: Any, array: mx.array) -> mx.array:
 
 
 def _evaluated(views: Sequence[LayerRows]) -> KVRows:
-    """Return the rows as arrays of their own: a view would pin the whole live buffer."""
+    """Return copies of the rows: a view would keep the whole live buffer alive."""
     kept = tuple(
         LayerRows(tuple(mx.contiguous(a) for a in rows.arrays), rows.format) for rows in views
     )
@@ -432,18 +438,18 @@ def _evaluated(views: Sequence[LayerRows]) -> KVRows:
 
 
 def can_rewind(cache: Sequence[Any]) -> bool:
-    """Return whether every layer of a model's `cache` is of a kind that can be taken back."""
+    """Return whether a forward can be taken back in every layer of a model's `cache`."""
     return all(kind_of(leaf) is not None for leaf in leaves(cache))
 
 
 class RewindPoint:
-    """Where a live cache stands before a forward of several rows, whose last tokens may go again.
+    """The state of a live cache before a forward of several rows, to take the forward back.
 
-    It holds good until the next forward, and `cut` and `back` may follow each other meanwhile.
-    Nothing is copied but the few rows of a branch, which move to where they belong. Else rows of
-    every token are cut, a window that a forward of several rows made anew loses its last rows, and
-    a state is the array that it was before. What a window or a state kept of single tokens is
-    overwritten in place, so that no more than one forward is taken back.
+    It is valid until the next forward; until then `cut` and `back` may both be called, in any
+    order. Layers with rows of every token are cut. A window layer makes a new, longer array for a
+    forward of several rows and loses its last rows. A state layer gets its earlier array back. Only
+    the rows of a branch are copied, to their new positions. A forward of one row overwrites a
+    window in place, so that at most one forward can be taken back.
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:
@@ -461,19 +467,19 @@ class RewindPoint:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether any number of the forward's rows can be cut: no layer keeps a state."""
+        """Whether the forward can be cut by any number of rows: no layer keeps a state."""
         return not self._states
 
     def cut(self, rows: int) -> None:
-        """Leave out the last `rows` of the forward, not all of it, which had two at least."""
+        """Remove the last `rows` of the forward. It had two rows at least, and one stays."""
         assert self.keeps_rows, "a state is of all rows"
         for leaf in self._leaves:
             _cut(leaf, rows)
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
-        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+        """Keep only the rows in `path`, which ascends, of the forward's last `rows`.
 
-        Where that is not their beginning, every layer keeps plain rows.
+        `path` is not empty. Unless it is the beginning of the rows, every layer is PLAIN.
         """
         assert list(path) == sorted(set(path)), path
         if list(path) != list(range(len(path))):
@@ -481,7 +487,7 @@ class RewindPoint:
         self.cut(rows - len(path))
 
     def back(self, rows: int) -> None:
-        """Leave out the whole forward, which had `rows`."""
+        """Take the whole forward back, which had `rows` rows."""
         assert not self.keeps_rows, "rows are cut"
         for number, leaf in enumerate(self._leaves):
             if number in self._states:
@@ -493,7 +499,7 @@ class RewindPoint:
 
 
 def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
-    """Move those of the last `rows` that `path` names to the front of them, in order."""
+    """Move the rows in `path` to the front of the last `rows`, in order."""
     assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
     found = mx.array(list(path))
     moved = [
@@ -503,7 +509,7 @@ def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
         )
         for leaf in layers
     ]
-    # Evaluated first: a buffer that something lazy still reads is copied where it is written.
+    # Evaluated first: MLX copies a buffer on a write while an unevaluated array still reads it.
     mx.eval(moved)
     for leaf, (keys, values) in zip(layers, moved, strict=True):
         start = leaf.offset - rows
@@ -513,12 +519,12 @@ def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
 
 def _cut(leaf: Any, rows: int) -> None:
     if kind_of(leaf) != WINDOWS or not is_ring(leaf):
-        taken = leaf.trim(rows)
-        assert taken == rows, (type(leaf).__name__, taken, rows)
+        trimmed = leaf.trim(rows)
+        assert trimmed == rows, (type(leaf).__name__, trimmed, rows)
         return
-    # A forward of n rows leaves n - 1 more than the window has, in order: what is cut is spare.
-    held = leaf.keys.shape[2]
-    assert leaf._idx == held > rows, (leaf._idx, held, rows)
-    leaf.keys, leaf.values = leaf.keys[..., : held - rows, :], leaf.values[..., : held - rows, :]
+    # A forward of n rows leaves n - 1 rows more than the window, in order: only these are cut.
+    count = leaf.keys.shape[2]
+    assert leaf._idx == count > rows, (leaf._idx, count, rows)
+    leaf.keys, leaf.values = leaf.keys[..., : count - rows, :], leaf.values[..., : count - rows, :]
     leaf.offset -= rows
     leaf._idx -= rows

@@ -1,7 +1,7 @@
-"""Frees memory of kept KV, of encoded images and of idle live slots: the one way out of it.
+"""Frees memory of kept KV, of encoded images and of idle live slots, for all callers.
 
-Who asks says how many bytes and for what reason; the reason says what may go. What goes first is
-one ranking for all (`Evictor.free`), which docs/cache.md has on a page.
+The caller says how many bytes and for which reason; the reason decides what may go. One ranking
+decides what goes first (`Evictor.free`); docs/cache.md describes it.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Gone, Rank
+from hearth.worker.cache.eviction import LIVE, NEEDLESS, SLACK, Candidate, Evictor, Freed, Rank
 from hearth.worker.cache.extent_store import Extent, within_window
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.prefix_search import ResumePlan
@@ -24,63 +24,63 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class Reason(Enum):
-    """Why memory is freed, beside room for what is to be kept (`Evictor.make_room`)."""
+    """Why memory is freed. `Evictor.make_room` frees room for new KV without a reason."""
 
     MEMORY = "memory"  # a prompt or an answer has to fit, or the system is out of memory
-    WARNING = "warning"  # the system begins to run short: live slots stay
-    SLOTS = "slots"  # slots are too many or too old; what they hold is kept where there is room
-    AGE = "age"  # nothing has used it for the time to live
+    WARNING = "warning"  # the system is getting short of memory: live slots stay
+    SLOTS = "slots"  # too many slots, or too old; their KV is kept where there is room
+    AGE = "age"  # unused for the time to live
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """What is kept of encoded images; who needs one again has it encoded again.
+    """The cache of encoded images. An evicted image is encoded again when a prompt needs it.
 
-    All those that no prompt is amid go at once.
+    All images that no running prefill reads go at once.
     """
 
-    nbytes: Callable[[], int] = lambda: 0  # that may go now
+    nbytes: Callable[[], int] = lambda: 0  # bytes that may go now
     release: Callable[[], object] = lambda: None
-    run: None = None
+    extent: None = None
     kind: str = "images"
 
-    def is_there(self) -> bool:
+    def is_held(self) -> bool:
         return self.nbytes() > 0
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return NEEDLESS, 1.0
 
-    def evict(self, evictor: Evictor) -> Gone:
+    def evict(self, evictor: Evictor) -> Freed:
         nbytes = self.nbytes()
         self.release()
-        return Gone(nbytes)
+        return Freed(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """What a prompt goes on from, which does not go for it."""
+    """The KV that a prompt resumes from, which is not freed to make room for the same prompt."""
 
     pin: Pin = Pin("", (), (), ())
     slot: int | None = None
 
     @classmethod
     def of(cls, plan: ResumePlan, window: int) -> "Spared":
-        """Return what a plan needs: of states the last, of windows those that it looks back to."""
+        """Return a plan's path with the last snapshot and the windows that a resume there needs."""
         path = plan.path
-        looked_at = within_window(path[-1].end, window) if path else ()
-        near = tuple(extent for extent in looked_at if extent.window is not None)
+        in_window = within_window(path[-1].end, window) if path else ()
+        windows = tuple(extent for extent in in_window if extent.window is not None)
         last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
-        return cls(Pin("", path, near, last), plan.slot)
+        return cls(Pin("", path, windows, last), plan.slot)
 
 
-NOTHING = Spared()
+NOTHING_SPARED = Spared()
 
 
 class MemoryRelease:
     """Frees memory. Owner: the inference thread.
 
-    Invariant: nothing goes that is pinned or spared, nor what a running request stands on; what
-    only a slot has of a spared path is copied out before the slot goes.
+    Invariant: pinned and spared KV stays, and so do the paths of running requests. Rows of a
+    spared path that only a slot holds are copied out before the slot goes.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class MemoryRelease:
         slot_bytes: Callable[[LiveSlot], int],
         give_up: Callable[[LiveSlot, Collection[Extent] | None], None],
     ) -> None:
-        """`give_up` empties a slot, and keeps what only it holds: of some runs, None = of all."""
+        """`release_slot(slot, kept)` empties a slot, as `KVManager.release_slot` does."""
         self.evictor = evictor
         self.slot_bytes = slot_bytes
-        self.give_up = give_up
+        self.release_slot = give_up
         self.images = EncodedImages()
         self.slots = slots
 
-    def idle(self, spared: Spared = NOTHING) -> list[LiveSlot]:
-        """Return the slots that no request uses, but for the spared one: the least needed first."""
+    def idle(self, spared: Spared = NOTHING_SPARED) -> list[LiveSlot]:
+        """Return the slots that no request uses, without the spared slot; least needed first."""
         idle = (s for s in self.slots.values() if not s.is_busy and s.number != spared.slot)
         return sorted(idle, key=_need)
 
@@ -107,13 +107,13 @@ class MemoryRelease:
         reason: Reason,
         nbytes: float = math.inf,
         *,
-        spared: Spared = NOTHING,
+        spared: Spared = NOTHING_SPARED,
         slots: Sequence[LiveSlot] | None = None,
         expired: Collection[Extent] = (),
     ) -> int:
-        """Free `nbytes` or, for want of those, all that may go for this reason; return how many.
+        """Free `nbytes`, or less if no more may go for this reason; return the freed bytes.
 
-        Of the idle slots only `slots` go, None = any. For its age only what is `expired` goes.
+        Only `slots` of the idle slots may go, None = all. For AGE, only `expired` extents may go.
         """
         evictor, budget = self.evictor, self.evictor.store.budget
         needs_memory = reason in (Reason.MEMORY, Reason.WARNING)
@@ -125,7 +125,7 @@ class MemoryRelease:
         ]
 
         def is_enough(freed: int, following: Rank) -> bool:
-            """Kept KV gives a little more, so that not all is ranked anew for each need."""
+            """Free `slack` more of kept KV, so that not every need ranks all parts again."""
             return freed >= nbytes + (slack if following < (LIVE,) else 0)
 
         numbers = {slot.number for slot in slots}
@@ -133,7 +133,7 @@ class MemoryRelease:
         try:
             if needs_memory:
                 candidates += [*evictor.kept_parts(), self.images]
-            elif reason is Reason.AGE:  # what a slot has that goes too goes with it
+            elif reason is Reason.AGE:  # extents in slots that go are removed with their slot
                 candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
             freed = evictor.free(
                 candidates,
@@ -149,22 +149,22 @@ class MemoryRelease:
 
 
 def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
-    """Rank a slot by last use: a copy brings it back, so that it matters who comes next.
+    """Rank a slot by last use. A lost slot costs only a copy, so the next request matters most.
 
-    That is an agent amid its turns, not the one that waits for it, however much likelier the latter
-    comes at all. A title or a topic check comes once.
+    The next request is a busy sub-agent's rather than its waiting orchestrator's, although the
+    orchestrator is more likely to return at all. A title or a topic check does not return.
     """
     return (not slot.is_spare, not slot.line.is_side, slot.used_at)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """An idle live cache, with the rows that only it has."""
+    """An idle live slot, with the rows that only this slot holds."""
 
     memory: MemoryRelease
     slot: LiveSlot
     reason: Reason
-    path: Sequence[Extent]  # that is spared
+    path: Sequence[Extent]  # the spared path
     expired: Collection[Extent]
 
     @property
@@ -172,37 +172,37 @@ class _Slot:
         return "expired" if self.reason is Reason.AGE else "slot"
 
     @property
-    def run(self) -> Extent | None:
-        return self.slot.joint.arrival if self.reason is not Reason.SLOTS else None
+    def extent(self) -> Extent | None:
+        return self.slot.node.arrival if self.reason is not Reason.SLOTS else None
 
-    def is_there(self) -> bool:
-        is_held = self.memory.slots.get(self.slot.number) is self.slot
-        return is_held and not self.slot.is_busy
+    def is_held(self) -> bool:
+        is_own = self.memory.slots.get(self.slot.number) is self.slot
+        return is_own and not self.slot.is_busy
 
     def rank(self, evictor: Evictor, now: float) -> Rank:
         return (LIVE, *_need(self.slot))
 
-    def evict(self, evictor: Evictor) -> Gone:
+    def evict(self, evictor: Evictor) -> Freed:
         memory, slot, store = self.memory, self.slot, evictor.store
-        live, count = memory.slot_bytes(slot), len(store)
-        held = live + store.budget.bytes_used
+        live_bytes, count = memory.slot_bytes(slot), len(store)
+        bytes_before = live_bytes + store.budget.bytes_used
         for extent in self.expired:
             if extent.holders == {slot.number}:
                 store.remove(extent)
-        memory.give_up(slot, self.path if self.reason is Reason.MEMORY else None)
+        memory.release_slot(slot, self.path if self.reason is Reason.MEMORY else None)
         if self.reason is Reason.SLOTS:
-            return Gone(live, is_loss=False)
-        freed = max(0, held - store.budget.bytes_used)
+            return Freed(live_bytes, is_loss=False)
+        nbytes = max(0, bytes_before - store.budget.bytes_used)
         if self.reason is Reason.AGE:
-            return Gone(freed, parts=count - len(store))
-        return Gone(freed, exposed=evictor.kept_parts())  # what stood on its rows, and may go now
+            return Freed(nbytes, parts=count - len(store))
+        return Freed(nbytes, exposed=evictor.kept_parts())  # extents may be leaves without the slot
 
 
 def release_memory() -> None:
-    """Return to the system the memory that MLX and malloc keep for later. Takes milliseconds.
+    """Return the memory that MLX and malloc keep for later to the system. Takes milliseconds.
 
-    On a CPU MLX's arrays come from malloc, and glibc keeps what lies between blocks that live: a
-    worker that has served long answers held 110 MB of an empty cache. Only glibc has malloc_trim.
+    On a CPU MLX's arrays come from malloc, and glibc keeps the free memory between live blocks: a
+    worker with an empty cache held 110 MB after long answers. Only glibc has malloc_trim.
     """
     mx.clear_cache()
     if hasattr(_LIBC, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""Packs rows of KV in fewer bits and unpacks them: by MLX's own affine packing, or by TurboQuant.
+"""Packs rows of KV into fewer bits and unpacks them, by MLX's affine packing or by TurboQuant.
 
 Owner: the inference thread.
 """
@@ -14,36 +14,36 @@ import numpy as np
 
 from hearth.shared.machine import VISION_REMEDY, has_vision
 
-RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # of keys and values, (batch, heads, tokens, n)
+RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # keys and values: (batch, heads, tokens, n)
 
-WORD_BITS: Final = 32  # packed elements lie in words of so many
-AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # what `mx.quantize` packs
+WORD_BITS: Final = 32  # bits of the words that hold packed elements
+AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # bits that `mx.quantize` supports
 AFFINE_GROUP_SIZES: Final = (32, 64, 128)
-WIDTH_STEP: Final = 32  # elements: whole words, so that an array's width tells a row's
+WIDTH_STEP: Final = 32  # elements: whole words, so that the packed width gives the row width
 WIDTH_MAX: Final = 1024  # elements: a row is one thread group of mlx-vlm's Metal kernels
 BITS_MIN: Final = 2
 BITS_MAX: Final = 8
 
 
 class MisfitRows(Exception):
-    """Arrays are not what their format says."""
+    """Arrays do not have the shapes or types of their format."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
     """The bits and the group size in which MLX packs rows: six arrays a layer.
 
-    Bits are those of an element, without what a group shares; `scheme` is the word for the format
-    in KV_QUANT_SCHEME, `array_count` how many arrays a layer has, half of them of the keys.
+    `scheme` is the name of the format in KV_QUANT_SCHEME. `array_count` is the number of arrays
+    that a layer has; the first half belongs to the keys.
     """
 
-    bits: int  # 4 or 8
-    group_size: int  # elements of a row that share scale and bias
+    bits: int  # bits of an element, 4 or 8, without the scales and biases
+    group_size: int  # elements of a row that share a scale and a bias
     scheme: ClassVar[str] = "uniform"
     array_count: ClassVar[int] = 6
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
-        """Whether rows of these widths can be packed so."""
+        """Whether rows of these widths can be packed in this format."""
         return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
@@ -53,7 +53,7 @@ class QuantFormat:
         return tuple(part for parts in packed for part in parts)
 
     def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-        """Return keys and values as they were, but for what packing lost."""
+        """Return keys and values, without the precision that packing lost."""
         size, bits = self.group_size, self.bits
         return tuple(
             mx.dequantize(words, scales, biases, group_size=size, bits=bits)
@@ -61,11 +61,11 @@ class QuantFormat:
         )
 
     def label(self, arrays: tuple[mx.array, ...]) -> str:
-        """Return what a file calls this format."""
+        """Return the name of this format in files."""
         return f"{self.bits}x{self.group_size}"
 
     def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
-        """Return the shapes of keys and values once they are unpacked; nothing is computed.
+        """Return the shapes of the unpacked keys and values. Computes nothing.
 
         Raises:
             MisfitRows: the arrays are not in this format.
@@ -76,8 +76,8 @@ class QuantFormat:
         return keys, values
 
     def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
-        """Return the types of keys and values once they are unpacked."""
-        return arrays[1].dtype, arrays[4].dtype  # of the scales
+        """Return the types of the unpacked keys and values."""
+        return arrays[1].dtype, arrays[4].dtype  # types of the scales
 
     def _shape(self, words: mx.array, scales: mx.array, biases: mx.array) -> tuple[int, ...]:
         if len({words.shape[:-1], scales.shape[:-1], biases.shape[:-1]}) != 1 or words.ndim != 4:
@@ -92,20 +92,19 @@ class QuantFormat:
 
 @dataclass(frozen=True, slots=True)
 class TurboFormat:
-    """Rows packed by mlx-vlm's TurboQuant: rotated, rounded to a codebook, with their lengths.
+    """The bits in which mlx-vlm's TurboQuant packs rows: rotated, and rounded to a codebook.
 
-    This module alone uses mlx-vlm's code for it, and its public names only. That code keeps no
-    record of how it rotates and rounds: both follow from the bits, the widths, a fixed seed and the
-    versions of mlx-vlm and numpy. What is written therefore carries a fingerprint of them, and rows
-    of another are not read.
-    The bits, by which the keys' are rounded down and the values' up, and the type of raw rows.
+    A layer has four arrays: lengths (batch, heads, tokens, 1) and codes of the keys, then of the
+    values. Keys are packed in the bits rounded down, values in the bits rounded up.
 
-    Four arrays a layer: lengths (batch, heads, tokens, 1) and codes of the keys, then of the
-    values.
+    Only this module uses mlx-vlm's TurboQuant, and only its public names. mlx-vlm does not store
+    the rotation and the codebook: they follow from the bits, the widths, a fixed seed and the
+    versions of mlx-vlm and numpy. Written rows therefore carry a fingerprint of these, and rows
+    with another fingerprint are not read.
     """
 
-    bits: float  # whole or a half
-    dtype: mx.Dtype
+    bits: float  # a multiple of 0.5
+    dtype: mx.Dtype  # type of the unpacked rows
     scheme: ClassVar[str] = "turboquant"
     array_count: ClassVar[int] = 4
 
@@ -113,7 +112,7 @@ class TurboFormat:
         return all(_is_width(a.shape[-1]) and a.dtype == self.dtype for a in arrays)
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
-        """Return rows packed, evaluated; None where one is longer than a float16 can tell."""
+        """Return the packed rows, evaluated; None where a length does not fit into a float16."""
         packer = _turbo_cache(self.bits)
         packer.update_and_fetch(*arrays)
         keys, values = packer.state
@@ -128,8 +127,8 @@ class TurboFormat:
 
     def label(self, arrays: tuple[mx.array, ...]) -> str:
         widths, dtype = tuple(shape[-1] for shape in self.shapes(arrays)), _dtype_name(self.dtype)
-        told = _sample(self.bits, widths) + dtype.encode()
-        fingerprint = hashlib.blake2b(told, digest_size=4).hexdigest()
+        sample = _sample(self.bits, widths) + dtype.encode()
+        fingerprint = hashlib.blake2b(sample, digest_size=4).hexdigest()
         return f"turboquant{self.bits:g}-{dtype}-{fingerprint}"
 
     def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
@@ -142,7 +141,7 @@ class TurboFormat:
         return self.dtype, self.dtype
 
     def check_label(self, label: str, arrays: tuple[mx.array, ...]) -> None:
-        """Raise MisfitRows where the arrays were packed by other code than is installed here."""
+        """Raise MisfitRows if another version of the code packed the arrays."""
         if not has_vision():
             raise MisfitRows(f"mlx-vlm is not installed; {VISION_REMEDY}")
         own = self.label(arrays)
@@ -150,12 +149,12 @@ class TurboFormat:
             raise MisfitRows(f"packed as {label}, and here that would be {own}")
 
 
-PackedFormat = QuantFormat | TurboFormat  # equal formats read each other's arrays
+PackedFormat = QuantFormat | TurboFormat
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Rows of one layer, token axis 2: (keys, values), or the arrays of `format`, if it is set."""
+    """Rows of one layer, token axis 2: (keys, values), or the packed arrays of `format`."""
 
     arrays: tuple[mx.array, ...]
     format: PackedFormat | None = None
@@ -187,7 +186,7 @@ class LayerRows:
         return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format)
 
     def converted(self, wanted: PackedFormat | None) -> "LayerRows":
-        """Return the rows in another format, raw where they do not fit into it."""
+        """Return the rows in the wanted format, or raw where they do not fit into it."""
         if wanted == self.format:
             return self
         raw = self if self.format is None else LayerRows(self.format.unpack(self.arrays))
@@ -199,14 +198,14 @@ class LayerRows:
 
 @dataclass(frozen=True, slots=True)
 class KVRows:
-    """K and V rows of several layers: what an extent keeps of some tokens. Evaluated.
+    """The K and V rows of an extent in all layers of one kind. Evaluated.
 
-    Never a view of a live buffer, but for a run that is all of one, which MLX shares until it is
-    written.
+    The arrays are never views of a live buffer. Rows that fill a whole buffer share it until MLX
+    writes to it.
     """
 
     layers: tuple[LayerRows, ...]
-    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
+    nbytes: int = field(init=False)  # computed once: reports sum thousands of them every second
 
     def __post_init__(self) -> None:
         nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
@@ -218,22 +217,22 @@ class KVRows:
 
     @property
     def formats(self) -> set[PackedFormat | None]:
-        """How its layers are packed; a layer that does not fit into a format is raw beside it."""
+        """The formats of its layers; a layer that does not fit the packed format is raw (None)."""
         return {rows.format for rows in self.layers}
 
 
 def as_rows(part: object) -> KVRows:
-    """Return what the extent store keeps as it is, K and V rows."""
+    """Return a part of the extent store as the K and V rows that it is."""
     assert isinstance(part, KVRows)
     return part
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
+    """A snapshot: the states of all state layers. Layers replace their arrays, never write them."""
 
     layers: tuple[tuple[mx.array | None, ...], ...]
-    nbytes: int = field(init=False)  # counted once, too
+    nbytes: int = field(init=False)  # computed once
 
     def __post_init__(self) -> None:
         nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
@@ -245,7 +244,7 @@ class LayerStates:
 
 
 def rows_of(layer: Any) -> LayerRows:
-    """Return all rows of a KVCache or QuantizedKVCache, spare capacity included, as they are."""
+    """Return all rows of a KVCache or QuantizedKVCache in its format, spare capacity included."""
     if isinstance(layer.keys, tuple | list):
         form = QuantFormat(layer.bits, layer.group_size)
         return LayerRows((*layer.keys, *layer.values), form)
@@ -253,11 +252,11 @@ def rows_of(layer: Any) -> LayerRows:
 
 
 def put_rows(layer: Any, rows: LayerRows) -> None:
-    """Make `rows` the buffers of a layer whose class fits their format."""
+    """Make `rows` the buffers of a layer. The layer's class must fit their format."""
     if rows.format is None:
         layer.keys, layer.values = rows.arrays
     else:
-        # Lists, as QuantizedKVCache assigns to their elements.
+        # Lists, because QuantizedKVCache assigns to their elements.
         layer.keys, layer.values = list(rows.arrays[:3]), list(rows.arrays[3:])
 
 
@@ -273,7 +272,7 @@ def _dtype_name(dtype: mx.Dtype) -> str:
 
 
 def _turbo_shape(bits: int, lengths: mx.array, codes: mx.array) -> tuple[int, ...]:
-    """Return the shape of the rows whose lengths and codes these are."""
+    """Return the shape of the rows that these lengths and codes pack."""
     width, rest = divmod(codes.shape[-1] * WORD_BITS, bits)
     if rest or not _is_width(width) or codes.ndim != 4 or codes.dtype != mx.uint32:
         raise MisfitRows(f"codes of {codes.shape} for elements of {bits} bits")
@@ -301,7 +300,7 @@ def _turbo_cache(bits: float) -> Any:
 # Kept for everybody: TurboQuant's tables
 @cache
 def _unpacker(bits: float, widths: tuple[int, ...]) -> Any:
-    """Return a cache of mlx-vlm's that has seen rows of these widths, and so can unpack such."""
+    """Return an mlx-vlm cache that has packed rows of these widths, and so can unpack others."""
     unpacker = _turbo_cache(bits)
     unpacker.update_and_fetch(*(mx.zeros((1, 1, 2, width)) for width in widths))
     return unpacker
@@ -312,7 +311,7 @@ def _unpacked(
 ) -> tuple[mx.array, ...]:
     """Return keys and values as float32. Lazy."""
     state = _turboquant().TurboQuantMSEState
-    keys, values = (state(arrays[at][..., 0], arrays[at + 1]) for at in (0, 2))
+    keys, values = (state(arrays[index][..., 0], arrays[index + 1]) for index in (0, 2))
     unpacked: tuple[mx.array, ...] = _unpacker(bits, widths).dequantize(keys, values)
     return unpacked
 
@@ -320,11 +319,11 @@ def _unpacked(
 # Kept for everybody: TurboQuant's tables
 @cache
 def _sample(bits: float, widths: tuple[int, ...]) -> bytes:
-    """Return what fixed codes unpack to, in steps coarse enough to be the same each time."""
+    """Return the unpacked values of fixed codes, rounded so that they are the same each time."""
     arrays = []
-    for width, each in zip(widths, _split(bits), strict=True):
-        count = width * each // WORD_BITS
+    for width, element_bits in zip(widths, _split(bits), strict=True):
+        count = width * element_bits // WORD_BITS
         codes = (np.arange(4 * count, dtype=np.uint64) * 2_654_435_761 + 97).astype(np.uint32)
         arrays += [mx.ones((1, 1, 4, 1), mx.float16), mx.array(codes).reshape(1, 1, 4, count)]
-    rows = [np.array(each) for each in _unpacked(bits, widths, tuple(arrays))]
-    return b"".join(np.rint(each * 64).astype(np.int16).tobytes() for each in rows)
+    unpacked = [np.array(rows) for rows in _unpacked(bits, widths, tuple(arrays))]
+    return b"".join(np.rint(rows * 64).astype(np.int16).tobytes() for rows in unpacked)

@@ -2,10 +2,10 @@
 
 Owner: the inference thread.
 
-A record's arrays are named `<layer>.<part>`, those of packed rows `<layer>.<part>.<format>`, so
-that they are read in their own format whatever the settings are: `<bits>x<group>` is MLX's own,
-`turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A state's entry that a layer has not made
-yet is `<layer>.<part>.none`, an array of nothing.
+A record's arrays are named `<layer>.<part>`, or `<layer>.<part>.<format>` for packed rows. The name
+says the format, so that rows are read in it whatever the settings are: `<bits>x<group>` is MLX's
+format, `turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A part of a state that a layer has
+not created yet is an empty array named `<layer>.<part>.none`.
 """
 
 import re
@@ -49,11 +49,11 @@ _TURBO: Final = re.compile(r"turboquant([0-9](?:\.5)?)-(float32|float16|bfloat16
 
 
 class UnreadableRecord(Exception):
-    """A record's arrays are not those of this model's layers."""
+    """A record's arrays do not fit this model's layers."""
 
 
 def arrays_of(kept: KVRows | LayerStates) -> tuple[Array, ...]:
-    """Return rows or a snapshot as a record's arrays; they share the evaluated arrays' memory."""
+    """Return rows or a snapshot as a record's arrays, which share the memory of `kept`."""
     found = []
     layers: Sequence[LayerRows | tuple[mx.array | None, ...]] = kept.layers
     for number, layer in enumerate(layers):
@@ -72,7 +72,7 @@ def rows_from(arrays: Iterable[Array]) -> KVRows:
     """Return the rows of a record, evaluated.
 
     Raises:
-        UnreadableRecord: they are not rows, or not in the format that they are named after.
+        UnreadableRecord: the arrays are not rows, or not in the format that their names say.
     """
     kept = KVRows(tuple(_rows(parts) for parts in _layers(arrays)))
     mx.eval([array for rows in kept.layers for array in rows.arrays])
@@ -83,7 +83,7 @@ def state_from(arrays: Iterable[Array]) -> LayerStates:
     """Return the snapshot of a record, evaluated.
 
     Raises:
-        UnreadableRecord: the arrays are no snapshot's.
+        UnreadableRecord: the arrays are not a snapshot.
     """
     layers = []
     for parts in _layers(arrays):
@@ -99,13 +99,13 @@ def _array(name: str, array: mx.array) -> Array:
     assert kind is not None, array.dtype
     if kind == "BF16":
         array = array.view(mx.uint16)
-    buffer: Any = array  # MLX's arrays are buffers, which its stubs do not say
+    buffer: Any = array  # MLX's arrays support the buffer protocol, but its stubs do not say so
     values: NDArray[Any] = np.asarray(memoryview(buffer))
     return Array(name, kind, values.view(DTYPES[kind]))
 
 
 def _rows(parts: list[tuple[str, mx.array | None]]) -> LayerRows:
-    """Return a layer's rows, once they are known to be what their labels say."""
+    """Return a layer's rows after checking them against their labels."""
     labels = {label for label, _ in parts}
     arrays = tuple(array for _, array in parts if array is not None)
     if len(labels) != 1 or len(arrays) != len(parts):
@@ -133,7 +133,7 @@ def _format(label: str) -> PackedFormat:
 
 
 def _layers(arrays: Iterable[Array]) -> list[list[tuple[str, mx.array | None]]]:
-    """Return each layer's parts in order, with the label behind their numbers."""
+    """Return each layer's parts in order, as (format label, array)."""
     layers: list[list[tuple[str, mx.array | None]]] = []
     for array in arrays:
         match = _NAME.fullmatch(array.name)
@@ -150,6 +150,6 @@ def _layers(arrays: Iterable[Array]) -> list[list[tuple[str, mx.array | None]]]:
 
 
 def _restored(array: Array) -> mx.array:
-    """Return an array of its own: the record's buffer is not pinned by it."""
+    """Return a copy, which does not keep the record's whole buffer alive."""
     restored = mx.array(array.values)
     return restored.view(mx.bfloat16) if array.dtype == "BF16" else restored

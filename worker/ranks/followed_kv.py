@@ -120,7 +120,7 @@ class FollowedDisk:
         self._thread: DiskThread | None = None
         self.operations: dict[str, Callable[..., Any]] = {
             "disk_open": self._open,
-            "disk_lift_bound": lambda: self.thread.lift_bound(),
+            "disk_lift_bound": lambda: self.thread.lift_limit(),
             "disk_write": self._write,
             "disk_read": self._read,
             "disk_take": self._take,

@@ -225,7 +225,7 @@ class LeadingDiskThread(DiskThread):
     A read ends once all ranks have read, or RECALL_S_MAX after its request; until then this thread
     waits. Rank 0 does not know the other ranks' write queues: a record that does not fit one of
     them is missing there.
-    `lift_bound`, `write`, `read`, `discard`, `drop`, `clear` and `report` send operations:
+    `lift_limit`, `write`, `read`, `discard`, `drop`, `clear` and `report` send operations:
     inference thread only.
     """
 
@@ -241,9 +241,9 @@ class LeadingDiskThread(DiskThread):
 
     # ------------------------------------------------------------ operations
 
-    def lift_bound(self) -> None:
+    def lift_limit(self) -> None:
         self._commands.send("disk_lift_bound")
-        super().lift_bound()
+        super().lift_limit()
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
@@ -254,10 +254,10 @@ class LeadingDiskThread(DiskThread):
         self._commands.send("disk_write", handle_of(record.source), is_needed, *fields)
         return True
 
-    def read(self, names: Sequence[FileName], then: OnRead) -> bool:
+    def read(self, names: Sequence[FileName], on_read: OnRead) -> bool:
         read = self._commands.watched(NamedRead(self._commands.new_handle()))
         self._found[read.handle] = monotonic() + RECALL_S_MAX, queue.SimpleQueue()
-        if not super().read(names, lambda records: then(self._joined(read, records))):
+        if not super().read(names, lambda records: on_read(self._joined(read, records))):
             del self._found[read.handle]
             return False
         self._commands.send("disk_read", read.handle, [name.file_name for name in names])

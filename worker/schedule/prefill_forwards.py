@@ -168,7 +168,7 @@ class PrefillForwards:
         assert state is not None and times is not None, request.request_id
         for run in [run for run in images if run.start < end and start < run.end]:
             state.encoded_to = max(state.encoded_to, run.end)
-            if self._engine.encode(run.picture, begun_images(prefilling)):
+            if self._engine.encode(run.image, begun_images(prefilling)):
                 times.record_chunk()
                 return True
         return False
@@ -231,7 +231,7 @@ def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
     Otherwise two long images would evict each other and be encoded again for every chunk.
     """
     return {
-        run.picture.name
+        run.image.name
         for request in prefilling
         if request.prefill is not None
         for run in request.query.images
@@ -324,7 +324,7 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                kv_manager.idle_work.settle(query)  # an image is gone with its request
+                kv_manager.idle_work.finish(query)  # an image is gone with its request
                 self._close()
                 return True
             self._config.suspects.record_idle(query, number)
@@ -333,7 +333,7 @@ class IdlePrefill:
             self._config.suspects.record(())
             self._count(self._running, position, end)
         if slot.position == query.limit:
-            kv_manager.idle_work.settle(query)
+            kv_manager.idle_work.finish(query)
             self._close()
         return True
 
@@ -371,7 +371,7 @@ class IdlePrefill:
             query = kv_manager.idle_work.unfinished(self._config.natural_cuts)
         if query is None:
             return False
-        known = kv_manager.idle_work.known_to(query)
+        known = kv_manager.idle_work.reusable_to(query)
         slot = None
         if not self._config.suspects.forbids_idle_prefill(query):
             tokens, over = len(query.tokens), self._config.memory.over
@@ -379,7 +379,7 @@ class IdlePrefill:
                 query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
             )
         if slot is None:
-            kv_manager.idle_work.settle(query)
+            kv_manager.idle_work.finish(query)
             return bool(self._next_prompts)
         self._running = _RunningPrefill(query, slot, known)
         return None

@@ -208,7 +208,7 @@ class Request:
         Requests with the same lineage and the same first tokens may share KV. All images have the
         same token ids, so the lineage names the images.
         """
-        return self.query.root, tuple((run.start, run.picture.name) for run in self.query.images)
+        return self.query.root, tuple((run.start, run.image.name) for run in self.query.images)
 
     @property
     def cached_tokens(self) -> int:

@@ -74,7 +74,7 @@ class Scheduler:
         self.decoder = engine.decoder
         self.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
-        kv_manager.release_too(
+        kv_manager.set_images(
             EncodedImages(
                 lambda: engine.image_bytes(begun_images(self._prefilling)),
                 lambda: engine.release_images(begun_images(self._prefilling)),

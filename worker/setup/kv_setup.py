@@ -123,7 +123,7 @@ def make_kv_manager(
         running_format=running,
         running_from=settings.quantized_kv_start,
         idle_prefill=IdleMode(settings.idle_prefill),
-        keys=max(1, len(settings.api_keys)),
+        api_keys=max(1, len(settings.api_keys)),
     )
     root = cache_root(loaded, settings)
     # The disk thread's queue has room for two of the largest writes.
@@ -302,4 +302,4 @@ def disk_scan_of(
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None
     kv_manager.disk.thread.file_store.is_shared |= workers > 1
-    return kv_manager.disk.thread.look
+    return kv_manager.disk.thread.refresh

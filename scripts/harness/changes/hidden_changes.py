@@ -128,12 +128,12 @@ class Proof:
         end = len(tokens) - 1  # what was sampled last has no KV
         names = [*query.names, *prefix_hashes(ROOT, tokens, [end])]
         for store in self.stores:  # a prompt as its prefill would, and behind it what was sampled
-            joint, line = store.root, new_line()
+            node, line = store.root, new_line()
             for position, name in zip([*query.cuts, end], names, strict=True):
-                if position == joint.position:
+                if position == node.position:
                     continue  # nothing was sampled
-                run = tokens[joint.position : position]
-                joint, extent = store.commit(joint, name, run, position < end, line)
+                run = tokens[node.position : position]
+                node, extent = store.commit(node, name, run, position < end, line)
                 if extent is not None:
                     furnish(store, extent)
         slot = SlotView(len(self.records), tokens[:end], tuple(query.cuts))

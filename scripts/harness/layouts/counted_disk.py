@@ -96,7 +96,7 @@ class CountedDiskThread(DiskThread):
     def _run(self) -> None:
         """Do nothing: the simulation does the jobs."""
 
-    takes, write, read = map(_caught_up, (DiskThread.takes, DiskThread.write, DiskThread.read))
+    accepts, write, read = map(_caught_up, (DiskThread.accepts, DiskThread.write, DiskThread.read))
     drop, clear, discard = map(_caught_up, (DiskThread.drop, DiskThread.clear, DiskThread.discard))
 
     def catch_up(self) -> float:

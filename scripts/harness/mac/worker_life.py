@@ -106,6 +106,6 @@ def _kv(manager: Any) -> list[mx.array]:
     live = [layer.state for slot in manager.slots for layer in slot.cache]
     runs = [run for extent in manager.store.extents for run in (extent.body, extent.window)]
     rows = [layer.arrays for run in runs if run is not None for layer in run.layers]
-    states = [joint.snapshot.layers for joint in manager.store.joints if joint.snapshot]
+    states = [node.snapshot.layers for node in manager.store.nodes if node.snapshot]
     tree: Any = tree_flatten([live, rows, states])
     return [array for _, array in tree if isinstance(array, mx.array)]

@@ -133,7 +133,7 @@ def check_followed(worker: Machine, ranks: ReplicaRanks) -> None:
     ranks.settle()  # with which is told what has gone
     slots = [slot.cache for slot in keeper.slots if slot.cache]
     rows = [part for e in keeper.store.extents for part in (e.body, e.window) if part is not None]
-    states = [j.snapshot for j in keeper.store.joints if j.snapshot is not None]
+    states = [node.snapshot for node in keeper.store.nodes if node.snapshot is not None]
     for follower in ranks.followers:
         kv = follower.follower.kv
         assert kv.caches.keys() == {handle_of(cache) for cache in slots}

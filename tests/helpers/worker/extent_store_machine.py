@@ -68,51 +68,51 @@ class Caching(RuleBasedStateMachine):
         self, tokens: list[int], cuts: set[int], canonical_to: int, slot: int
     ) -> None:
         line = self.a_line()
-        joint, held = self.store.root, []
+        node, held = self.store.root, []
         ends = sorted({*(cut for cut in cuts if cut < len(tokens)), len(tokens)})
         for end in ends:
-            run = pack(tokens[joint.position : end])
+            run = pack(tokens[node.position : end])
             is_canonical = end <= canonical_to
-            before = joint
-            joint.pins += 1
-            joint, extent = self.store.commit(joint, name_of(tokens[:end]), run, is_canonical, line)
-            here = extent or joint.arrival
+            before = node
+            node.pins += 1
+            node, extent = self.store.commit(node, name_of(tokens[:end]), run, is_canonical, line)
+            here = extent or node.arrival
             if here is not None:
                 here.holders.add(slot)
                 held.append(here)
-            joint.pins += 1
-            self.keep_layers(here, joint)
-            joint.pins -= 1
+            node.pins += 1
+            self.keep_layers(here, node)
+            node.pins -= 1
             before.pins -= 1
-        joint.is_prompt_end = True
-        self.store.changed()  # as where a slot is checked in
+        node.is_prompt_end = True
+        self.store.invalidate_plans()  # as where a slot is checked in
         self.asked = [*self.asked[-2:], ask(tokens, ends)]
-        self.lines.end_turn(line, self.now)
-        assert prefix_of(joint) == tokens
+        self.lines.end_request(line, self.now)
+        assert prefix_of(node) == tokens
         assert all(extent in self.store for extent in held)
 
     def a_line(self) -> LinePriority:
         if self.known and self.now % 3 == 0:
             line = self.known[int(self.now) % len(self.known)]
-            self.lines.go_on(line, self.now, 1)
+            self.lines.begin_request(line, self.now, 1)
         else:
             line = self.lines.open(self.now, 1)
             self.known.append(line)
         return line
 
-    def keep_layers(self, extent: Extent | None, joint: PrefixNode) -> None:
+    def keep_layers(self, extent: Extent | None, node: PrefixNode) -> None:
         """Keep a window and a state where there is room, as each forward does."""
         layout = self.store.layout
         if extent is None:
             return
         count = min(len(extent.tokens), layout.window)
-        if count and extent.window is None and self.fits(joint, rows(count)):
-            self.store.set_window(extent, rows(count), joint.position - count)
-        if layout.has_state and not joint.snapshot and self.fits(joint, Part(15)):
-            self.store.set_snapshot(joint, Part(15))
+        if count and extent.window is None and self.fits(node, rows(count)):
+            self.store.set_window(extent, rows(count), node.position - count)
+        if layout.has_state and not node.snapshot and self.fits(node, Part(15)):
+            self.store.set_snapshot(node, Part(15))
 
-    def fits(self, joint: PrefixNode, part: Part) -> bool:
-        worth = self.evictor.resume_worth(joint, part.nbytes, self.now)
+    def fits(self, node: PrefixNode, part: Part) -> bool:
+        worth = self.evictor.resume_worth(node, part.nbytes, self.now)
         return self.evictor.make_room(part.nbytes, part.buffers, worth, self.now)
 
     @rule(slot=SLOTS, position=st.integers(0, 8))
@@ -132,10 +132,10 @@ class Caching(RuleBasedStateMachine):
 
     @rule(pick=PICKS)
     def pin(self, pick: int) -> None:
-        joints = list(self.store.joints)
-        joint = joints[pick % len(joints)]
-        joint.pins += 1
-        self.pinned.append(joint)
+        nodes = list(self.store.nodes)
+        node = nodes[pick % len(nodes)]
+        node.pins += 1
+        self.pinned.append(node)
 
     @rule()
     def unpin(self) -> None:
@@ -197,7 +197,7 @@ class Caching(RuleBasedStateMachine):
     def clear(self) -> None:
         self.pinned = []
         self.store.clear()
-        assert len(self.store) == 0 and list(self.store.joints) == [self.store.root]
+        assert len(self.store) == 0 and list(self.store.nodes) == [self.store.root]
         assert not self.store.root.leaving and not self.store.root.arrival
 
     # ------------------------------------------------------------ what holds
@@ -229,31 +229,31 @@ class Caching(RuleBasedStateMachine):
                 if extent.end not in reached:
                     reached.add(extent.end)
                     todo.append(extent.end)
-        assert reached == set(self.store.joints)
+        assert reached == set(self.store.nodes)
 
     @invariant()
     def every_joint_is_found_by_the_name_of_its_tokens(self) -> None:
-        for joint in self.store.joints:
-            if joint is not self.store.root:
-                tokens = prefix_of(joint)
-                assert joint.position == len(tokens) and joint.name == name_of(tokens)
-                assert self.store.joint(joint.name) is joint
+        for node in self.store.nodes:
+            if node is not self.store.root:
+                tokens = prefix_of(node)
+                assert node.position == len(tokens) and node.name == name_of(tokens)
+                assert self.store.node(node.name) is node
 
     @invariant()
     def where_requests_stand_is_kept(self) -> None:
-        for joint in self.pinned:
-            assert not joint.is_dropped and self.store.joint(joint.name) is joint
+        for node in self.pinned:
+            assert not node.is_dropped and self.store.node(node.name) is node
 
     def teardown(self) -> None:
         """When nobody stands anywhere or holds anything, all of it can go."""
         if not hasattr(self, "store"):
             return
-        for joint in self.store.joints:
-            joint.pins = 0
+        for node in self.store.nodes:
+            node.pins = 0
         for extent in list(self.store.extents):
             for slot in list(extent.holders):
                 self.store.let_go(extent, slot)
         budget = self.store.budget
         assert self.evictor.make_room(budget.bytes_max, budget.buffers_max, math.inf, self.now)
         assert (budget.bytes_used, budget.buffers_used) == (0, 0)
-        assert len(self.store) == 0 and list(self.store.joints) == [self.store.root]
+        assert len(self.store) == 0 and list(self.store.nodes) == [self.store.root]

@@ -206,7 +206,7 @@ class Managing:
     def give_up(self, chance: random.Random) -> None:
         idle = [slot for slot in self.keeper.slots if not slot.is_busy]
         if idle:
-            self.keeper.give_up(chance.choice(idle))
+            self.keeper.release_slot(chance.choice(idle))
 
     def share_out(self, chance: random.Random) -> None:
         kept = chance.choice([12, 60, AMPLE]) * self.keeper.row_bytes(None)
@@ -218,11 +218,11 @@ class Managing:
             return
         slot = self.keeper.idle_work.open(query, False, lambda _: True)
         if slot is None:
-            self.keeper.idle_work.settle(query)
+            self.keeper.idle_work.finish(query)
             return
         while slot.position < query.limit:
             self._read(Running(query, slot))
-        self.keeper.idle_work.settle(query)
+        self.keeper.idle_work.finish(query)
         self.keeper.close_spare(slot)
 
     def age(self, chance: random.Random) -> None:

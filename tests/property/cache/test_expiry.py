@@ -41,7 +41,7 @@ def test_what_expires_is_what_nothing_has_used(
 
     def uses(extent: Extent) -> float:
         """Return when the extent was used last, by its definition: from all that is behind it."""
-        own = [extent.line.used_at, *(at for joint, at in standing if joint is extent.end)]
+        own = [extent.line.used_at, *(at for node, at in standing if node is extent.end)]
         held = extent.line.is_running or extent.end.pins or extent.pinned
         return max([math.inf if held else max(own), *map(uses, extent.end.leaving)])
 

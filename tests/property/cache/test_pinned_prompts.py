@@ -32,8 +32,8 @@ def assert_marked(store: ExtentStore, pins: Pins) -> None:
     for extent in store.extents:
         assert extent.pinned == sum(extent in pin.path for pin in held)
         assert extent.window_pinned == sum(extent in pin.windows for pin in held)
-    for joint in store.joints:
-        assert joint.snapshot_pinned == sum(joint in pin.snapshots for pin in held)
+    for node in store.nodes:
+        assert node.snapshot_pinned == sum(node in pin.snapshots for pin in held)
     report = pins.report()
     assert report["pinned_bytes"] <= report["pinned_bytes_max"] <= store.budget.bytes_max / 2
     assert report["pinned_bytes"] <= store.budget.bytes_used <= store.budget.bytes_max
@@ -51,15 +51,15 @@ class Pinning(Caching):
     @rule(pick=PICKS, pin_id=IDS, key=KEYS)
     def ask_for_a_pin(self, pick: int, pin_id: str, key: str) -> None:
         """As the keeper does: count what is lacking, pin what is there, copy the rest."""
-        joints = [joint for joint in self.store.joints if joint.arrival is not None]
-        if not joints:
+        nodes = [node for node in self.store.nodes if node.arrival is not None]
+        if not nodes:
             return
-        path = path_to(joints[pick % len(joints)])
+        path = path_to(nodes[pick % len(nodes)])
         parts = self.lacking(path)
         nbytes, buffers = sum(p.nbytes for p in parts), sum(p.buffers for p in parts)
         held, before = self.store.budget.bytes_used, [*self.pins]
         parts_of = {
-            each: self.pins.part([p for p in before if p.api_key == each]) for each in OWNERS
+            each: self.pins.used_share([p for p in before if p.api_key == each]) for each in OWNERS
         }
         try:
             self.pins.check(pin_id, key, path, nbytes, buffers)
@@ -233,7 +233,7 @@ def test_pinned_prompts_are_there_whatever_else_is_asked(
         getattr(bench, what)(number)
         bench.check()
     for slot in bench.warm.keeper.slots:
-        bench.warm.keeper.give_up(slot)
+        bench.warm.keeper.release_slot(slot)
     bench.warm.keeper.transfer.evictor.make_room(
         bench.warm.keeper.store.budget.bytes_max, 0, math.inf, math.inf
     )

@@ -115,19 +115,19 @@ def own_run(store: ExtentStore, query: PrefixQuery) -> list[Extent]:
     return run
 
 
-def has_rows_before(store: ExtentStore, joint: PrefixNode) -> bool:
-    """Whether every row that the window needs at `joint` is kept."""
+def has_rows_before(store: ExtentStore, node: PrefixNode) -> bool:
+    """Whether every row that the window needs at `node` is kept."""
     held: set[int] = set()
-    for extent in path_to(joint):
+    for extent in path_to(node):
         if extent.window is not None:
             held |= set(range(extent.window_from, extent.end.position))
-    needed = range(max(0, joint.position - store.layout.window), joint.position)
+    needed = range(max(0, node.position - store.layout.window), node.position)
     return not store.layout.window or held.issuperset(needed)
 
 
-def can_resume(store: ExtentStore, joint: PrefixNode) -> bool:
-    has_state = not store.layout.has_state or joint.snapshot is not None
-    return has_state and has_rows_before(store, joint)
+def can_resume(store: ExtentStore, node: PrefixNode) -> bool:
+    has_state = not store.layout.has_state or node.snapshot is not None
+    return has_state and has_rows_before(store, node)
 
 
 def best_by_definition(store: ExtentStore, query: PrefixQuery, is_exact: bool) -> int:
@@ -150,10 +150,10 @@ def best_by_definition(store: ExtentStore, query: PrefixQuery, is_exact: bool) -
 
 def check_path(found: FoundPrefix, store: ExtentStore, query: PrefixQuery, is_exact: bool) -> None:
     """The path begins at the root, has no gap, and spells the prompt to where it resumes."""
-    joint = store.root
+    node = store.root
     for extent in found.path:
-        assert extent in store and extent.start is joint
-        joint = extent.end
+        assert extent in store and extent.start is node
+        node = extent.end
     spells = spelled(found.path)[: found.position]
     assert spells == query.tokens.tolist()[: found.position]
     if found.path:
@@ -220,7 +220,7 @@ def test_a_prompt_is_known_only_where_one_ended_at_its_last_cut(
     store, query = scene
     found = PrefixSearch(store, query, is_exact=False).run()
     last = query.tokens.tolist()[: query.limit]
-    ended = [j for j in store.joints if j.is_prompt_end and prefix_of(j) == last]
+    ended = [j for j in store.nodes if j.is_prompt_end and prefix_of(j) == last]
     assert found.is_prompt == bool(ended)
 
 

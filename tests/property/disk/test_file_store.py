@@ -127,7 +127,7 @@ TestShelf = ShelfMachine.TestCase
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[StoredFile]:
-    """Return files of random trees under two roots; joints may miss, or run in a circle."""
+    """Return files of random trees under two roots; nodes may miss, or run in a circle."""
     files = []
     for number in range(draw(st.integers(0, 30))):
         start, end = draw(st.integers(0, number)), draw(st.sampled_from([number + 1, 0]))

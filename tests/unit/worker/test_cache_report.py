@@ -144,9 +144,9 @@ def test_a_request_that_a_lost_state_sent_back_is_counted() -> None:
     prompt = [*range(300)]
     made.ask(prompt, 2)
     made.ask([*range(400, 460)], 2)  # takes the slot
-    joints = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
-    ours = [joint for joint in joints if joint.position > 64]
-    for joint in ours:
-        made.keeper.store.set_snapshot(joint, None)
+    nodes = [node for node in made.keeper.store.nodes if node.snapshot is not None]
+    ours = [node for node in nodes if node.position > 64]
+    for node in ours:
+        made.keeper.store.set_snapshot(node, None)
     made.ask([*prompt, *range(500, 530)], 2)
     assert correctness(made) == {"hybrid_trim_miss": 1}

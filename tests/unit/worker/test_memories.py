@@ -29,7 +29,7 @@ QUESTION: list[dict[str, Any]] = [
 ]
 
 # What is looked up there says nothing: these are gone through to make room, whosever they are, and
-# by objects and numbers that only who found them by `ExtentStore._joints` or a slot's root has.
+# by objects and numbers that only who found them by `ExtentStore._nodes` or a slot's root has.
 OF_ROOM = {"ExtentStore._extents", "KVManager._slots"}
 # Cached functions, and what decides their result: nobody's words.
 CACHED = {
@@ -41,7 +41,7 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
     "ConversationLines._lines",
     "DraftLength",
     "DraftMemory._answers",
-    "ExtentStore._joints",
+    "ExtentStore._nodes",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
     "TokenHistory",

@@ -157,7 +157,7 @@ class ImageEncoder:
 
         An image of many tokens takes few positions, so it is negative behind one.
         """
-        return sum(self._advance(run.picture) for run in runs if run.end <= position)
+        return sum(self._advance(run.image) for run in runs if run.end <= position)
 
     def model_arguments(
         self, ids: Sequence[int], at: int, runs: Sequence[ImageRun]
@@ -177,8 +177,8 @@ class ImageEncoder:
                 continue
             if position < start:
                 parts.append(self._rows(ids[position - at : start - at]))
-            self.encode(run.picture)
-            rows = self._encoded[run.picture.name]
+            self.encode(run.image)
+            rows = self._encoded[run.image.name]
             parts.append(rows.part(start - run.start, stop - run.start))
             position = stop
         if position < end:
@@ -228,9 +228,9 @@ class ImageEncoder:
         for run in runs:
             start, stop = max(run.start, at), min(run.end, end)
             if start < stop:
-                inside = self._positions_of(run.picture)[:, start - run.start : stop - run.start]
+                inside = self._positions_of(run.image)[:, start - run.start : stop - run.start]
                 positions[:, start - at : stop - at] = run.start + shift + inside
-            advance = self._advance(run.picture)
+            advance = self._advance(run.image)
             positions[:, max(run.end - at, 0) :] += advance
             shift += advance
         return positions

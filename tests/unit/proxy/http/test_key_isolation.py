@@ -200,7 +200,7 @@ def test_another_keys_entries_that_made_way_are_not_in_the_report_of_the_cache()
         assert len(whole) == 2, part
     assert len({report["bytes"] for report in told()}) == 1
     for slot in warm.keeper.slots:
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     warm.keeper.release(warm.keeper.store.budget.bytes_used)
     whole, mine, theirs, none = (report["evicted"]["last"] for report in told())
     assert len(mine) == len(theirs) == 1 and none == []

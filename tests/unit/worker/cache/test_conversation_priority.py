@@ -14,7 +14,7 @@ from scripts.harness.store_builders import new_line
 def waiting_line(lines: LinePriorities, now: float, turns: int = 1) -> LinePriority:
     """Return a line whose answer has just ended."""
     line = lines.open(now, turns)
-    lines.end_turn(line, now)
+    lines.end_request(line, now)
     return line
 
 
@@ -58,7 +58,7 @@ def test_nobody_works_for_a_line_that_is_running_or_long_forgotten() -> None:
     lines = LinePriorities()
     running = lines.open(0.0, 1)
     assert lines.open(1.0, 1).sponsor is None, "two conversations at once"
-    lines.end_turn(running, 2.0)
+    lines.end_request(running, 2.0)
     assert lines.open(2.1 + SPONSOR_WAIT_S, 1).sponsor is None
 
 
@@ -68,19 +68,19 @@ def test_an_orchestrator_stays_likelier_than_its_agents_however_long_they_take(t
     orchestrator = waiting_line(lines, 0.0, turns)
     for start in range(10, 3610, 180):
         agent = waiting_line(lines, float(start), turns=1)
-        lines.go_on(agent, start + 60.0, 2)
+        lines.begin_request(agent, start + 60.0, 2)
         assert agent.sponsor is orchestrator
         assert agent.likelihood(start + 60.0, 0) < orchestrator.likelihood(start + 60.0, 0)
-        lines.end_turn(agent, start + 120.0)
+        lines.end_request(agent, start + 120.0)
 
 
 def test_a_line_goes_on_with_more_turns_never_fewer() -> None:
     lines = LinePriorities()
     line = waiting_line(lines, 0.0, turns=3)
-    lines.go_on(line, 5.0, 2)
+    lines.begin_request(line, 5.0, 2)
     assert (line.turns, line.is_running, line.used_at) == (4, True, 5.0)
-    lines.end_turn(line, 9.0)
-    lines.go_on(line, 10.0, 7)
+    lines.end_request(line, 9.0)
+    lines.begin_request(line, 10.0, 7)
     assert (line.turns, line.used_at) == (7, 10.0)
 
 
@@ -97,24 +97,24 @@ def test_a_line_that_holds_nothing_is_forgotten_unless_it_runs(holds: bool, runs
     lines = LinePriorities()
     line = lines.open(0.0, 1)
     if not runs:
-        lines.end_turn(line, 1.0)
+        lines.end_request(line, 1.0)
     lines.forget({line} if holds else set())
-    lines.end_turn(line, 1.0)
+    lines.end_request(line, 1.0)
     assert lines.open(2.0, 1).sponsor is (line if holds or runs else None)
 
 
 def test_a_sponsor_that_has_not_run_for_hours_neither_discounts_nor_stays() -> None:
     lines = LinePriorities()
     first = lines.open(0.0, 1)
-    lines.end_turn(first, 1.0)
+    lines.end_request(first, 1.0)
     other = lines.open(60.0, 1)
-    lines.end_turn(other, 61.0)
+    lines.end_request(other, 61.0)
     assert other.sponsor is first
     now = 61.0
     for _ in range(60):  # five hours of a second conversation with side calls
         now += 300.0
-        lines.go_on(other, now, 2)
-        lines.end_turn(other, now + 1)
-        lines.end_turn(lines.open(now + 2, 1), now + 3)
+        lines.begin_request(other, now, 2)
+        lines.end_request(other, now + 1)
+        lines.end_request(lines.open(now + 2, 1), now + 3)
     assert other.likelihood(now, 1800.0) > 1.5
     assert first.likelihood(now, 1800.0) == 0.0

@@ -208,7 +208,7 @@ def test_snapshots_where_lines_part_or_turns_ended_outlive_those_amid_a_message(
     prompt_end.is_prompt_end = True
     evictor = evictor_of(store)
     assert free(evictor, 500)
-    places = {joint for joint in store.joints if joint.snapshot}
+    places = {node for node in store.nodes if node.snapshot}
     assert places >= {branch, prompt_end, header, tip}
     assert {j.position for j in places} == {25, 40, 50, 60, 80}
     assert free(evictor, 600)
@@ -338,7 +338,7 @@ def places_left(store: ExtentStore, count: int) -> set[int]:
     kept = sum(extent.nbytes for extent in store.extents)
     store.budget.bytes_max = int((kept + count * STATE_BYTES) / (1 - SLACK)) + 1
     assert evictor.make_room(0, 0, float("inf"), 0.0)
-    return {joint.position for joint in store.joints if joint.snapshot is not None}
+    return {node.position for node in store.nodes if node.snapshot is not None}
 
 
 def test_messages_of_the_last_prompt_outlive_those_of_older_ones() -> None:

@@ -54,7 +54,7 @@ def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces()
     state = fast.end.snapshot
     (canonical,) = keep(store, [1, 2], [2])
     assert canonical.is_canonical and canonical.end is fast.end
-    assert fast not in store and later in store, "what hangs from the joint stays"
+    assert fast not in store and later in store, "what hangs from the node stays"
     assert canonical.end.snapshot is not None and canonical.end.snapshot is not state
     (again,) = keep(store, [1, 2], [2], is_canonical=False)
     assert again is canonical
@@ -85,7 +85,7 @@ def test_what_is_removed_takes_along_what_hangs_from_it_and_no_more() -> None:
     (sibling,) = keep(store, [1, 2, 7], [3], start=trunk.end)
     store.remove(stem)
     assert set(store.extents) == {trunk, sibling}
-    assert {joint.position for joint in store.joints} == {0, 2, 3}
+    assert {node.position for node in store.nodes} == {0, 2, 3}
     assert stem.end.is_dropped and not sibling.end.is_dropped
     store.remove(stem)
     assert len(store) == 2, "a second time changes nothing"
@@ -94,14 +94,14 @@ def test_what_is_removed_takes_along_what_hangs_from_it_and_no_more() -> None:
 
 def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
     store = new_store()
-    joint, trunk = store.commit(store.root, name_of([1, 2]), pack([1, 2]), True, new_line())
+    node, trunk = store.commit(store.root, name_of([1, 2]), pack([1, 2]), True, new_line())
     assert trunk is not None
     trunk.holders |= {0, 1}
-    (child,) = keep(store, [1, 2, 3], [3], start=joint)
+    (child,) = keep(store, [1, 2, 3], [3], start=node)
     store.let_go(trunk, 0)
     assert trunk in store and child in store
     store.let_go(trunk, 1)
-    assert len(store) == 0 and joint.is_dropped and store.budget.bytes_used == 0
+    assert len(store) == 0 and node.is_dropped and store.budget.bytes_used == 0
     check_store(store)
 
 

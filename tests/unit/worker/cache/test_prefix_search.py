@@ -107,14 +107,14 @@ def test_a_long_prompt_looks_at_each_cut_once() -> None:
         furnish(store, extent)
     query = ask(tokens, cuts)
     looked = 0
-    joint = store.joint
+    node = store.node
 
     def count(name: bytes) -> object:
         nonlocal looked
         looked += 1
-        return joint(name)
+        return node(name)
 
-    store.joint = count  # type: ignore[method-assign, assignment]
+    store.node = count  # type: ignore[method-assign, assignment]
     for is_exact in (False, True):
         looked = 0
         assert PrefixSearch(store, query, is_exact).run().position == cuts[-1]

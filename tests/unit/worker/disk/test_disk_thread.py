@@ -178,10 +178,10 @@ def test_whoever_looks_finds_what_another_worker_has_just_put_before_all_that_wa
 ) -> None:
     theirs, ours = chain(2)
     other = FileStore(tmp_path, ROOT, 100 << 20, 0)
-    assert disk_thread.look() is None, "nobody else has written here"
+    assert disk_thread.refresh() is None, "nobody else has written here"
     file_store.is_shared = True
     assert disk_thread.write(ours) and file_store.entered.wait(WAIT_S)
-    seen = disk_thread.look()
+    seen = disk_thread.refresh()
     assert seen is not None and not seen.is_set(), "the thread is amid a write"
     assert other.put(theirs) and not file_store.holds(theirs.name)
     file_store.gate.set()
@@ -193,11 +193,11 @@ def test_a_look_that_waits_as_the_thread_ends_is_answered(
 ) -> None:
     file_store.is_shared = True
     assert disk_thread.write(record()) and file_store.entered.wait(WAIT_S)
-    seen = disk_thread.look()
+    seen = disk_thread.refresh()
     assert seen is not None
     file_store.gate.set()
     disk_thread.close()
-    assert seen.is_set() and disk_thread.look() is None
+    assert seen.is_set() and disk_thread.refresh() is None
 
 
 def test_what_dead_writers_left_is_swept_at_the_start(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ HOUR = 3600.0
 ROW_BYTES, STATE_BYTES = 20_000, 100_000_000
 
 
-def joint(line: str, number: int) -> PrefixHash:
+def node(line: str, number: int) -> PrefixHash:
     return PrefixHash(f"{line}{number}".encode().ljust(16, b"."))
 
 
 def rows(line: str, number: int, age_s: float = 0.0, start: PrefixHash | None = None) -> StoredFile:
-    name = FileName(FileKind.ROWS, start or joint(line, number), joint(line, number + 1), 256, True)
+    name = FileName(FileKind.ROWS, start or node(line, number), node(line, number + 1), 256, True)
     return StoredFile("root", name, 256 * ROW_BYTES, NOW - age_s)
 
 

@@ -34,9 +34,9 @@ def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
             (extent.end.name, extent.line.number, extent.line.turns, extent.nbytes)
             for extent in keeper.store.extents
         ],
-        "joints": [
-            (joint.name, joint.resumed, joint.is_prompt_end, joint.snapshot is not None)
-            for joint in keeper.store.joints
+        "nodes": [
+            (node.name, node.resumed, node.is_prompt_end, node.snapshot is not None)
+            for node in keeper.store.nodes
         ],
         "slots": [
             (slot.number, slot.tokens.tolist(), list(slot.canonical_cuts), slot.used_at)

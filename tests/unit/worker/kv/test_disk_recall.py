@@ -21,11 +21,11 @@ def give_up_parts(warm: Machine) -> None:
     """Have all windows and snapshots go, as they do when room is short; rows stay."""
     store = warm.keeper.store
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for extent in list(store.extents):
         store.set_window(extent, None, extent.end.position)
-    for joint in list(store.joints):
-        store.set_snapshot(joint, None)
+    for node in list(store.nodes):
+        store.set_snapshot(node, None)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "falcon_h1"])
@@ -69,7 +69,7 @@ def test_conversations_that_take_turns_in_room_for_one_are_read_once(
     ids = prompt(name, 150, 100)
     for turn in range(turns):
         ids = follow(name, ids, alone.ask(ids).request.sampled, 60, seed=turn)
-    alone.keeper.give_up(alone.keeper.slots[0])
+    alone.keeper.release_slot(alone.keeper.slots[0])
     budget_mb = 1.3 * alone.keeper.store.budget.bytes_used / MB
     warm = workers.start(name, slots_max=1, budget_mb=budget_mb)
     talks = [prompt(name, 150, 100, seed=seed) for seed in range(count)]
@@ -104,8 +104,8 @@ def test_nothing_is_read_that_a_live_slot_holds(workers: Workers) -> None:
     first = warm.ask(ids)
     workers.flush()
     store = warm.keeper.store
-    for joint in list(store.joints):
-        store.set_snapshot(joint, None)
+    for node in list(store.nodes):
+        store.set_snapshot(node, None)
     following = warm.submit(follow("qwen3_5", ids, first.request.sampled, 30))
     assert following.request.kept.recall is None
     warm.run()
@@ -214,8 +214,8 @@ def spoil(workers: Workers, warm: Machine, kind: FileKind, how: str) -> None:
     """Have a worker's files of a kind be odd ones."""
     store = workers.file_store
     store.refresh()
-    joints = {joint.name for joint in warm.keeper.store.joints}
-    names: set[FileName] = {name for joint in joints for name in store.at(joint)}
+    nodes = {node.name for node in warm.keeper.store.nodes}
+    names: set[FileName] = {name for node in nodes for name in store.at(node)}
     odd_names = [name for name in names if name.kind is kind]
     assert odd_names, kind
     for name in odd_names:

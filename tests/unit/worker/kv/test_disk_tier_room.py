@@ -100,14 +100,14 @@ def test_what_is_fast_finds_no_place_beside_canonical_rows(part: Record, is_exac
     disk, store = tier(8 * RUN_BYTES, HYBRID if part is STATE else WINDOWED, is_exact)
     assert take_in(disk, store, FIRST, replace(part, is_canonical=False)) == RUN
     assert disk.counts["recalls_homeless"] == 1
-    assert all(joint.snapshot is None for joint in store.joints)
+    assert all(node.snapshot is None for node in store.nodes)
 
 
 def test_a_fast_snapshot_beside_canonical_rows_is_known_as_fast() -> None:
     disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0))
     fast = replace(record(0, FileKind.STATE), is_canonical=False)
     assert take_in(disk, store, record(0), fast) == RUN
-    assert [joint.is_snapshot_fast for joint in store.joints if joint.snapshot] == [True]
+    assert [node.is_snapshot_fast for node in store.nodes if node.snapshot] == [True]
     for is_exact, found in ((False, (RUN, False)), (True, (0, True))):
         prefix = PrefixSearch(store, QUERY, is_exact).run()
         assert (prefix.position, prefix.is_canonical) == found

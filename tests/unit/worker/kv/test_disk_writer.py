@@ -145,8 +145,8 @@ def test_a_prompt_that_is_read_at_the_end_is_written_from_its_slot(
     ids = tokens(20 * CHUNK)
     answer = made.submit(ids, 4)
     made.run(until=lambda: answer.request.position >= 5 * CHUNK)
-    for joint in list(made.keeper.store.joints):
-        made.keeper.store.set_snapshot(joint, None)
+    for node in list(made.keeper.store.nodes):
+        made.keeper.store.set_snapshot(node, None)
     for extent in list(made.keeper.store.extents):
         made.keeper.store.set_window(extent, None, extent.end.position)
     made.keeper.hand_over()

@@ -129,7 +129,7 @@ def test_a_trunk_that_a_younger_conversation_read_stays_though_its_branch_goes()
     warm.ask(long, conversation=Conversation(1, "old"))
     warm.ask(trunk, conversation=Conversation(2, "young"))
     for slot in warm.keeper.slots:
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for extent in list(warm.keeper.store.extents):
         if extent.end.position > 256 and extent.line.number == 2:
             warm.keeper.store.remove(extent)  # so that the trunk ends there once the branch goes
@@ -151,7 +151,7 @@ def test_a_request_that_comes_amid_it_goes_on_from_what_is_left(
     warm, ids = start(name, ttl_s=TTL_S), prompt(name, 300, 100)
     warm.ask(ids)
     for slot in warm.keeper.slots:
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     if has_disk:
         workers.flush()
     idle, extents = Idle(warm), len(warm.keeper.store)

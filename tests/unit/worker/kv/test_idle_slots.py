@@ -126,14 +126,14 @@ def test_of_the_states_that_a_prompt_stands_on_the_last_one_is_spared() -> None:
     line = query_of(made, [*ids(400), *first.tokens, 9, 9])
     with mx.stream(generation_stream):
         for slot in made.keeper.slots:
-            made.keeper.give_up(slot)
+            made.keeper.release_slot(slot)
         position = made.keeper.plan(line).position
-        states = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
+        states = [node for node in made.keeper.store.nodes if node.snapshot is not None]
         assert len(states) > 3 and position >= 400
         made.keeper.release(1 << 40, line)
-    left = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
-    assert [joint.position for joint in left] == [position], "the others only serve edits"
-    assert not any(joint.snapshot_pinned for joint in left), "and may go for another"
+    left = [node for node in made.keeper.store.nodes if node.snapshot is not None]
+    assert [node.position for node in left] == [position], "the others only serve edits"
+    assert not any(node.snapshot_pinned for node in left), "and may go for another"
     assert made.keeper.plan(line).position == position
     made.check()
 
@@ -146,7 +146,7 @@ def test_of_windows_all_that_a_prompt_looks_back_to_are_spared() -> None:
     line = query_of(made, [*ids(200), *first.tokens, 9, 9])
     with mx.stream(generation_stream):
         for slot in made.keeper.slots:
-            made.keeper.give_up(slot)
+            made.keeper.release_slot(slot)
         path = made.keeper.plan(line).path
         position = path[-1].end.position
         near = [extent for extent in path if extent.end.position > position - window]

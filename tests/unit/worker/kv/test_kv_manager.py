@@ -122,7 +122,7 @@ def test_one_trunk_with_eight_branches_is_kept_once(name: str) -> None:
         assert warm.ask(ids, 1).prefilled <= len(ids) - (tokens if branch else 0)
         tokens_kept = len(ids) - len(trunk)
     rows = warm.layers.row_bytes + warm.layers.window_bytes(1)
-    states = sum(joint.snapshot is not None for joint in warm.keeper.store.joints)
+    states = sum(node.snapshot is not None for node in warm.keeper.store.nodes)
     allowed = (len(trunk) + 8 * (tokens_kept + 1)) * rows + states * warm.layers.state_bytes
     assert kept_bytes(warm) <= 1.1 * allowed
 

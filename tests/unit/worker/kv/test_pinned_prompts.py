@@ -50,7 +50,7 @@ def refusal(warm: Machine, ids: list[int]) -> Failed:
 def need_all(warm: Machine) -> None:
     """Have everything go that may."""
     for slot in warm.keeper.slots:
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     budget = warm.keeper.store.budget
     warm.keeper.transfer.evictor.make_room(budget.bytes_max, 1, math.inf, time.monotonic())
     warm.check()

@@ -43,7 +43,7 @@ def lines(warm: Machine) -> int:
 
 
 def left_out(warm: Machine) -> set[int]:
-    return {joint.position for joint in warm.keeper.store.joints if joint.is_left_out}
+    return {node.position for node in warm.keeper.store.nodes if node.is_left_out}
 
 
 def test_a_prompt_with_another_end_goes_on_with_its_line() -> None:
@@ -52,19 +52,19 @@ def test_a_prompt_with_another_end_goes_on_with_its_line() -> None:
     assert lines(warm) == 1
     (line,) = warm.keeper.lines.all
     assert line.sponsor is None and line.turns == 3
-    tip = warm.keeper.store.joint(line.tip)
+    tip = warm.keeper.store.node(line.tip)
     assert tip is not None and not tip.is_left_out
 
 
 def test_only_the_newest_end_is_where_the_line_goes_on() -> None:
     warm = machine(NAME, tiny=True)
     asked(warm, 1, 2)
-    ends = [j for j in warm.keeper.store.joints if not j.leaving]
-    assert len(ends) == 2 and sum(joint.is_left_out for joint in ends) == 1
+    ends = [j for j in warm.keeper.store.nodes if not j.leaving]
+    assert len(ends) == 2 and sum(node.is_left_out for node in ends) == 1
     asked(warm, 1)  # its client goes back to the first
     assert warm.keeper.counts["match_exact"] == 1
     (line,) = warm.keeper.lines.all
-    tip = warm.keeper.store.joint(line.tip)
+    tip = warm.keeper.store.node(line.tip)
     assert tip is not None and not tip.is_left_out
     assert len(left_out(warm)) > 0, "the second is left out now"
 
@@ -104,7 +104,7 @@ def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
     answer.request.lease.is_cancelled = True
     warm.run()
     (line,) = warm.keeper.lines.all
-    tip = warm.keeper.store.joint(line.tip)
+    tip = warm.keeper.store.node(line.tip)
     assert tip is not None and tip.position == cuts[-2]
     asked(warm, 2)
     assert lines(warm) == 1
@@ -119,7 +119,7 @@ def test_what_no_session_knows_goes_on_with_the_line_whose_last_prompt_it_has_wh
     ids = ending(1)
     first = warm.ask(ids, 2)
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     warm.ask(follow(NAME, ids, first.tokens, 100) if follows else ending(2), 2)
     assert [line.turns for line in warm.keeper.lines.all] == ([2] if follows else [1, 1])
 
@@ -194,12 +194,12 @@ def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> 
     parent = of(warm, told(NAME, (60, 1_500), (61, 1_500)), Conversation(1, "s"))
     agent = told(NAME, (50, 3_500))
     of(warm, agent, Conversation(2, "s"))
-    end = warm.keeper.store.joint(parent.request.query.names[-1])
+    end = warm.keeper.store.node(parent.request.query.names[-1])
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
-    for joint in list(warm.keeper.store.joints):
-        if joint.snapshot is not None and joint.arrival.line.number == 2:
-            warm.keeper.store.set_snapshot(joint, None)
+        warm.keeper.release_slot(slot)
+    for node in list(warm.keeper.store.nodes):
+        if node.snapshot is not None and node.arrival.line.number == 2:
+            warm.keeper.store.set_snapshot(node, None)
     again = of(warm, follow(NAME, agent, [], 100), Conversation(2, "s"))
     state = again.request.prefill
     assert state is not None and state.plan.matched > 3_000
@@ -212,7 +212,7 @@ def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
     ids = told(NAME, (1, 400), (2, 100))
     answer = of(warm, ids, ONE)
     for slot in list(warm.keeper.slots):
-        warm.keeper.give_up(slot)
+        warm.keeper.release_slot(slot)
     for _ in range(2):
         (leaf,) = [each for each in warm.keeper.store.extents if not each.end.leaving]
         warm.keeper.store.remove(leaf)

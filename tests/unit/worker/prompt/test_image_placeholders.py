@@ -59,9 +59,9 @@ def test_images_stand_where_the_messages_have_them(name: str) -> None:
         {"role": "user", "content": [image("one"), text("and now")]},
     ]
     one = built(name, messages)
-    assert [run.picture for run in one.images] == [FIRST, SECOND, SECOND, FIRST]
+    assert [run.image for run in one.images] == [FIRST, SECOND, SECOND, FIRST]
     for run in one.images:
-        assert tuple(one.ids[run.start : run.end]) == run.picture.ids
+        assert tuple(one.ids[run.start : run.end]) == run.image.ids
         assert not is_inside(one.keys, run.start) and is_inside(one.keys, run.start + 1)
     first, second, third, fourth = one.images
     tokenizer = family(name).tokenizer

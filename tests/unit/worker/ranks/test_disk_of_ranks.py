@@ -172,7 +172,7 @@ def test_at_the_end_every_rank_takes_all(make: Make) -> None:
     leading = disks.open(queue_bytes=records[0].nbytes)
     for store in disks.stores.values():
         store.gate.clear()
-    leading.lift_bound()
+    leading.lift_limit()
     assert all([leading.write(record) for record in records])
     disks.settle()
     for store in disks.stores.values():

@@ -104,7 +104,7 @@ def test_encoded_images_go_before_any_kept_kv() -> None:
     assert vision is not None
     made.ask([*range(300, 330), *shown("qwen3_vl", 3), *range(400, 420)])
     for slot in made.keeper.slots:
-        made.keeper.give_up(slot)
+        made.keeper.release_slot(slot)
     kept = store.budget.bytes_used
     assert kept > 0 and vision.nbytes > 0
     made.keeper.release(1)
@@ -123,7 +123,7 @@ def test_images_that_a_prompt_is_amid_stay_whatever_memory_is_needed() -> None:
     (run,) = answer.request.query.images
     assert answer.request.position < run.end, "they are encoded, and not read to their end"
     made.keeper.release(1 << 40)
-    assert vision.is_encoded(run.picture)
+    assert vision.is_encoded(run.image)
     made.run()
     assert answer.reason == "length"
     made.keeper.release(1 << 40)
@@ -205,7 +205,7 @@ def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     warm.run(until=lambda: running[1].request.completion_tokens > 3)
     for slot in list(warm.keeper.slots):
         if not slot.is_busy:
-            warm.keeper.give_up(slot)
+            warm.keeper.release_slot(slot)
     assert warm.engine.decoder.batch_keys, "both are in a batch"
     worker.limit = worker.held() + 300 * ROW
     waiting = warm.submit(ids(1_800, 3), tokens_max=10)
@@ -215,7 +215,7 @@ def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     cuts = warm.rule.cuts([*other, 9, 9])
     ends = [cut for cut in cuts if cut <= 799]
     names = prefix_hashes(warm.keeper.store.root.name, pack(other), ends)
-    assert all(warm.keeper.store.joint(name) is not None for name in names)
+    assert all(warm.keeper.store.node(name) is not None for name in names)
     warm.run()
     assert waiting.usage is not None and waiting.usage.completion_tokens == 10
 

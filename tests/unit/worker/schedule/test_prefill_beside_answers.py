@@ -42,14 +42,14 @@ def slot_of(warm: Machine, ids: list[int]) -> LiveSlot:
 def canonical_ends(warm: Machine, ids: list[int]) -> dict[int, bool]:
     """Return the ends of the prompt's kept extents, and which of them are canonical."""
     found = {}
-    for joint in warm.keeper.store.joints:
-        if joint.arrival is not None and joint.position <= len(ids):
-            path = [joint]
+    for node in warm.keeper.store.nodes:
+        if node.arrival is not None and node.position <= len(ids):
+            path = [node]
             while path[-1].arrival is not None:
                 path.append(path[-1].arrival.start)
             tokens = np.concatenate([j.arrival.tokens for j in reversed(path) if j.arrival])
-            if tokens.tolist() == ids[: joint.position]:
-                found[joint.position] = joint.arrival.is_canonical
+            if tokens.tolist() == ids[: node.position]:
+                found[node.position] = node.arrival.is_canonical
     return found
 
 

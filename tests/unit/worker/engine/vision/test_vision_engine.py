@@ -50,7 +50,7 @@ def test_every_stretch_has_the_positions_that_the_whole_prompt_has(name: str, da
     at = data.draw(st.integers(0, len(ids) - 1))
     end = data.draw(st.integers(at + 1, len(ids)))
     language = loaded(name).model.model
-    grids = [row for run in runs for row in run.picture.grid]
+    grids = [row for run in runs for row in run.image.grid]
     expected, delta = language.get_rope_index(
         mx.array([ids]), image_grid_thw=mx.array(grids) if grids else None
     )
