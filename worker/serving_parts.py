@@ -9,7 +9,11 @@ from hearth.shared.settings import Settings
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.engine.decode.sampler import SamplingParams, make_token_choice, sampling_defaults
+from hearth.worker.engine.decode.sampler import (
+    SamplingParams,
+    make_sampling_params,
+    sampling_defaults,
+)
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -106,7 +110,7 @@ class ModelStart:
     def give_up_memory(self) -> None:
         """Leave this worker's part of the memory to the others. The device was left before."""
         if self._memory is not None:
-            self._memory.share.give_up()
+            self._memory.share.release()
 
     def make(self) -> ServingParts:
         """Load the model, and make all that serves it. Its threads start.
@@ -140,7 +144,7 @@ class ModelStart:
 
     def token_choice(self, loaded: LoadedModel, request: Request) -> SamplingParams:
         """Return how the tokens of `request` are chosen. Inference thread."""
-        return make_token_choice(
+        return make_sampling_params(
             request.sampling,
             self._defaults,
             loaded.facts.vocab_size,

@@ -280,7 +280,7 @@ class Follower:
             cache=self.kv.caches[handle],
             tokens=[0] * count,
             tail=tail,
-            choice=SamplingParams(no_tokens, (), None),
+            sampling=SamplingParams(no_tokens, (), None),
             tokens_max=tokens_max,
             before_forward=lambda _count: self._until_returned(),
             before_join=self._until_returned,
@@ -300,8 +300,8 @@ class Follower:
         sampled = self.engine.decoder.step()
         self._link.witness(*said_facts([one.token_id for one in sampled]))
 
-    def _remove(self, key: str, said: int | None, handle: Handle) -> None:
-        left = self.engine.decoder.remove(key, said)
+    def _remove(self, request_id: str, kept: int | None, handle: Handle) -> None:
+        left = self.engine.decoder.remove(request_id, kept)
         if left is not None:
             self.kv.caches[handle] = left.cache
 

@@ -138,11 +138,11 @@ class LeadingDecoder(Decoder):
         self._telling.link.witness(*said_facts([one.token_id for one in sampled]))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
+    def remove(self, request_id: str, kept: int | None = None) -> DecodingSequence | None:
         """See `Decoder.remove`; the cache that is left has a new number, wherever it was before."""
         handle = self._telling.new_handle()
-        self._telling.tell("remove", key, said, handle)
-        left = super().remove(key, said)
+        self._telling.tell("remove", request_id, kept, handle)
+        left = super().remove(request_id, kept)
         if left is None:
             return None
         named = self._telling.cache(left.cache, handle)
