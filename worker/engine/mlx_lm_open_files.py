@@ -9,7 +9,7 @@ import importlib
 import resource
 from typing import Final
 
-SETTER: Final = "mlx_lm.utils"  # a test fails once it no longer sets the limit
+SETTER: Final = "mlx_lm.utils"  # a test fails if it stops setting the limit
 
 _setrlimit = resource.setrlimit
 resource.setrlimit = lambda _which, _limits: None
