@@ -205,7 +205,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold clients' texts
     return run_worker(
         *("hearth.worker.embeddings.main", __doc__, "embed"),
-        lambda settings, told: EncoderWorker(settings, told.worker_id, told.endpoint),
+        lambda settings, options: EncoderWorker(settings, options.worker_id, options.endpoint),
     )
 
 

@@ -47,11 +47,11 @@ class TreeForward:
         assert known and len(tokens) == len(parents), (known, tokens, parents)
         assert can_hold_trees(cache), [type(layer).__name__ for layer in cache]
         rows = [*range(-1, len(known) - 1), *(len(known) + parent for parent in parents)]
-        held = cache[0].offset
-        # Each token sees all rows in the cache, and its ancestors: (rows, held + rows).
-        before = mx.ones((len(rows), held), dtype=mx.bool_)
+        cached = cache[0].offset
+        # Each token sees all rows in the cache, and its ancestors: (rows, cached + rows).
+        before = mx.ones((len(rows), cached), dtype=mx.bool_)
         mask = mx.concatenate([before, mx.array(ancestors(rows))], axis=1)
-        positions = mx.array([held + depth for depth in depths(rows)])  # (rows,)
+        positions = mx.array([cached + depth for depth in depths(rows)])  # (rows,)
         ids = mx.array([[*known, *tokens]], dtype=mx.uint32)
         if self._takes_positions:
             position_ids = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
