@@ -33,8 +33,8 @@ from hearth.worker.engine.model_loader import (
     LoadedModel,
     backend,
     cache_layout,
+    config_dtype,
     dtype_choice,
-    told_dtype,
 )
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.engine.system_state import OVERHEAD_MAX
@@ -75,7 +75,7 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     if not has_weights:
         # A conversion casts the parameters, except those that the model's own predicate excludes.
-        dtype = _DTYPES.get(told_dtype(config), mx.bfloat16)
+        dtype = _DTYPES.get(config_dtype(config), mx.bfloat16)
         is_cast = getattr(model, "cast_predicate", lambda _name: True)
         cast = [
             (name, array.astype(dtype))

@@ -10,7 +10,11 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.worker.cache.prefill_grid import WHOLE
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.engine.decode.sampler import SamplingParams, make_token_choice, sampling_defaults
+from hearth.worker.engine.decode.sampler import (
+    SamplingParams,
+    make_sampling_params,
+    sampling_defaults,
+)
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -109,7 +113,7 @@ class ModelStart:
     def release_memory_share(self) -> None:
         """Leave this worker's share of memory to other workers, after it has left the device."""
         if self._memory is not None:
-            self._memory.share.give_up()
+            self._memory.share.release()
 
     def make(self) -> ServingParts:
         """Load the model, make the parts that serve it, and start their threads.
@@ -143,7 +147,7 @@ class ModelStart:
 
     def sampling_params(self, loaded: LoadedModel, request: Request) -> SamplingParams:
         """Return the sampling params of `request`. Inference thread."""
-        return make_token_choice(
+        return make_sampling_params(
             request.sampling,
             self._defaults,
             loaded.facts.vocab_size,

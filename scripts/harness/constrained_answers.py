@@ -11,7 +11,11 @@ import numpy as np
 from hearth.shared.wire_messages import Constraints, Sampling
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine.decode.sampler import SamplingDefaults, SamplingParams, make_token_choice
+from hearth.worker.engine.decode.sampler import (
+    SamplingDefaults,
+    SamplingParams,
+    make_sampling_params,
+)
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of
@@ -144,7 +148,7 @@ class GuidedMachine(Machine):
         self.constrainer = constrainer_for(family)
 
     def choose(self, request: Request) -> SamplingParams:
-        return make_token_choice(
+        return make_sampling_params(
             *(request.sampling, SamplingDefaults(), checkpoint_files.VOCAB_SIZE),
             *(request.prompt_tokens, request.guide),
         )

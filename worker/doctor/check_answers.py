@@ -101,7 +101,7 @@ class KnownAnswer:
         tokens = self._tokens[self._said : self._said + length]
         return chain(tokens, ["prediction"] * len(tokens))
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         self.forwards.append(rows)
 
 
@@ -157,7 +157,7 @@ class KeptConversation:
                 cache=slot.cache,
                 tokens=list(ids[:position]),
                 tail=list(ids[position:]),
-                choice=SamplingParams(forced_choice(forced, seen), (), None),
+                sampling=SamplingParams(forced_choice(forced, seen), (), None),
                 tokens_max=len(forced) + (rows if drafter else 0),  # each forward has all rows
                 before_forward=partial(kv_manager.grow, slot),
                 drafter=drafter,
@@ -366,7 +366,7 @@ def _batched(
                 cache=cache,
                 tokens=list(ids[:-1]),
                 tail=list(ids[-1:]),
-                choice=SamplingParams(sampler, (), None),
+                sampling=SamplingParams(sampler, (), None),
                 tokens_max=1 << 20,
             )
         )
@@ -374,7 +374,7 @@ def _batched(
     while min(map(len, seen)) < STEPS:
         decoder.step()
         yield
-    shared = max(map(len, decoder.batch_keys), default=0)
+    shared = max(map(len, decoder.batch_request_ids), default=0)
     for number in range(len(prompts)):
         decoder.remove(str(number))
     if shared < len(prompts):

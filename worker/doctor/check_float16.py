@@ -22,7 +22,7 @@ from hearth.worker.engine.compute_dtype import (
     cast_rule,
     device_architecture,
     emulates_bfloat16,
-    float_places,
+    float_leaves,
 )
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
@@ -87,7 +87,7 @@ def _root(loaded: LoadedModel) -> Any:
 def _places(loaded: LoadedModel) -> tuple[dict[int, list[Place]], list[Place]]:
     """Return where the floats are that may be cast, by the id of their layer; and all others."""
     towers = [loaded.vision.model] if loaded.vision is not None else []
-    found = list(float_places(_root(loaded), cast_rule(_root(loaded), *towers)))
+    found = list(float_leaves(_root(loaded), cast_rule(_root(loaded), *towers)))
     layer_of = {
         id(module): id(layer) for layer in loaded.model.layers for module in layer.modules()
     }

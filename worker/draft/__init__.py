@@ -1,1 +1,1 @@
-"""Drafts what an answer may say next, from text that was read or written. It knows no tensors."""
+"""Drafts the next tokens of an answer, from its prompt and earlier text. It knows no tensors."""

@@ -1,6 +1,6 @@
-"""Drafts for answers: what their grammar forces, and what followed the last time, in bounds.
+"""Drafts for answers from forced tokens, from earlier text, and from a draft model.
 
-Tokens alone: nothing here knows a model or an array of one.
+This module has tokens alone, no model and no arrays.
 """
 
 import itertools
@@ -15,21 +15,20 @@ from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource, ForcedTokens
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.token_history import SEPARATOR, TokenHistory, TokenLookup
 
-# The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
-HISTORY_TOKENS_MAX: Final = 1 << 18
-_ANSWER_ROOM: Final = 4_096
-PREDICTION_TOKENS_MAX: Final = 1 << 17  # that are looked up
-# Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
+HISTORY_TOKENS_MAX: Final = 1 << 18  # newest tokens of a conversation that are indexed
+_ANSWER_ROOM: Final = 4_096  # capacity for an answer's tokens at first
+PREDICTION_TOKENS_MAX: Final = 1 << 17  # of a client's prediction that are indexed
+# For so many tokens behind an accepted draft, another draft is likely.
 _PROMISING_TOKENS: Final = 8
-OWNERS_MAX: Final = 64  # whose rates are remembered: some 10 KB each
-BYTES_MAX: Final = 8 << 20  # of all owners' answers together, some 350,000 tokens
-TOKENS_MIN: Final = 16  # of an answer: a shorter one spares less than it takes
-_CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
+OWNERS_MAX: Final = 64  # API keys with remembered rates, about 10 KB each
+BYTES_MAX: Final = 8 << 20  # of all API keys' answers together, about 350,000 tokens
+TOKENS_MIN: Final = 16  # a shorter answer is not kept, as it saves less than it takes
+_CHANCE_MIN: Final = 0.05  # a chain ends with the first node that is less likely
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts what drafting did. Owner: the inference thread."""
+    """Counts drafted and accepted tokens. Owner: the inference thread."""
 
     drafted: Counter[DraftSource] = field(default_factory=Counter)
     accepted: Counter[DraftSource] = field(default_factory=Counter)
@@ -52,24 +51,24 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSources:
-    """Where the drafts of one answer come from."""
+    """The texts and models that the drafts of one answer come from."""
 
     prompt: Sequence[int]
     earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
-    looks_up: bool = True  # False = what is forced, and nothing from text
+    looks_up: bool = True  # False = no drafts from text
     model: ModelDrafts | None = None
 
 
 class _Node(NamedTuple):
-    """A token that may come, and how likely it is that it is accepted."""
+    """A node of a draft."""
 
     token: int
     parent: int
     source: DraftSource
-    length: int  # of the match that it follows
-    chance: float
+    length: int  # of the match before the token
+    chance: float  # that the node is accepted
 
 
 class AnswerDrafter:
@@ -82,35 +81,35 @@ class AnswerDrafter:
         kind: Callable[[], TextKind],
         allows_trees: bool = False,
     ) -> None:
-        """`kind` tells what kind of text comes next."""
+        """`kind` returns the kind of text that comes next."""
         self.counts = DraftCounts()
         self.answer: list[int] = []
         self._sources = sources
         self._length = length
         self.rates = length.rates
-        self.model = sources.model  # the draft model that follows this answer
+        self.model = sources.model  # the draft model's drafts of this answer
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
         self._prediction = sources.prediction[:PREDICTION_TOKENS_MAX]  # not indexed yet
-        # The first of those with matches of one length is followed.
+        # Of several lookups with the longest match, the first one is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
         if sources.looks_up:
             self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
-        self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
+        self._unverified_rows = 0  # known rows before a proposed draft; 0 once it is verified
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
         self._accepted: list[DraftSource] = []  # of the last draft that was verified
 
-    # ------------------------------------------------------------ what the engine asks
+    # ------------------------------------------------------------ the engine's calls
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take the answer's next tokens."""
-        if self._waiting:  # the engine has verified nothing of what was proposed
-            self._note_plain(self._waiting)
+        """Append the answer's next tokens."""
+        if self._unverified_rows:  # the engine did not use the proposed draft
+            self._record_plain(self._unverified_rows)
         self.answer.extend(tokens)
-        self._length.take(len(tokens))
+        self._length.count_tokens(len(tokens))
         self._since_accepted += len(tokens)
         self.counts.tokens += len(tokens)
         self.counts.rows += len(tokens)
@@ -122,10 +121,10 @@ class AnswerDrafter:
         if self._history is not None:
             self._history.extend(tokens)
             if len(self._history) > HISTORY_TOKENS_MAX:
-                self._history = None  # the next draft makes it anew
+                self._history = None  # rebuilt for the next draft
 
     def is_promising(self) -> bool:
-        """Whether a draft may be had once the next token, which is computed now, is known."""
+        """Whether a draft is likely once the next token, which is computed now, is known."""
         length, kind, model = self._length, self._kind(), self.model
         if self._since_accepted < _PROMISING_TOKENS:
             return True
@@ -139,71 +138,72 @@ class AnswerDrafter:
         rate = self.rates.rate(lookup.source, kind, lookup.length)
         return bool(lookup.length) and (length.is_worth(rate) or length.is_probe_due)
 
-    def propose(self, tokens_max: int, waiting: int) -> Draft:
-        """Return what may come behind all tokens so far."""
-        most = min(tokens_max, ROWS_MAX - waiting)
+    def propose(self, tokens_max: int, known_rows: int) -> Draft:
+        """Return a draft behind all tokens so far. See `draft.Drafter`."""
+        nodes_max = min(tokens_max, ROWS_MAX - known_rows)
         self._proposed_kind = self._kind()
-        nodes = self._nodes(most) if most > 0 else []
-        of_model = self._nodes_of_model(nodes, most, waiting)
-        cost = self.model.token_cost if of_model and self.model else 0.0
-        nodes = of_model or nodes
-        count = self._length.count([node.chance for node in nodes], waiting, cost)
+        nodes = self._nodes(nodes_max) if nodes_max > 0 else []
+        model_nodes = self._nodes_of_model(nodes, nodes_max, known_rows)
+        cost = self.model.token_cost if model_nodes and self.model else 0.0
+        nodes = model_nodes or nodes
+        count = self._length.count([node.chance for node in nodes], known_rows, cost)
         if not count:
-            self._note_plain(waiting)
+            self._record_plain(known_rows)
             return NO_DRAFT
-        self._proposed, self._waiting = nodes[:count], waiting
+        self._proposed, self._unverified_rows = nodes[:count], known_rows
         return Draft(
             tuple(node.token for node in self._proposed),
             tuple(node.parent for node in self._proposed),
             tuple(node.source for node in self._proposed),
         )
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
-        """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
-        right, self._waiting = set(accepted), 0
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        """Learn which nodes of the draft were accepted, by a forward of `rows` tokens."""
+        right, self._unverified_rows = set(accepted), 0
         self.counts.drafted.update(draft.sources)
         self._accepted = [draft.sources[node] for node in accepted]
         self.counts.accepted.update(self._accepted)
         self.counts.rows += rows - 1 - len(right)
         self.counts.saved += len(right) + 1 - self._length.cost(rows)
-        self._length.note(len(right), rows)
+        self._length.record(len(right), rows)
         if right:
-            self._since_accepted = -1 - len(right)  # which are taken next, and the one behind them
+            # `take` comes next, with the accepted tokens and the one behind them.
+            self._since_accepted = -1 - len(right)
         path = -1
         for at, node in enumerate(self._proposed[: len(draft)]):
-            # Nothing is known of what hangs from a wrong node or stands beside a right one.
+            # Children of a wrong node, and siblings behind a right one, were not tested.
             if node.parent == path:
                 kind = self._proposed_kind
-                self.rates.note(node.source, kind, node.length, at in right)
+                self.rates.record(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
-    def end_at(self, said: int) -> None:
-        """The answer has ended behind `said` tokens: those accepted beyond count as rejected.
+    def end_at(self, count: int) -> None:
+        """End the answer behind `count` tokens. Accepted tokens beyond count as rejected.
 
-        What it was drafted from is let go: a request may be held for a while yet.
+        The indexes are dropped, as the request may be kept for a while.
         """
         self._history, self._lookups = None, []
-        unsaid = self.counts.tokens - said
-        assert 0 <= unsaid <= len(self._accepted), (unsaid, len(self._accepted))
-        if unsaid:
-            self.counts.accepted.subtract(self._accepted[-unsaid:])
-            self.counts.tokens -= unsaid
-            self.counts.saved -= unsaid
+        surplus = self.counts.tokens - count
+        assert 0 <= surplus <= len(self._accepted), (surplus, len(self._accepted))
+        if surplus:
+            self.counts.accepted.subtract(self._accepted[-surplus:])
+            self.counts.tokens -= surplus
+            self.counts.saved -= surplus
 
-    def _note_plain(self, waiting: int) -> None:
-        """Count the rows beyond one of a forward without a draft."""
-        self._waiting = 0
-        if waiting > 1:
-            self.counts.rows += waiting - 1
-            self.counts.saved += 1 - self._length.cost(waiting)
-            self._length.note(0, waiting)
+    def _record_plain(self, known_rows: int) -> None:
+        """Count a forward of `known_rows` without a draft. Its rows beyond one yield no token."""
+        self._unverified_rows = 0
+        if known_rows > 1:
+            self.counts.rows += known_rows - 1
+            self.counts.saved += 1 - self._length.cost(known_rows)
+            self._length.record(0, known_rows)
 
     # ------------------------------------------------------------ the conversation
 
     def _tail(self) -> list[int]:
-        """Return the last tokens that are known, of which a match is sought.
+        """Return the last known tokens, to look up a match.
 
-        Prompt and prediction are indexed as late as here: answers of a batch never draft.
+        Prompt and prediction are indexed here at the first call: answers in a batch never need it.
         """
         if not self._sources.looks_up:
             return []
@@ -213,12 +213,12 @@ class AnswerDrafter:
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             if self._prediction:
-                # The client's guess is followed as far as the answer has come.
+                # The lookup takes the answer so far, to be at the same point of the prediction.
                 predicted, self._prediction = TokenHistory(self._prediction), ()
                 lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
                 for token in self.answer:
                     lookup.take(token)
-                self._lookups.insert(1, lookup)  # before other answers, where matches are as long
+                self._lookups.insert(1, lookup)  # so that it is preferred to earlier answers
         return history.tail()
 
     def _longest(self, tail: list[int]) -> TokenLookup:
@@ -229,38 +229,41 @@ class AnswerDrafter:
 
     # ------------------------------------------------------------ the draft
 
-    def _nodes(self, most: int) -> list[_Node]:
-        """Return what may come, the likeliest first, at most `most` nodes."""
+    def _nodes(self, nodes_max: int) -> list[_Node]:
+        """Return at most `nodes_max` nodes from the grammar and from text, the likeliest first."""
         forced = self._sources.forced
-        nodes = self._chain([], forced.forced(most), "forced", 0) if forced is not None else []
+        nodes = self._chain([], forced.forced(nodes_max), "forced", 0) if forced is not None else []
         if forced is None or (not nodes and self._proposed_kind != "call"):
-            # What followed the longest match, and maybe a branch.
+            # The tokens behind the longest match, and perhaps a branch.
             tail = self._tail()
             longest = self._longest(tail)
-            nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
+            nodes = self._chain([], longest.next_tokens(nodes_max), longest.source, longest.length)
             if self._allows_trees and nodes and self._proposed_kind != "call":
-                nodes = self._with_branch(nodes, tail)[:most]
+                nodes = self._with_branch(nodes, tail)[:nodes_max]
             return nodes
-        is_going_on = True
-        while is_going_on and len(nodes) < most:
-            nodes, is_going_on = self._with_fitting(nodes, forced, most)
+        may_continue = True
+        while may_continue and len(nodes) < nodes_max:
+            nodes, may_continue = self._with_fitting(nodes, forced, nodes_max)
         return nodes
 
     def _with_fitting(
-        self, nodes: list[_Node], forced: ForcedTokens, most: int
+        self, nodes: list[_Node], forced: ForcedTokens, nodes_max: int
     ) -> tuple[list[_Node], bool]:
-        """Return nodes, a chain, with those behind that followed a match and may come here.
+        """Append to a chain the tokens behind a match that the grammar allows.
 
-        Where others must come behind these they are added, and it is said that more may follow.
+        Tokens that the grammar forces behind these are appended too. The second value is True if
+        there were any, so that more may follow.
         """
         ahead = [node.token for node in nodes]
-        tokens, length, source = self._behind(ahead, self._tail(), most - len(nodes))
+        tokens, length, source = self._behind(ahead, self._tail(), nodes_max - len(nodes))
         count, then = forced.fitting(ahead, tokens)
         if not count and (fits := forced.choice(ahead)) is not None:
-            # The token that came last, in the same place, of the few that may come now.
+            # Only few tokens may come: the one that came last behind the same two tokens is taken.
             tail = [*self._tail()[-2:], *ahead][-2:]
-            few = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
-            tokens, length, source = max(few, key=itemgetter(1))
+            candidates = [
+                (*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups
+            ]
+            tokens, length, source = max(candidates, key=itemgetter(1))
             count, then = forced.fitting(ahead, tokens)
         nodes = self._chain(nodes, tokens[:count], source, length)
         is_likely = len(nodes) == len(ahead) + count and (
@@ -268,45 +271,45 @@ class AnswerDrafter:
         )
         if not then or not is_likely:
             return nodes, False
-        longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
+        longer = self._chain(nodes, then[: nodes_max - len(nodes)], "forced", 0)
         return longer, longer[-1].chance > _CHANCE_MIN
 
-    def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
-        """Return what the draft model says, where it promises more than what others say.
+    def _nodes_of_model(self, others: list[_Node], nodes_max: int, known_rows: int) -> list[_Node]:
+        """Return nodes of the draft model, if they promise more than the `others`.
 
-        It is asked for no more than is worth what it takes; behind what is forced it is not asked.
+        The model drafts no more tokens than pay. It does not draft where tokens are forced.
         """
         model, length = self.model, self._length
         if (
             model is None
             or not self.answer
-            or most < 1
+            or nodes_max < 1
             or (others and others[0].source == "forced")
         ):
             return []
         rates, kind, cost = length.rates, self._proposed_kind, model.token_cost
         chances = list(
-            itertools.accumulate((rates.rate("model", kind, at) for at in range(most)), mul)
+            itertools.accumulate((rates.rate("model", kind, at) for at in range(nodes_max)), mul)
         )
-        gain, count = length.gain(chances, waiting, cost)
-        other_gain, _ = length.gain([node.chance for node in others], waiting)
+        gain, count = length.gain(chances, known_rows, cost)
+        other_gain, _ = length.gain([node.chance for node in others], known_rows)
         is_probe = not other_gain and length.is_probe_due
         if gain <= other_gain and not (is_probe and (not others or chances[0] > others[0].chance)):
             return []
-        place = len(self._sources.prompt) + len(self.answer) - 1
-        tokens = model.draft(place, self.answer[-1], max(count, 1))
+        position = len(self._sources.prompt) + len(self.answer) - 1
+        tokens = model.draft(position, self.answer[-1], max(count, 1))
         self.counts.saved -= len(tokens) * cost
         return self._chain([], tokens, "model", 0)
 
     def _behind(
-        self, forced: list[int], tail: list[int], count: int
+        self, ahead: list[int], tail: list[int], count: int
     ) -> tuple[list[int], int, DraftSource]:
-        """Return what followed the longest match, the match's length and where it comes from."""
+        """Return the tokens behind the longest match, its length and source."""
         longest = self._longest(tail)
-        if not forced:
+        if not ahead:
             return longest.next_tokens(count), longest.length, longest.source
-        found = [(*lookup.behind(forced, tail, count), lookup.source) for lookup in self._lookups]
-        return max(found, key=itemgetter(1))
+        matches = [(*lookup.behind(ahead, tail, count), lookup.source) for lookup in self._lookups]
+        return max(matches, key=itemgetter(1))
 
     def _chain(
         self,
@@ -316,27 +319,28 @@ class AnswerDrafter:
         length: int,
         depth: int | None = None,
     ) -> list[_Node]:
-        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer.
+        """Return `nodes`, a chain, with the tokens behind a match of `length` appended.
 
-        With a `depth` they are behind so many of its nodes, should the next one be wrong.
+        With a `depth` they are a branch behind the first `depth` nodes: it is taken if the node
+        `depth` is wrong.
         """
-        rates, kind, made = self.rates, self._proposed_kind, list(nodes)
+        rates, kind, longer = self.rates, self._proposed_kind, list(nodes)
         parent = (len(nodes) if depth is None else depth) - 1
         chance = nodes[parent].chance if parent >= 0 else 1.0
         if depth is not None:
             chance -= nodes[depth].chance
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
-            made.append(_Node(token, parent, source, length + at, chance))
-            parent = len(made) - 1
+            longer.append(_Node(token, parent, source, length + at, chance))
+            parent = len(longer) - 1
             if chance < _CHANCE_MIN:
                 break
-        return made
+        return longer
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
-        """Return a chain with what another source, or place, has where it parts from it.
+        """Return a chain with the best branch: another match's tokens from where they differ.
 
-        The nodes are by their chance, each behind its parent.
+        The nodes are in order of their chance, each behind its parent.
         """
         best, end = nodes, len(nodes)
         for lookup in self._lookups:
@@ -350,23 +354,23 @@ class AnswerDrafter:
                     if best is nodes or tree[end].chance > best[end].chance:
                         best = tree
         order = sorted(range(len(best)), key=lambda at: (-best[at].chance, at))
-        places = {at: place for place, at in enumerate(order)} | {-1: -1}
-        return [best[at]._replace(parent=places[best[at].parent]) for at in order]
+        new_index = {at: index for index, at in enumerate(order)} | {-1: -1}
+        return [best[at]._replace(parent=new_index[best[at].parent]) for at in order]
 
 
 class DraftMemory:
-    """Earlier answers and learned rates by API key: some 9 MB at most.
+    """Keeps earlier answers and learned rates by API key, about 9 MB at most.
 
-    What one owner was answered, and how well it could be drafted, serves that owner alone: how fast
-    an answer came would tell another that it was said. Where room for answers is short, the owner
-    that holds most forgets the older half of them. So one that holds less than an equal share
-    loses nothing by what others are answered. Beside it each answer that is drafted has an index
-    of its conversation and prediction, 24 bytes a token: a thousandth of what their KV takes.
+    The answers and rates of an API key serve that key alone: otherwise the speed of an answer could
+    show another client that the text was written before. When there are too many answers, the API
+    key with the most bytes loses the older half of its answers. So a key with less than an equal
+    share loses nothing through others. Beside this, each drafted answer has an index of its
+    conversation and prediction, 24 bytes a token: a thousandth of their KV.
     Invariant: `nbytes` is at most the constructor's `bytes_max`. Owner: the inference thread.
     """
 
     def __init__(self, curve: Mapping[int, float] = CPU_CURVE, bytes_max: int = BYTES_MAX) -> None:
-        """`curve` says what forwards of so many rows cost."""
+        """`curve` has the costs of forwards by their rows."""
         self.counts = DraftCounts()  # of all answers that have ended
         self._curve = curve
         self._bytes_max = bytes_max
@@ -377,37 +381,37 @@ class DraftMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tokens that are kept, and of their tables."""
+        """Bytes of all kept tokens and their tables."""
         return sum(history.nbytes for history in self._answers.values())
 
     def begin(
         self,
-        owner: str | None,
+        api_key: str | None,
         sources: AnswerSources,
         kind: Callable[[], TextKind],
         allows_trees: bool = False,
     ) -> AnswerDrafter:
-        """Return the drafter of an answer that begins.
+        """Return the drafter of a new answer.
 
-        `sources` are those that the request brings; the memory's own come to them. Where `owner`
-        is None, nothing is remembered of the answer, nor anything for it.
+        `sources` come from the request; the kept answers of `api_key` are added. If `api_key` is
+        None, no kept answers or rates are used, and nothing is kept.
         """
-        if owner is None:
+        if api_key is None:
             return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
-        sources = replace(sources, earlier_answers=lambda: self.answers_of(owner))
-        length = self._lengths.get(owner, "") or DraftLength(self._curve)
-        self._lengths.put(owner, "", length)
+        sources = replace(sources, earlier_answers=lambda: self.answers_of(api_key))
+        length = self._lengths.get(api_key, "") or DraftLength(self._curve)
+        self._lengths.put(api_key, "", length)
         return AnswerDrafter(sources, length, kind, allows_trees)
 
-    def answers_of(self, owner: str) -> TokenHistory | None:
-        """Return the answers of `owner`, the newest last; to be looked up only."""
-        return self._answers.get(owner)
+    def answers_of(self, api_key: str) -> TokenHistory | None:
+        """Return the kept answers to `api_key`, the newest last. They are not to be changed."""
+        return self._answers.get(api_key)
 
-    def keep(self, owner: str, answer: Sequence[int]) -> None:
-        """Remember an answer for its owner's next ones, unless it is too short to be worth it."""
+    def keep(self, api_key: str, answer: Sequence[int]) -> None:
+        """Keep an answer for the next answers to its API key, unless it is too short."""
         if len(answer) < TOKENS_MIN:
             return
-        self._answers.setdefault(owner, TokenHistory()).extend([*answer, SEPARATOR])
+        self._answers.setdefault(api_key, TokenHistory()).extend([*answer, SEPARATOR])
         while self.nbytes > self._bytes_max:
             largest, history = max(self._answers.items(), key=lambda item: item[1].nbytes)
             newer = TokenHistory(history.newest(len(history) // 2))
@@ -417,6 +421,6 @@ class DraftMemory:
                 del self._answers[largest]
 
     def clear(self) -> None:
-        """Forget all that outlives an answer."""
+        """Remove all kept answers and rates."""
         self._answers.clear()
         self._lengths.clear()

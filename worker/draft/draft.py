@@ -1,23 +1,24 @@
-"""Says what a draft is, what proposes one, and what is asked of those that know what may come.
+"""Defines a draft, and the protocols of the drafter and of its sources.
 
-Tokens alone: nothing here knows a model or an array.
+This module has tokens alone, no model and no arrays.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-# Where a drafted token comes from: the grammar of a call or an answer, the text of the own
-# conversation, the client's prediction, the same API key's earlier answers, a model that drafts.
+# Where a drafted token comes from: "forced" by the grammar of a tool call or an answer, the
+# conversation's own "history", the client's "prediction", earlier "answers" to the same API key, or
+# a draft "model".
 DraftSource = Literal["forced", "history", "prediction", "answers", "model"]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next, as a tree; a chain is a tree without branches. Immutable.
+    """Tokens that may come next, as a tree. A chain is a tree without branches. Immutable.
 
-    Node n is `tokens[n]`, behind the node `parents[n]` < n, or behind all that is known where that
-    is -1; no two children of a node are alike. `sources[n]` says where it comes from.
+    Node n is `tokens[n]`, a child of the node `parents[n]` < n; -1 stands for the known tokens. No
+    two children of a node are equal. `sources[n]` is the source of node n.
     """
 
     tokens: tuple[int, ...] = ()
@@ -35,7 +36,7 @@ class Draft:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def cut(self, length: int) -> "Draft":
-        """Return its first `length` nodes."""
+        """Return the draft's first `length` nodes."""
         return Draft(self.tokens[:length], self.parents[:length], self.sources[:length])
 
 
@@ -50,77 +51,78 @@ def chain(tokens: Sequence[int], sources: Sequence[DraftSource]) -> Draft:
 class Drafter(Protocol):
     """Drafts for one answer. Owner: the inference thread.
 
-    The engine gives it each token of the answer, in order, and tells what became of each draft
-    that it verified, before the tokens that came of it.
+    The engine passes each token of the answer to `take`, in order. For a verified draft it first
+    calls `record`, then `take` with the accepted tokens.
     """
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take the answer's next tokens."""
+        """Append the answer's next tokens."""
 
     def is_promising(self) -> bool:
-        """Whether a draft may be had once the next token, which is computed now, is known."""
+        """Whether a draft is likely once the next token, which is computed now, is known."""
 
-    def propose(self, tokens_max: int, waiting: int) -> Draft:
-        """Return what may come behind all tokens so far, `tokens_max` nodes at most.
+    def propose(self, tokens_max: int, known_rows: int) -> Draft:
+        """Return a draft behind all tokens so far, of at most `tokens_max` nodes.
 
-        `waiting` are the rows that the forward feeds in any case, 1 at least. An empty draft is
-        plain decoding.
+        `known_rows` is how many known tokens the forward feeds before the draft, at least 1. An
+        empty draft means plain decoding.
         """
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
-        """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        """Learn which nodes of the draft were accepted, by a forward of `rows` tokens."""
 
 
 class ForcedTokens(Protocol):
-    """Follows one answer and knows where its grammar, or that of a call in it, leaves no choice.
+    """Follows one answer, and finds tokens that its grammar, or that of a tool call, forces.
 
     Owner: the inference thread.
     """
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take the answer's next tokens."""
+        """Append the answer's next tokens."""
 
     def forced(self, tokens_max: int) -> list[int]:
-        """Return the tokens that must come next, at most so many; most often there is none."""
+        """Return the tokens that must come next, at most `tokens_max`; mostly none."""
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return how many of `tokens` may come behind `ahead`, and what must come behind them.
+        """Return how many of `tokens` may come behind `ahead`, and the tokens forced behind these.
 
-        Those are counted up to the first one behind which something must come. Where nothing is
-        known all may come.
+        The count ends at the first token behind which other tokens are forced. Where the grammar is
+        unknown, all tokens may come.
         """
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
-        """Return what says whether a token may come behind `ahead`, where one of few texts must.
+        """Return a test whether a token may come behind `ahead`, where only a few texts may come.
 
-        It is None elsewhere.
+        It is None where the grammar leaves more open.
         """
 
 
 class ModelDrafts(Protocol):
-    """Follows one sequence and says what a draft model makes of it.
+    """Drafts for one sequence by a draft model.
 
     Owner: the inference thread.
     """
 
     @property
     def token_cost(self) -> float:
-        """What a drafted token costs, in forwards of one row of the model that verifies it."""
+        """The cost of a drafted token, in forwards of one token of the main model."""
 
     def take(self, start: int, tokens: Any, hidden: Any) -> None:
-        """Take what the model made of `tokens`, arrays (n,) and (1, n, hidden), the first `start`.
+        """Take the main model's hidden states (1, n, hidden) of `tokens` (n,).
 
-        What was taken before is left out.
+        `start` is the position of the first token. Tokens that were taken before are skipped.
         """
 
     def look_at(self, cache: Sequence[Any] | None) -> None:
-        """Let it see the model's KV of all tokens that were taken, layer by layer.
+        """Give access to the main model's KV of all tokens taken, one cache for each layer.
 
-        It is called with None before that changes.
+        It is called with None before the KV changes.
         """
 
-    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
-        """Return what may come behind the last known token, which is the sequence's number `place`.
+    def draft(self, position: int, last: int, tokens_max: int) -> list[int]:
+        """Return `tokens_max` tokens that may come behind `last`, the last known token.
 
-        It is `tokens_max` tokens, or none where what the model made of the ones before is missing.
+        `position` is that of `last` in the sequence. The list is empty if the hidden state of the
+        token before it is missing.
         """

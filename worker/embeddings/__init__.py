@@ -1,1 +1,1 @@
-"""The process that embeds texts and ranks documents, apart from the chat models."""
+"""Embeds texts and ranks documents, in a process apart from the chat models."""

@@ -1,13 +1,13 @@
-"""Turns texts into vectors and scores documents by a query, with models as mlx-vlm loads them.
+"""Turns texts into vectors and scores documents for a query, with models that mlx-vlm loads.
 
-What a checkpoint says about itself stands in the files of sentence-transformers: modules.json,
-1_Pooling/config.json, prompts. What a model needs and mlx-vlm would leave out is refused, since its
-vectors would look right.
+A checkpoint describes itself in files of sentence-transformers: modules.json,
+1_Pooling/config.json, prompts. If mlx-vlm would leave out something that a model needs, the model
+is refused, since its wrong vectors would look right.
 
-A model that ranks is a classifier, which is given a query and a document as a pair, or
-Qwen3-Reranker, which is asked whether the document answers the query, and its "yes" weighed against
-its "no". Source of that one's prompt: mlx_vlm.server.reranking, and Qwen's model card.
-Owner: the inference thread of the worker that embeds.
+There are two kinds of rerankers. A classifier takes a query and a document as a pair.
+Qwen3-Reranker is asked whether the document answers the query, and the score is the probability of
+"yes" against "no". Source of its prompt: mlx_vlm.server.reranking, and Qwen's model card.
+Owner: the inference thread of the embedding worker.
 """
 
 import json
@@ -41,16 +41,16 @@ from hearth.worker.prompt import bounded_templates  # noqa: F401  before any tem
 
 log = logging.getLogger(__name__)
 
-# Of one text: tokenised whole, a longer one takes gigabytes and holds up all others for minutes.
-# At the most tokens that a model is given these are 64 characters a token.
+# Characters of one text. A text is tokenised as a whole: a longer one would take gigabytes, and
+# stop all other requests for minutes. It is 64 characters for each of TEXT_TOKENS_MAX.
 CHARS_MAX: Final = 1 << 19
 REST_S_MAX: Final = 1.0
-DENSE_FILES: Final = "*_Dense/*.safetensors"  # which a language model has none of
+DENSE_FILES: Final = "*_Dense/*.safetensors"  # not among the files of a language model
 _KNOWN_MODULES: Final = ("Transformer", "Pooling", "Normalize", "Dense")
 _KNOWN_PACKAGE: Final = "sentence_transformers."
 _HAS_DENSE: Final = ("gemma3_text",)  # kinds whose Dense layers mlx-vlm computes
-_GELU_ALONE: Final = ("bert", "xlm-roberta")  # kinds that mlx-vlm computes so in any case
-# Kinds that mlx-vlm pools so in any case.
+_GELU_ALONE: Final = ("bert", "xlm-roberta")  # kinds that mlx-vlm always computes with gelu
+# Kinds that mlx-vlm always pools by mean.
 _MEAN_ALONE: Final = ("llama_bidirec", "llama_nemotron_vl_embedding", "embedding_gemma2")
 _POOLING_FLAGS: Final = {
     "pooling_mode_cls_token": "cls",
@@ -74,28 +74,28 @@ class TokenRow:
     """The tokens of one text, or of a query and a document."""
 
     ids: Sequence[int]
-    types: Sequence[int] | None = None  # which of the two each token is of; None = one text
+    types: Sequence[int] | None = None  # 0 or 1 for tokens of the first or second text; None = one
 
     def packed(self) -> "TokenRow":
-        """Return the same in four bytes a token, where a list takes some forty."""
+        """Return a copy in four bytes a token; a list takes about forty."""
         types = None if self.types is None else array("i", self.types)
         return TokenRow(array("i", self.ids), types)
 
 
 class LayerRests:
-    """Rests as long as was computed, where that is wanted: while answers stream.
+    """Sleeps between layers while answers stream, for as long as each layer took.
 
-    A long text's forward holds the GPU for as long as all its layers take, and each token that a
-    chat decodes would wait for that. Between two layers the chat gets as much time as the layer
-    took. Owner: the main thread.
+    A long text's forward occupies the GPU during all its layers, and each decoded token of a chat
+    would wait for that. Between two layers the chat gets as much time as the layer took.
+    Owner: the inference thread.
     """
 
     def __init__(self) -> None:
         self.are_wanted = False
-        self.rested_s = 0.0  # since the start
+        self.rested_s = 0.0  # in all, since the start
 
     def clock(self) -> float:
-        """Return a time in seconds that stands still while it rests."""
+        """Return a time in seconds that stops during rests."""
         return time.perf_counter() - self.rested_s
 
     def rest(self, computed_s: float) -> None:
@@ -105,18 +105,18 @@ class LayerRests:
             self.rested_s += time.perf_counter() - began
 
 
-class _HeldLayer:
-    """A layer that is called otherwise than its model has it called."""
+class _WrappedLayer:
+    """Wraps a layer to change how it is called."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)  # models ask their layers what kind they are
+        return getattr(self._layer, name)  # models read attributes of their layers
 
 
-class _PacedLayer(_HeldLayer):
-    """One layer, whose result is computed at once, with a rest behind it, where that is wanted."""
+class _PacedLayer(_WrappedLayer):
+    """Evaluates a layer's result at once and rests afterwards, if rests are wanted."""
 
     def __init__(self, layer: Any, rests: LayerRests) -> None:
         super().__init__(layer)
@@ -131,12 +131,12 @@ class _PacedLayer(_HeldLayer):
         return outputs
 
 
-class _WindowedLayer(_HeldLayer):
-    """A layer in which a token attends to those that are less than a window away, both ways.
+class _WindowedLayer(_WrappedLayer):
+    """A layer in which a token attends only to tokens less than a window away, in both directions.
 
-    Mlx-vlm leaves that out of EmbeddingGemma: a text longer than the window, 257 tokens, would get
-    another vector than the model was trained to give. Source: transformers' Gemma3TextConfig and
-    _bidirectional_window_overlay.
+    Mlx-vlm leaves the window out of EmbeddingGemma. A text of more than 257 tokens, the window,
+    would get another vector than the model was trained to give.
+    Source: transformers' Gemma3TextConfig and _bidirectional_window_overlay.
     """
 
     def __init__(self, layer: Any, window: int) -> None:
@@ -148,24 +148,24 @@ class _WindowedLayer(_HeldLayer):
         if length > self._window:
             at = mx.arange(length)
             is_far = mx.abs(at[:, None] - at[None, :]) >= self._window
-            # Finite, since padding with nothing near would be no number, and spread.
+            # Finite, as padding with only padding near would become NaN, and spread.
             mask = mx.where(is_far, mx.array(mx.finfo(mask.dtype).min, mask.dtype), mask)
         return self._layer(hidden, mask, cache)
 
 
 class EncoderModel:
-    """What a model that embeds and one that ranks have alike: rows of tokens, within limits."""
+    """The common part of embedding models and rerankers: loading, limits and padding."""
 
-    setting: str  # that names the model
+    setting: str  # name of the setting that names the model
     facts: EncoderFacts
     _pad_id: int
     _vocabulary: int
 
     def __init__(self, source: str, rests: LayerRests, runs_code: bool = False) -> None:
-        """Load what the setting names, fetched where it is a hub id; rest between its layers.
+        """Load the model `source`, fetched if it is a hub id, with `rests` between its layers.
 
         Raises:
-            StartError: it cannot be loaded, or brings code of its own and not `runs_code`.
+            StartError: it cannot be loaded, or brings code of its own without `runs_code`.
         """
         named = named_model(source, self.setting)
         try:
@@ -176,19 +176,19 @@ class EncoderModel:
             layers[:] = [_PacedLayer(layer, rests) for layer in layers]
         except StartError:
             raise
-        except Exception as error:  # whatever a hub, files, an architecture or the device can raise
+        except Exception as error:  # any error of a hub, files, an architecture or the device
             reason = " ".join(str(error).split()) or type(error).__name__
             text = f"{self.setting} is {source!r}, which cannot be loaded: {reason}"
             raise StartError(text) from error
 
     def _load(self, directory: Path, config: dict[str, Any], runs_code: bool) -> list[Any]:
-        """Load and try a model of this kind; return its own list of layers. Raises: it cannot."""
+        """Load and try a model of this kind; return its list of layers, which may be changed."""
         raise NotImplementedError
 
     def _check_row(self, row: TokenRow, name: str, param: str) -> None:
-        """Raise RequestError where the model cannot be given this row, which `name` calls.
+        """Raise RequestError if the model cannot take this row, called `name` in the error.
 
-        MLX checks no index: a token beyond the vocabulary would end the process.
+        MLX checks no index: a token beyond the vocabulary would crash the process.
         """
         count, limit = len(row.ids), self.facts.tokens_max
         if not count:
@@ -209,9 +209,9 @@ class EncoderModel:
             )
 
     def _padded(self, rows: Sequence[TokenRow]) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Return the ids of some rows, a mask (1 = a token, 0 = padding), and types if all have.
+        """Return the ids, a mask (1 = token, 0 = padding), and the types, if all rows have them.
 
-        All are (rows, tokens). The shorter rows are padded at their end.
+        All are (rows, tokens). Shorter rows are padded at the end.
         """
         length = max(len(row.ids) for row in rows)
         ids = [[*row.ids, *[self._pad_id] * (length - len(row.ids))] for row in rows]
@@ -223,7 +223,7 @@ class EncoderModel:
 
 
 class EmbeddingModel(EncoderModel):
-    """A model of EMBEDDING_MODEL, which gives a vector for a text."""
+    """The model of EMBEDDING_MODEL, which gives a vector for each text."""
 
     setting = "EMBEDDING_MODEL"
 
@@ -244,8 +244,8 @@ class EmbeddingModel(EncoderModel):
         self._prompt = default_prompt(directory)
         self._pad_id = padding_id(config, self._tokenizer)
         self._vocabulary = int(config["vocab_size"])
-        told = read_json(directory / "sentence_bert_config.json")
-        self._lowers_case = told.get("do_lower_case") is True
+        text_config = read_json(directory / "sentence_bert_config.json")
+        self._lowers_case = text_config.get("do_lower_case") is True
         self.facts = EncoderFacts(
             architecture=str(config.get("model_type", "unknown")),
             tokens_max=tokens_max(directory, config, self._tokenizer),
@@ -259,22 +259,22 @@ class EmbeddingModel(EncoderModel):
         return cast(list[Any], self._model.layers)
 
     def _try(self) -> int:
-        """Return how many dimensions a vector has. Raises ValueError: none comes of a text."""
-        found = getattr(self._model(mx.array([[0]])), "text_embeds", None)
-        if found is None or found.ndim != 2:
+        """Return the dimensions of a vector. Raises ValueError if a text gives no vector."""
+        vector = getattr(self._model(mx.array([[0]])), "text_embeds", None)
+        if vector is None or vector.ndim != 2:
             raise ValueError("it is no model that gives one vector for a text")
-        if found.dtype != mx.float32:
-            raise ValueError(f"it computes in {found.dtype}, and vectors are float32")
-        return int(found.shape[1])
+        if vector.dtype != mx.float32:
+            raise ValueError(f"it computes in {vector.dtype}, and vectors are float32")
+        return int(vector.shape[1])
 
     def chars(self, item: str | list[int]) -> int:
-        """Return how much there is to tokenise for an item: characters, or token ids."""
+        """Return the length of an item: characters of a text, or token ids."""
         return len(item)
 
     def rows(self, items: Sequence[str | list[int]], first: int, truncate: bool) -> list[TokenRow]:
-        """Return the tokens of items, the first of which is number `first` of the request.
+        """Return the token rows of items. `first` is the first item's number in the request.
 
-        Raises RequestError: the model cannot be given one of them.
+        Raises RequestError if the model cannot take one of them.
         """
         texts = [
             self._prompt + checked_text(item, f"Input {index}", "input", truncate)
@@ -284,9 +284,9 @@ class EmbeddingModel(EncoderModel):
         if self._lowers_case:
             texts = [text.lower() for text in texts]
         limits = {"truncation": True, "max_length": self.facts.tokens_max} if truncate else {}
-        told = iter(self._tokenizer(texts, **limits)["input_ids"] if texts else ())
+        text_ids = iter(self._tokenizer(texts, **limits)["input_ids"] if texts else ())
         cut = self.facts.tokens_max if truncate else None
-        rows = [TokenRow(next(told) if isinstance(item, str) else item[:cut]) for item in items]
+        rows = [TokenRow(next(text_ids) if isinstance(item, str) else item[:cut]) for item in items]
         for index, row in enumerate(rows, first):
             self._check_row(row, f"Input {index}", "input")
         return rows
@@ -298,7 +298,7 @@ class EmbeddingModel(EncoderModel):
 
 
 class RerankModel(EncoderModel):
-    """A model of RERANK_MODEL, which gives a score from 0 to 1 for a document."""
+    """The model of RERANK_MODEL, which gives a score from 0 to 1 for each document."""
 
     setting = "RERANK_MODEL"
 
@@ -331,7 +331,7 @@ class RerankModel(EncoderModel):
             tokens_max=tokens_max(directory, config, self._tokenizer),
             weight_bytes=weights_nbytes(self._model),
         )
-        self.rows([("query", "document")], 0)  # the template is one
+        self.rows([("query", "document")], 0)  # tries the template
         model = self._model if self._is_classifier else self._model.language_model.model
         return cast(list[Any], model.layers)
 
@@ -339,7 +339,7 @@ class RerankModel(EncoderModel):
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def check_query(self, query: str) -> None:
-        """Raise RequestError where a query leaves no room for a document, which none could cut."""
+        """Raise RequestError if a query leaves no room for a document. Queries are never cut."""
         count = len(self._tokens(checked_text(query, "The query", "query", truncate=False)))
         if count >= self.facts.tokens_max:
             raise RequestError(
@@ -350,16 +350,15 @@ class RerankModel(EncoderModel):
             )
 
     def chars(self, item: tuple[str, str]) -> int:
-        return len(item[0]) + len(item[1])  # the query is tokenised with each
+        return len(item[0]) + len(item[1])  # the query is tokenised with each document
 
     def rows(
         self, items: Sequence[tuple[str, str]], first: int, truncate: bool = True
     ) -> list[TokenRow]:
-        """Return the tokens of one query with each document, which is cut where it is too long.
+        """Return the token rows of one query with each document. Long documents are cut.
 
-        An item is the query and a document, the first number `first` of the request.
-
-        Raises RequestError: the model cannot be given one of them.
+        An item is the query and a document. `first` is the first item's number in the request.
+        Raises RequestError if the model cannot take one of them.
         """
         assert truncate, "no route has a document refused for its length"
         query = items[0][0]
@@ -374,16 +373,16 @@ class RerankModel(EncoderModel):
 
     def _classifier_rows(self, query: str, documents: list[str]) -> list[TokenRow]:
         queries, limit = [query] * len(documents), self.facts.tokens_max
-        told = self._tokenizer(queries, documents, truncation=True, max_length=limit)
-        types = told.get("token_type_ids") or [None] * len(documents)
-        return [TokenRow(*row) for row in zip(told["input_ids"], types, strict=True)]
+        encoded = self._tokenizer(queries, documents, truncation=True, max_length=limit)
+        types = encoded.get("token_type_ids") or [None] * len(documents)
+        return [TokenRow(*row) for row in zip(encoded["input_ids"], types, strict=True)]
 
     def _chat_row(self, query: str, document: str) -> TokenRow:
-        asked = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
+        question = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
         ids = self._tokenizer.apply_chat_template(
             [
                 {"role": "system", "content": SYSTEM_PROMPT},
-                {"role": "user", "content": asked},
+                {"role": "user", "content": question},
             ],
             add_generation_prompt=False,
             enable_thinking=False,
@@ -396,12 +395,12 @@ class RerankModel(EncoderModel):
         """Return the score of each row, (rows, 1)."""
         ids, mask, types = self._padded(rows)
         if self._is_classifier:
-            told = {} if types is None else {"token_type_ids": types}
-            logits = self._model(ids, attention_mask=mask, **told).logits[:, 0]
+            type_ids = {} if types is None else {"token_type_ids": types}
+            logits = self._model(ids, attention_mask=mask, **type_ids).logits[:, 0]
         else:
-            # How much likelier "yes" is than "no" behind the last tokens: what is padded stands
-            # behind them, where nothing that is read looks. No other word of the vocabulary is
-            # computed: in float32 all of it can take gigabytes.
+            # The log odds of "yes" against "no" behind the last token of each row. Padding comes
+            # later, and attention is causal. Only these two logits are computed: those of the whole
+            # vocabulary in float32 can take gigabytes.
             inner = self._model.language_model.model
             hidden = inner.embed_tokens(ids)
             for layer in inner.layers:
@@ -412,9 +411,9 @@ class RerankModel(EncoderModel):
 
 
 def checked_text(text: str, name: str, param: str, truncate: bool) -> str:
-    """Return a text that can be tokenised, cut where that is asked.
+    """Return a text of at most CHARS_MAX characters, cut if `truncate`.
 
-    Raises RequestError: it is longer than CHARS_MAX, and is not to be cut.
+    Raises RequestError if a longer text may not be cut.
     """
     if len(text) > CHARS_MAX and not truncate:
         raise RequestError(
@@ -426,13 +425,13 @@ def checked_text(text: str, name: str, param: str, truncate: bool) -> str:
 
 
 def check_numbers(values: NDArray[np.float32]) -> None:
-    """Raise RequestError where the model computed no number."""
+    """Raise RequestError if the model computed NaN or infinity."""
     if not np.isfinite(values).all():
         raise RequestError("The model computed no number.", status=500, code="not_a_number")
 
 
 def check_dimensions(dimensions: int | None, dimensions_max: int) -> None:
-    """Raise RequestError where the model has not so many dimensions."""
+    """Raise RequestError if the model's vectors do not have so many dimensions."""
     if dimensions is not None and not 1 <= dimensions <= dimensions_max:
         raise RequestError(
             f"dimensions is {dimensions:,} and the model's vectors have {dimensions_max:,}. "
@@ -442,9 +441,9 @@ def check_dimensions(dimensions: int | None, dimensions_max: int) -> None:
 
 
 def cut_vectors(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first dimensions of vectors, made length 1 again; None = all.
+    """Return the first `dimensions` of vectors, scaled to length 1; None = all dimensions.
 
-    Raises RequestError: the model computed no number.
+    Raises RequestError if the model computed NaN or infinity.
     """
     vectors = vectors[:, :dimensions]
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -453,25 +452,25 @@ def cut_vectors(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray
 
 
 def _rows_of(table: Any, rows: list[int]) -> mx.array:
-    """Return some rows of a matrix as it is kept, in float32."""
-    at = mx.array(rows)
-    found = table.weight[at]
+    """Return some rows of a layer's matrix, quantised or not, in float32."""
+    indices = mx.array(rows)
+    weights = table.weight[indices]
     if hasattr(table, "scales"):
-        biases = table.biases[at] if "biases" in table else None
-        kept = (table.group_size, table.bits, table.mode)
-        found = mx.dequantize(found, table.scales[at], biases, *kept)
-    return found.astype(mx.float32)
+        biases = table.biases[indices] if "biases" in table else None
+        format_ = (table.group_size, table.bits, table.mode)
+        weights = mx.dequantize(weights, table.scales[indices], biases, *format_)
+    return weights.astype(mx.float32)
 
 
 def check_activation(config: dict[str, Any]) -> None:
-    """Raise ValueError where mlx-vlm would compute another activation."""
+    """Raise ValueError if mlx-vlm would compute another activation than the checkpoint names."""
     activation = config.get("hidden_act", "gelu")
     if activation != "gelu" and config.get("model_type") in _GELU_ALONE:
         raise ValueError(f"its hidden_act is {activation!r}, which is computed as gelu here")
 
 
 def check_modules(directory: Path, config: dict[str, Any]) -> None:
-    """Raise ValueError where the model computes something that mlx-vlm would leave out."""
+    """Raise ValueError if mlx-vlm would leave out a part of the model."""
     check_activation(config)
     for module in _modules(directory):
         kind = str(module.get("type", ""))
@@ -480,8 +479,8 @@ def check_modules(directory: Path, config: dict[str, Any]) -> None:
             raise ValueError(f"modules.json names a module that is not known here: {kind}")
         if name != "Dense":
             continue
-        told = read_json(directory / str(module.get("path", "")) / "config.json")
-        activation = str(told.get("activation_function", "Identity")).rpartition(".")[2]
+        dense = read_json(directory / str(module.get("path", "")) / "config.json")
+        activation = str(dense.get("activation_function", "Identity")).rpartition(".")[2]
         if config.get("model_type") not in _HAS_DENSE or activation != "Identity":
             raise ValueError(
                 f"modules.json names a Dense layer ({activation}), which is not computed for "
@@ -490,40 +489,40 @@ def check_modules(directory: Path, config: dict[str, Any]) -> None:
 
 
 def _modules(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of modules.json; none where there is no such file.
+    """Return the entries of modules.json; none without such a file.
 
-    Raises ValueError: it is no list of objects.
+    Raises ValueError if it is not a list of objects.
     """
     try:
-        rows = json.loads((directory / "modules.json").read_bytes())
+        modules = json.loads((directory / "modules.json").read_bytes())
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise ValueError(f"modules.json cannot be read: {error}") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError("modules.json is no list of objects")
-    return rows
+    return modules
 
 
 def pooling_of(directory: Path) -> dict[str, Any] | None:
-    """Return the configuration of the Pooling module; None where the checkpoint has none.
+    """Return the configuration of the Pooling module; None if the checkpoint has none.
 
-    Raises ValueError: it names one that says nothing.
+    Raises ValueError if the configuration is missing or empty.
     """
     paths = [
-        str(row.get("path", "1_Pooling"))
-        for row in _modules(directory)
-        if str(row.get("type", "")).endswith("Pooling")
+        str(module.get("path", "1_Pooling"))
+        for module in _modules(directory)
+        if str(module.get("type", "")).endswith("Pooling")
     ]
     path = directory / (paths or ["1_Pooling"])[0]
-    told = read_json(path / "config.json")
-    if not told and (paths or path.exists()):
+    pooling = read_json(path / "config.json")
+    if not pooling and (paths or path.exists()):
         raise ValueError(f"its pooling, {path.name}/config.json, cannot be read")
-    return told or None
+    return pooling or None
 
 
 def pooling_name(pooling: dict[str, Any] | None) -> str:
-    """Return what a configuration says is pooled; "default" where there is none."""
+    """Return the pooling that a configuration names; "default" without a configuration."""
     if pooling is None:
         return "default"
     if isinstance(mode := pooling.get("pooling_mode"), str):
@@ -532,50 +531,51 @@ def pooling_name(pooling: dict[str, Any] | None) -> str:
 
 
 def check_pooling(pooling: dict[str, Any] | None, model_type: Any) -> None:
-    """Raise ValueError where mlx-vlm would pool otherwise than the checkpoint says."""
+    """Raise ValueError if mlx-vlm would pool in another way than the checkpoint says."""
     name = pooling_name(pooling)
     if model_type in _MEAN_ALONE and name not in ("default", "mean"):
         raise ValueError(f"its pooling is {name}, and {model_type} models are pooled by mean here")
 
 
 def default_prompt(directory: Path) -> str:
-    """Return what the checkpoint says that stands before each text; "" mostly."""
-    told = read_json(directory / "config_sentence_transformers.json")
-    prompts = told.get("prompts") or {}
-    prompt = prompts.get(told.get("default_prompt_name")) if isinstance(prompts, dict) else None
+    """Return the text that the checkpoint puts before each input; "" mostly."""
+    config = read_json(directory / "config_sentence_transformers.json")
+    prompts = config.get("prompts") or {}
+    prompt = prompts.get(config.get("default_prompt_name")) if isinstance(prompts, dict) else None
     return prompt if isinstance(prompt, str) else ""
 
 
 def padding_id(config: dict[str, Any], tokenizer: Any) -> int:
     """Return the token that fills a batch's shorter rows.
 
-    Raises ValueError: the vocabulary has no such token. MLX would read beyond the table.
+    Raises ValueError if the vocabulary has no such token. MLX would read beyond the table.
     """
-    told = int(config.get("pad_token_id") or tokenizer.pad_token_id or 0)
-    if not 0 <= told < int(config["vocab_size"]):
-        raise ValueError(f"its pad_token_id {told:,} is none of {config['vocab_size']:,} tokens")
-    return told
+    pad_id = int(config.get("pad_token_id") or tokenizer.pad_token_id or 0)
+    if not 0 <= pad_id < int(config["vocab_size"]):
+        raise ValueError(f"its pad_token_id {pad_id:,} is none of {config['vocab_size']:,} tokens")
+    return pad_id
 
 
 def tokens_max(directory: Path, config: dict[str, Any], tokenizer: Any) -> int:
-    """Return how many tokens a text may have, by everything that the checkpoint says."""
+    """Return how many tokens a text may have: the least of the checkpoint's own limits."""
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and str(config.get("model_type")).startswith("xlm"):
-        positions -= int(config.get("pad_token_id", 1)) + 1  # the first ones are never used
-    told = (
+        positions -= int(config.get("pad_token_id", 1)) + 1  # the first positions are never used
+    limits = (
         positions,
         getattr(tokenizer, "model_max_length", None),
         read_json(directory / "sentence_bert_config.json").get("max_seq_length"),
     )
-    numbers = (n for n in told if isinstance(n, int | float) and not isinstance(n, bool))
+    numbers = (n for n in limits if isinstance(n, int | float) and not isinstance(n, bool))
     return min([TEXT_TOKENS_MAX, *(int(n) for n in numbers if 0 < n < math.inf)])
 
 
 def compute_in_float32(model: Any) -> None:
-    """Have `model` compute in float32, in whatever its matrices are kept.
+    """Make `model` compute in float32, without casting its matrices.
 
-    In 16 bits the shape of a batch would move a text's vector by more than 1e-6. Only what is small
-    is cast, norms, biases and what is looked up: MLX computes in the widest type that it is given.
+    In 16 bits the shape of a batch would change a text's vector by more than 1e-6. Norms, biases
+    and looked-up embeddings are cast, which are small. MLX computes in the widest dtype of its
+    inputs.
     """
     lookups = [
         (name, _Float32Lookup(module))
@@ -593,7 +593,7 @@ def compute_in_float32(model: Any) -> None:
 
 
 class _Float32Lookup(nn.Module):
-    """A table of vectors, of which those that are looked up are float32."""
+    """A table of embeddings that returns float32."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Holds the requests that are computed, in small steps, and says whose step is next.
+"""Splits requests into small steps, and chooses the request with the next step.
 
-Owner: the inference thread of the worker that embeds. No step takes longer than its pace allows,
-but for one long row.
+No step takes longer than its pace allows, except for a single long row.
+Owner: the inference thread of the embedding worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from hearth.worker.embeddings.encoder_models import EmbeddingModel, RerankModel,
 from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
 from hearth.worker.schedule.client_lease import ClientLease
 
-TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
-CHARS_A_TOKEN: Final = 4  # guessed, of what has not been tokenised
+TOKENISED_CHARS: Final = 32_768  # in one step, but at least one item
+CHARS_A_TOKEN: Final = 4  # guess for items that are not tokenised yet
 
-# Makes the answer, of the values of all rows in order, and how many tokens each has.
+# (values of all rows in order, number of tokens of each) -> the answer
 Finish = Callable[[NDArray[np.float32], list[int]], Embedded | Reranked]
 
 
 class Job:
-    """One request: first its items become rows of tokens, then these are computed in batches.
+    """One request. First its items are tokenised, then the token rows are computed in batches.
 
     Invariant: a step does one of the two, and each row is computed once.
     """
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def tokens_left(self) -> int:
-        """Return about how much of it there is to compute."""
+        """About how many tokens are not computed yet."""
         if self._batches is not None:
             return self._batches.tokens_left
         counted = sum(len(row.ids) for row in self._rows)
@@ -56,7 +56,7 @@ class Job:
         return len(self._rows) == len(self._items)
 
     def tokenise(self) -> None:
-        """Turn the next items into rows. Raises RequestError: the model cannot be given one."""
+        """Tokenise the next items. Raises RequestError if the model cannot take one of them."""
         first = stop = len(self._rows)
         chars = 0
         while stop < len(self._items) and (stop == first or chars < TOKENISED_CHARS):
@@ -69,14 +69,14 @@ class Job:
             self._batches = LengthBatches([len(row.ids) for row in self._rows])
 
     def compute(self, pace: ForwardPace, clock: Callable[[], float]) -> float:
-        """Compute the next batch; return how long that took by `clock`, in seconds."""
+        """Compute the next batch; return the seconds that it took by `clock`."""
         assert self._batches is not None, "tokenise first"
         batch = self._batches.take(pace.tokens)
         rows = [self._rows[index] for index in batch]
         began = clock()
         values = self._model.values(rows)
         computed_s = clock() - began
-        pace.note(max(len(row.ids) for row in rows) * len(rows), computed_s)
+        pace.record(max(len(row.ids) for row in rows) * len(rows), computed_s)
         if self._values is None:
             self._values = np.zeros((len(self._rows), values.shape[1]), np.float32)
         self._values[batch] = values
@@ -87,28 +87,28 @@ class Job:
         return self._batches is not None and self._batches.is_empty
 
     def answer(self) -> Embedded | Reranked:
-        """Return what is answered, once all is computed. Raises RequestError: it cannot be."""
+        """Return the answer, once all is computed. Raises RequestError if there is none."""
         assert self.is_computed and self._values is not None, self.lease.request_id
         return self._finish(self._values, [len(row.ids) for row in self._rows])
 
 
 class JobQueue(list[Job]):
-    """The jobs that have no answer yet, in the order in which they came.
+    """The jobs without an answer, in the order of their arrival.
 
-    The turn goes by turns to the one that came first and to the one that has least to do: a short
-    request waits for no long one, and a long one gets at least every second step.
+    Steps go alternately to the oldest job and to the job with the least left to compute. So a short
+    request does not wait for a long one, and a long one gets at least every second step in time.
     """
 
     _is_shortest_next = True
 
     def take_gone(self) -> list[Job]:
-        """Forget the jobs whose clients have left, and return them."""
+        """Remove the jobs with clients that have left, and return these jobs."""
         gone = [job for job in self if job.lease.is_gone]
         self[:] = [job for job in self if job not in gone]
         return gone
 
     def next(self) -> Job:
-        """Return the job whose step is next."""
+        """Return the job that gets the next step."""
         assert self, "nothing is asked"
         is_shortest, self._is_shortest_next = self._is_shortest_next, not self._is_shortest_next
         return min(self, key=lambda job: job.tokens_left) if is_shortest else self[0]

@@ -1,37 +1,38 @@
-"""Puts rows of tokens into batches of nearly equal length, and bounds how long one takes.
+"""Groups token rows of similar length into batches, and limits the time of a batch's forward.
 
-A batch is padded to its longest row, and what is padding is computed in vain. Its forward holds the
-GPU, so an answer that streams beside it, and a request that came later, wait for its end.
-Counts only; no arrays.
+A batch is padded to its longest row, and padding is computed in vain. A forward occupies the GPU,
+so answers that stream and later requests wait for its end.
+This module has counts only, no arrays.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-# Of a text: a longer one's masks alone take gigabytes, as mlx-vlm makes them (tokens squared).
+# Tokens of one text. Mlx-vlm's masks have tokens squared elements: gigabytes for a longer text.
 TEXT_TOKENS_MAX: Final = 8_192
-# Of a padded batch: what one forward takes in memory. A worker leaves so much free all the time
-# (worker/setup/memory_setup.py), and a single text may have as many.
+# Tokens of a padded batch, which bounds a forward's memory. A worker keeps that much memory free
+# (worker/setup/memory_setup.py). A single text may have as many tokens.
 TOKENS_MAX: Final = 8_192
-# Of the masks that some models make, tokens by tokens for each row; a single row may take more.
+# Elements of the masks that some models make, tokens squared for each row. A single row may have
+# more.
 SQUARE_MAX: Final = 16 << 20
-MLX_CACHE_BYTES: Final = 256 << 20  # of freed arrays that the next forward takes again
-WASTE_DIVISOR: Final = 4  # of a padded batch this part may be padding, and so much more:
-WASTE_TOKENS: Final = 64
+MLX_CACHE_BYTES: Final = 256 << 20  # of freed arrays that MLX keeps for the next forward
+WASTE_DIVISOR: Final = 4  # a quarter of a padded batch may be padding,
+WASTE_TOKENS: Final = 64  # and so many tokens more
 TOKENS_MIN: Final = 16
-SHRINK_MIN: Final = 0.25  # one slow forward may be somebody else's doing
+SHRINK_MIN: Final = 0.25  # in one step: one slow forward may have another cause
 GROW: Final = 1.5
-FULL: Final = 0.75  # of the tokens allowed, from which on a forward says that more would fit
+FULL: Final = 0.75  # a forward with this share of the allowed tokens may raise the limit
 
 
 class LengthBatches:
-    """The rows of one request that have not been computed, the longest last.
+    """The rows of one request that are not computed yet.
 
-    Invariant: each row is given out once. Rows of a batch stand side by side in order of length.
+    Invariant: each row is returned once. The rows of a batch are neighbours in order of length.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        """Take each row's number of tokens."""
+        """`lengths` has the number of tokens of each row."""
         self._lengths = lengths
         self._left = sorted(range(len(lengths)), key=lambda row: (lengths[row], -row))
         self.tokens_left = sum(lengths)
@@ -41,9 +42,9 @@ class LengthBatches:
         return not self._left
 
     def take(self, tokens_max: int) -> list[int]:
-        """Return the numbers of the next rows: the longest, and as many as fit beside it.
+        """Return the indices of the next batch's rows: the longest left, and as many as fit.
 
-        The batch is at most `tokens_max` tokens with its padding, or one row.
+        The batch has at most `tokens_max` tokens with its padding, or is a single row.
         """
         assert self._left, "nothing is left"
         batch = [self._left.pop()]
@@ -62,18 +63,18 @@ class LengthBatches:
 
 
 class ForwardPace:
-    """How many tokens a forward may have to end within `limit_s`, by what others took."""
+    """Learns from measured forwards how many tokens a forward of `limit_s` may have."""
 
     def __init__(self, limit_s: float, tokens: int) -> None:
         """`tokens` is the first guess."""
         self._limit_s = limit_s
         self.tokens = tokens
 
-    def note(self, tokens: int, took_s: float) -> None:
-        """Learn that a forward of so many tokens, its padding included, took so long."""
+    def record(self, tokens: int, took_s: float) -> None:
+        """Learn from a forward of `tokens`, padding included, that took `took_s`."""
         allowed = self.tokens
         if tokens > allowed:
-            return  # one long row, which had to be
+            return  # a single row that is longer than allowed
         if took_s > self._limit_s:
             self.tokens = max(TOKENS_MIN, int(tokens * max(self._limit_s / took_s, SHRINK_MIN)))
         elif tokens >= allowed * FULL and took_s < self._limit_s / GROW:

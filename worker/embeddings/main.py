@@ -1,10 +1,10 @@
 """Runs one worker that embeds texts and ranks documents: `python -m hearth.worker.embeddings.main`.
 
-The proxy's supervisor starts it for EMBEDDING_MODEL and RERANK_MODEL. Nothing that it is asked is
-logged.
+The proxy's supervisor starts it for EMBEDDING_MODEL and RERANK_MODEL. The texts of requests are
+never logged.
 
-Threads: this one is the wire thread (socket, heartbeats); `inference` loads the models, computes,
-and is the only one that touches MLX.
+Threads: the main thread is the wire thread (socket, heartbeats). The `inference` thread loads the
+models and computes, and is the only thread that uses MLX.
 """
 
 import os
@@ -48,34 +48,34 @@ from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.start_worker import refuse_start, run_worker
 from hearth.worker.threads.wire_thread import WireThread
 
-FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
-BUSY_S: Final = 0.025  # of one beside which answers stream
-FREE_TOKENS: Final = 2_048  # first guesses
-BUSY_TOKENS: Final = 128
-OPEN_MAX: Final = 4_096  # requests; the proxy sends fewer, beside those that it calls back
-END_S_MAX: Final = 5.0  # for a forward whose process is to end
+FREE_S: Final = 0.1  # of a forward while no answer streams; new requests wait for its end
+BUSY_S: Final = 0.025  # of a forward while answers stream
+FREE_TOKENS: Final = 2_048  # first guess of the tokens of a forward of FREE_S
+BUSY_TOKENS: Final = 128  # first guess of the tokens of a forward of BUSY_S
+OPEN_MAX: Final = 4_096  # open requests; the proxy sends fewer
+END_S_MAX: Final = 5.0  # that a forward gets to end when the process ends
 
-# From the wire thread; None: this worker ends.
+# Requests from the wire thread; None = this worker ends.
 Inbox: TypeAlias = "queue.SimpleQueue[tuple[ClientLease, Embed | Rerank] | None]"
 
 
 class EncoderWorker:
-    """Computes what the proxy asks, step by step.
+    """Computes the proxy's requests, step by step.
 
-    Invariant: `_facts` is empty until the models are loaded; heartbeats say "loading" meanwhile.
+    Invariant: `_facts` is empty until the models are loaded; until then heartbeats say "loading".
     """
 
     def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
-        """Bind `endpoint`. Raises StartError: it cannot be bound."""
+        """Bind `endpoint`. Raises StartError if it cannot be bound."""
         self._settings, self._endpoint = settings, endpoint
         self._inbox: Inbox = queue.SimpleQueue()
-        self._embedding: EmbeddingModel  # the proxy asks for what it named alone
+        self._embedding: EmbeddingModel  # set only if its setting names a model
         self._rerank: RerankModel
         self._facts: dict[str, EncoderFacts] = {}
         self._jobs = JobQueue()
         self._steps = 0
-        self._rests = LayerRests()  # wanted = answers stream
-        self._paces = {  # by whether answers stream
+        self._rests = LayerRests()  # wanted while answers stream
+        self._paces = {  # key: whether answers stream
             False: ForwardPace(FREE_S, FREE_TOKENS),
             True: ForwardPace(BUSY_S, BUSY_TOKENS),
         }
@@ -107,7 +107,7 @@ class EncoderWorker:
     # ------------------------------------------------------------ the inference thread
 
     def _inference(self) -> None:
-        """Load the models, and answer until the worker ends."""
+        """Load the models, and compute jobs until the worker ends."""
         try:
             self._load()
         except StartError as error:
@@ -124,7 +124,10 @@ class EncoderWorker:
                 mx.clear_cache()
 
     def _load(self) -> None:
-        """Load the models that are named, and have the proxy told. Raises StartError."""
+        """Load the models of the settings, and send a heartbeat with their facts.
+
+        Raises StartError.
+        """
         mx.set_cache_limit(MLX_CACHE_BYTES)
         settings, facts = self._settings, {}
         if source := settings.embedding_model:
@@ -137,49 +140,49 @@ class EncoderWorker:
         self._wire.beat_now()
 
     def _take_requests(self) -> bool:
-        """Take what has come, and wait where there is nothing to do; False = the worker ends."""
+        """Take the new requests, and wait for one if there is no job; False = the worker ends."""
         for job in self._jobs.take_gone():
             self._wire.send(_failed(job.lease, RequestError("Its client has left.", status=503)))
         while not self._jobs or not self._inbox.empty():
             item = self._inbox.get()
             if item is None:
                 return False
-            lease, asked = item
+            lease, request = item
             try:
-                self._jobs.append(self._job(lease, asked))
+                self._jobs.append(self._job(lease, request))
             except RequestError as error:
                 self._wire.send(_failed(lease, error))
         return True
 
-    def _job(self, lease: ClientLease, asked: Embed | Rerank) -> Job:
-        """Return what is to be computed for a request. Raises RequestError: it cannot be."""
-        if isinstance(asked, Embed):
-            dimensions = asked.dimensions
+    def _job(self, lease: ClientLease, request: Embed | Rerank) -> Job:
+        """Return the job of a request. Raises RequestError if it cannot be computed."""
+        if isinstance(request, Embed):
+            dimensions = request.dimensions
             check_dimensions(dimensions, self._embedding.facts.dimensions)
 
             def embedded(values: NDArray[np.float32], tokens: list[int]) -> Embedded:
                 vectors = cut_vectors(values, dimensions)
                 return Embedded(lease.request_id, vectors.tobytes(), vectors.shape[1], tokens)
 
-            return Job(lease, self._embedding, asked.texts, asked.truncate, embedded)
+            return Job(lease, self._embedding, request.texts, request.truncate, embedded)
 
-        self._note_forward(lease)  # the query is tokenised
-        self._rerank.check_query(asked.query)
+        self._record_request(lease)  # as tokenising the query may crash
+        self._rerank.check_query(request.query)
 
         def reranked(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
             check_numbers(values)
             return Reranked(lease.request_id, values[:, 0].astype(float).tolist(), sum(tokens))
 
-        pairs = [(asked.query, document) for document in asked.documents]
+        pairs = [(request.query, document) for document in request.documents]
         return Job(lease, self._rerank, pairs, True, reranked)
 
-    def _note_forward(self, lease: ClientLease) -> None:
-        """Name, for who survives this process, the request that it computes: see `forwarded`."""
+    def _record_request(self, lease: ClientLease) -> None:
+        """Write the id of the computed request to a file, which the proxy reads after a crash."""
         os.pwrite(self._forwarded, lease.request_id.encode(), 0)
 
     def _step(self, job: Job) -> None:
-        """Do a part of a job, and answer it once it is whole."""
-        self._note_forward(job.lease)
+        """Do one step of a job, and send the answer once all is computed."""
+        self._record_request(job.lease)
         self._steps += 1
         if not job.is_tokenised:
             job.tokenise()
@@ -202,7 +205,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold clients' texts
     return run_worker(
         *("hearth.worker.embeddings.main", __doc__, "embed"),
-        lambda settings, told: EncoderWorker(settings, told.worker_id, told.endpoint),
+        lambda settings, options: EncoderWorker(settings, options.worker_id, options.endpoint),
     )
 
 

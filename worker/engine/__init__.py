@@ -1,1 +1,1 @@
-"""Loads the model, prefills, decodes, samples and encodes images. Knows tokens, not chat."""
+"""Loads the model, prefills, decodes, samples and encodes images. It knows tokens, not chats."""

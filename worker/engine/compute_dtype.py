@@ -1,8 +1,8 @@
-"""Chooses what a checkpoint's numbers are computed in, and makes them so.
+"""Chooses the dtype that a model computes in, and casts the weights to it.
 
-The GPUs of M1 and M2 emulate bfloat16, and compute float16 themselves. MLX's CPU backend reads
-packed (quantised) weights 17 times slower than dense float32, and all of 16 bits slower still.
-In coarse numbers KV that decoding wrote visibly differs from a prefill's, by a model's layers.
+The GPUs of M1 and M2 emulate bfloat16, and have float16 in hardware. MLX's CPU backend reads packed
+(quantised) weights 17 times slower than dense float32, and weights of 16 bits slower still. In 16
+bits, some kinds of layers give visibly different KV in decoding than in a prefill.
 Owner: the inference thread.
 """
 
@@ -18,27 +18,28 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-_EMULATES: Final = re.compile(r"applegpu_g1[34]\D*")  # g13 is M1, g14 is M2; then the size, as "s"
-# Where a model does not say which of its leaves are not to be cast: decay rates of states, and
-# biases of routers, which several architectures keep in more bits.
+_EMULATES: Final = re.compile(r"applegpu_g1[34]\D*")  # g13 is M1, g14 is M2; then e.g. "s" for Max
+# Leaves that are not cast, for models without a rule of their own: decay rates of states, and
+# biases of routers. Several architectures keep these in more bits.
 _KEPT: Final = ("A_log", "e_score_correction_bias")
-# By what is computed in: the floats that are cast to it.
+# The dtypes that are cast, by the dtype to compute in.
 _CAST_FROM: Final = {
     "float32": (mx.bfloat16, mx.float16),
     "float16": (mx.bfloat16,),
     "bfloat16": (mx.float16,),
 }
-# The packed layers that are a matrix (and a bias), of mlx, mlx-lm and mlx-vlm: `nn` or their file
-# has a dense form of the name without "Quantized". What others add to that, only they compute.
+# The packed layers of mlx, mlx-lm and mlx-vlm that are a matrix (and a bias). Each has a dense
+# class, named without "Quantized", in `nn` or in its own file. Other packed layers compute more.
 _PACKED: Final = (
     *("QuantizedLinear", "QuantizedEmbedding"),
     *("QuantizedSwitchLinear", "QuantizedMultiLinear"),
 )
 _PACKED_PARTS: Final = ("weight", "scales", "biases", "global_scale")
-# Upstream's names for what a state-keeping layer computes its states by: a function that its file
-# imports, or its own class. True: one token at a time, so that decoding leaves a prefill's bits.
-# False: a scan in chunks counted from the forward's start (Mamba2). Log probabilities of bfloat16
-# and 4 bits, decoded and prefilled: 0 for each True, 0.19 to 1.3 for each False.
+# How recurrent layers compute their states, by upstream's names: a function that the layer's file
+# imports, or its class. True: token by token, so that decoding and prefill give the same bits.
+# False: a scan over chunks, counted from the forward's start (Mamba2). The log probabilities of
+# decoded and prefilled tokens, in bfloat16 and 4 bits, differ by 0 for each True, and by 0.19 to
+# 1.3 for each False.
 RECURRENCES: Final = {
     "ssm_update": False,
     "gated_delta_update": True,  # Qwen3-Next, Qwen3.5, Olmo Hybrid, Kimi Linear
@@ -49,8 +50,8 @@ RECURRENCES: Final = {
     "Rwkv7TimeMixing": True,
     "ShortConv": True,  # LFM2
 }
-# Multi-head latent attention has another formula for one token than for many: its products with
-# weights of these kinds change places. 0.19 to 1.5, packed or not.
+# Multi-head latent attention has another formula for one token than for several: the order of its
+# products with these weights differs. Log probabilities differ by 0.19 to 1.5, packed or not.
 LATENT: Final = ("MultiLinear", "QuantizedMultiLinear")
 _FLOAT32_BYTES: Final = 4
 _GB: Final = 1024**3
@@ -60,16 +61,19 @@ IsCast = Callable[[str], bool]  # takes a leaf's dotted name
 
 @dataclass(frozen=True, slots=True)
 class ComputeDtype:
-    """What a model's numbers are computed in, and why."""
+    """The dtype that a model computes in, and why."""
 
-    name: str = ""  # of most of them, e.g. "float16"
-    is_cast: bool = False  # from what they are in the checkpoint
+    name: str = ""  # dtype of most floats, e.g. "float16"
+    is_cast: bool = False  # whether the checkpoint has another dtype
     reason: str = ""
-    is_dense: bool = False  # packed layers are made dense
+    is_dense: bool = False  # whether packed layers are made dense
 
     @property
     def form(self) -> str:
-        """What KV depends on beyond the checkpoint: products with codes sum in another order."""
+        """The part of the KV's identity beyond the checkpoint.
+
+        Packed weights sum in another order than dense ones.
+        """
         return f"dense {self.name}" if self.is_dense else self.name
 
     def row(self) -> dict[str, Any]:
@@ -83,21 +87,21 @@ class ComputeDtype:
 
 @dataclass(frozen=True, slots=True)
 class WeightSizes:
-    """What a model's weights are, evaluated or not, and the bytes that they would take."""
+    """The dtypes of a model's weights, and the bytes that they take or would take."""
 
     floats: Counter[str]  # elements by dtype
     is_packed: bool
-    own_bytes: int  # as they are
+    own_bytes: int  # unchanged
     cast_bytes: int  # with all floats in float32
-    dense_bytes: int  # with all in float32 that can be
+    dense_bytes: int  # with all floats and all packed layers in float32
 
     @property
     def dtype(self) -> str:
-        """The dtype of most floats, e.g. "bfloat16"; "" where there are none."""
+        """The dtype of most floats, e.g. "bfloat16"; "" without floats."""
         return self.floats.most_common(1)[0][0] if self.floats else ""
 
     def growth(self, dtype: ComputeDtype) -> int:
-        """Return the bytes that making them so adds; other casts add none."""
+        """Return the bytes that a conversion to `dtype` adds. Casts within 16 bits add none."""
         if dtype.is_dense:
             return self.dense_bytes - self.own_bytes
         is_wider = dtype.is_cast and dtype.name == "float32"
@@ -105,7 +109,7 @@ class WeightSizes:
 
 
 def weight_sizes_of(model: Any) -> WeightSizes:
-    """Return the sizes of `model`, which has `parameters`; nothing is evaluated."""
+    """Return the sizes of a model's weights. Nothing is evaluated."""
     floats: Counter[str] = Counter()
     own_bytes = cast_bytes = dense_bytes = 0
     for _, array in tree_flatten(model.parameters()):
@@ -124,12 +128,12 @@ def weight_sizes_of(model: Any) -> WeightSizes:
 
 
 def emulates_bfloat16(architecture: str) -> bool:
-    """Whether a GPU, as `mx.device_info()` names its architecture, has no bfloat16 of its own."""
+    """Whether a GPU has no bfloat16 in hardware, by its architecture in `mx.device_info()`."""
     return _EMULATES.fullmatch(architecture) is not None
 
 
 def device_architecture() -> str:
-    """Return what the device calls its architecture, e.g. "applegpu_g13s" on an M1 Max."""
+    """Return the device's architecture, e.g. "applegpu_g13s" on an M1 Max."""
     return str(mx.device_info().get("architecture", ""))
 
 
@@ -138,17 +142,18 @@ def choose_dtype(
     checkpoint: str,
     architecture: str,
     is_float16_good: bool | None,
-    told: str = "",
+    config_dtype: str = "",
 ) -> ComputeDtype:
-    """Return what to compute in where DTYPE is `setting` and the checkpoint's numbers are given.
+    """Return the dtype to compute in, by DTYPE, `setting`, and the dtype of the checkpoint.
 
-    `is_float16_good` is what the checks of this model found on this machine, None before they ran.
-    `told` is the dtype that config.json names. Of several ranks, `setting` is what rank 0 chose.
+    `is_float16_good` is the result of this machine's checks of the model; None before they ran.
+    `config_dtype` is the dtype that config.json names. With several ranks, `setting` is the dtype
+    that rank 0 chose.
     """
     if setting == "float32":
         return ComputeDtype(setting, checkpoint != setting, "rank 0 computes so")
-    if checkpoint == "float16" and told == "float32":  # stored so, and nonsense computed so
-        name = "bfloat16" if setting == "bfloat16" else told
+    if checkpoint == "float16" and config_dtype == "float32":  # float16 is only the storage
+        name = "bfloat16" if setting == "bfloat16" else config_dtype
         return ComputeDtype(name, True, "config.json says float32, and float16 is how it is stored")
     if checkpoint != "bfloat16":
         return ComputeDtype(checkpoint, False, f"the weights are {checkpoint or 'no floats'}")
@@ -166,9 +171,9 @@ def choose_dtype(
 
 
 def choose_on_cpu(sizes: WeightSizes, dense_bytes_max: int) -> ComputeDtype:
-    """Return what the CPU backend computes such weights in where DTYPE is auto.
+    """Return the dtype for the CPU backend where DTYPE is auto.
 
-    `dense_bytes_max` is what a dense form may take.
+    `dense_bytes_max` is how many bytes a dense form may take.
     """
     is_cast = bool(sizes.floats.keys() - {"float32"})
     if not sizes.is_packed and not is_cast:
@@ -186,7 +191,7 @@ def choose_on_cpu(sizes: WeightSizes, dense_bytes_max: int) -> ComputeDtype:
 
 
 def computed_in(dtype: ComputeDtype, before: WeightSizes, config: Mapping[str, Any]) -> str:
-    """Return in a few words what is computed in; `before` are the sizes of the checkpoint."""
+    """Return the compute dtype in a few words. `before` are the sizes in the checkpoint."""
     bits = (config.get("quantization") or {}).get("bits")
     packed = f"{bits} bits" if bits else "packed weights"
     if before.is_packed and not dtype.is_dense:
@@ -198,12 +203,12 @@ def computed_in(dtype: ComputeDtype, before: WeightSizes, config: Mapping[str, A
 
 
 def dtype_of(model: Any) -> str:
-    """Return the dtype of most floats of a model, e.g. "bfloat16"; "" where it has none."""
+    """Return the dtype of most floats of a model, e.g. "bfloat16"; "" without floats."""
     return weight_sizes_of(model).dtype
 
 
 def make_dense(model: Any) -> None:
-    """Replace the packed layers of `model` that have a dense form in float32. Evaluates nothing."""
+    """Replace the packed layers that have a dense class by float32 layers. Evaluates nothing."""
     dense = [(name, _dense_layer(module)) for name, module in _packed_layers(model)]
     if dense:
         model.update_modules(tree_unflatten(dense))
@@ -212,7 +217,7 @@ def make_dense(model: Any) -> None:
 def _packed_layers(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the packed layers that can be made dense, with their names."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        # What has a global scale is packed twice; upstream's dequantising forgets it.
+        # Upstream's dequantising ignores a global scale, so such layers stay packed.
         if type(module).__name__ in _PACKED and module.get("global_scale") is None:
             yield name, module
 
@@ -222,12 +227,12 @@ def _dense_layer(packed: Any) -> nn.Module:
     name = kind.__name__.removeprefix("Quantized")
     dense_kind = getattr(nn, name, None) or getattr(sys.modules[kind.__module__], name)
     dense: nn.Module = dense_kind.__new__(dense_kind)
-    nn.Module.__init__(dense)  # its own would make random weights
+    nn.Module.__init__(dense)  # the layer's own __init__ would make random weights
     for name, part in packed.items():
         if name not in _PACKED_PARTS:
             dense[name] = part
     scales, biases = packed["scales"], packed.get("biases")
-    if mx.issubdtype(scales.dtype, mx.floating):  # what is unpacked has the type of its scales
+    if mx.issubdtype(scales.dtype, mx.floating):  # the result has the dtype of the scales
         scales = scales.astype(mx.float32)
     biases = None if biases is None else biases.astype(mx.float32)
     how = (packed.group_size, packed.bits, packed.mode)
@@ -235,69 +240,71 @@ def _dense_layer(packed: Any) -> nn.Module:
     return dense
 
 
-def float_places(
+def float_leaves(
     node: Any, is_cast: IsCast, kinds: tuple[mx.Dtype, ...] = (mx.bfloat16,), path: str = ""
 ) -> Iterator[tuple[Any, str | int, str]]:
-    """Yield where a model's leaves of these kinds are that may be cast: holder, key, dotted name.
+    """Yield the holder, key and dotted name of each leaf that may be cast, if of these `kinds`.
 
-    No leaf is held meanwhile.
+    No reference to a leaf is kept meanwhile.
     """
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         name = f"{path}.{key}" if path else str(key)
-        if str(key).startswith("_"):  # no parameter, by MLX's rule
+        if str(key).startswith("_"):  # not a parameter, by MLX's rule
             continue
         if isinstance(value, mx.array):
             if value.dtype in kinds and is_cast(name):
                 yield node, key, name
         elif isinstance(value, dict | list):
-            yield from float_places(value, is_cast, kinds, name)
+            yield from float_leaves(value, is_cast, kinds, name)
 
 
 def cast_leaves(model: Any, name: str, is_cast: IsCast, *, evaluates: bool = True) -> None:
-    """Cast the leaves of `model`, an MLX module, to the dtype of that name, one after another.
+    """Cast the leaves of `model`, an MLX module, to the dtype `name`, one after another.
 
-    A leaf's buffer is taken over by its successor, or freed, so that memory never holds two copies.
+    The new leaf reuses the old one's buffer, or the buffer is freed, so that no two copies of the
+    model are in memory.
     """
-    places: dict[int, list[tuple[Any, str | int]]] = {}  # by leaf: a tied head is the embedding
-    for holder, key, _ in float_places(model, is_cast, _CAST_FROM[name]):
-        places.setdefault(id(holder[key]), []).append((holder, key))
-    for (holder, key), *others in places.values():
-        for other, at in others:
-            other[at] = None
+    uses: dict[int, list[tuple[Any, str | int]]] = {}  # by leaf: a tied head shares the embedding's
+    for holder, key, _ in float_leaves(model, is_cast, _CAST_FROM[name]):
+        uses.setdefault(id(holder[key]), []).append((holder, key))
+    for (holder, key), *others in uses.values():
+        for other_holder, other_key in others:
+            other_holder[other_key] = None
         holder[key] = leaf = holder[key].astype(getattr(mx, name))  # only the graph has the old one
-        for other, at in others:
-            other[at] = leaf
+        for other_holder, other_key in others:
+            other_holder[other_key] = leaf
         if evaluates:
             mx.eval(leaf)
 
 
 def compute_in(dtype: ComputeDtype, model: Any, *rules: Any, evaluates: bool = True) -> None:
-    """Have `model`, an MLX module, compute in `dtype`; `rules` may say which leaves are cast.
+    """Convert `model`, an MLX module, to `dtype`.
 
-    Unless it `evaluates`, arrays are left to be computed.
+    `rules` are models that may say which leaves are cast: see `cast_rule`. Unless `evaluates`, the
+    arrays stay lazy.
     """
     if dtype.is_dense:
         make_dense(model)
     if dtype.is_cast:
-        # More bits do no harm.
+        # Casting to more bits does no harm, so to float32 all leaves are cast.
         is_cast = cast_rule(model, *rules) if dtype.name != "float32" else lambda _name: True
         cast_leaves(model, dtype.name, is_cast, evaluates=evaluates)
     if dtype.is_dense and evaluates:
         for _, leaf in tree_flatten(model.parameters()):
-            mx.eval(leaf)  # one by one: the codes of the layers before are freed by then
+            mx.eval(leaf)  # one by one, so that each layer's packed weights are freed at once
         mx.clear_cache()
 
 
 def cast_rule(*models: Any) -> IsCast:
-    """Return which leaves may be cast, as the first of `models` that says so has it.
+    """Return the rule of which leaves may be cast: from the first of `models` that has one.
 
-    Upstream's `cast_predicate` is a property that gives a function, a method that does, or broken.
+    Upstream's `cast_predicate` is a property or a method that returns a function, or is broken.
     """
     for model in models:
         try:
-            found = getattr(model, "cast_predicate", None)
-            rule: IsCast | None = found() if inspect.ismethod(found) else found
-        except TypeError:  # a property of upstream's that calls another one
+            predicate = getattr(model, "cast_predicate", None)
+            rule: IsCast | None = predicate() if inspect.ismethod(predicate) else predicate
+        except TypeError:  # a broken property of upstream's, which calls another property
             continue
         if rule is not None:
             return rule
@@ -305,20 +312,20 @@ def cast_rule(*models: Any) -> IsCast:
 
 
 def differs_when_decoded(model: Any, keeps_states: bool) -> bool:
-    """Whether reusing what decoding wrote visibly changes the logits of `model`.
+    """Whether KV that decoding wrote gives visibly other logits than a prefill's KV.
 
-    Asked of what upstream built, not of names in a config. In float32 none differ beyond rounding.
-    `keeps_states` says that some of its layers keep states. A recurrence that nobody has measured
-    counts as one that differs.
+    The answer comes from the modules that upstream built, not from names in a config. In float32
+    no model differs beyond rounding. `keeps_states` says that some layers keep recurrent states. A
+    recurrence that is not in RECURRENCES counts as one that differs.
     """
     network = model if isinstance(model, nn.Module) else model.model  # VLMLanguageModel holds one
     modules = [module for _, module in network.named_modules()]
     kinds = {array.dtype for _, array in tree_flatten(model.parameters())}
-    is_packed = any(hasattr(each, "bits") and hasattr(each, "group_size") for each in modules)
+    is_packed = any(hasattr(module, "bits") and hasattr(module, "group_size") for module in modules)
     if not is_packed and not kinds & {mx.float16, mx.bfloat16}:
         return False
     is_latent = any(type(module).__name__ in LATENT for module in modules)
-    # Of code that came with a checkpoint there is no file: upstream enters it nowhere.
+    # Code that came with a checkpoint has no entry in sys.modules.
     files = {type(module).__module__ for module in modules} & sys.modules.keys()
     names = {name for file in files for name in vars(sys.modules[file])}
     known = [RECURRENCES[name] for name in names & RECURRENCES.keys()]

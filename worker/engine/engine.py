@@ -1,4 +1,4 @@
-"""Runs the model's forwards: prefill by chunks, decode by steps. It knows tokens, not chat.
+"""Runs the model's forwards: prefill in chunks, decode in steps. It knows tokens, not chats.
 
 Owner: the inference thread, which also loaded the model.
 """
@@ -37,14 +37,15 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One model and the caches that it fills.
+    """Runs one model: prefills caches, encodes images, and has the decoder.
 
-    `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
-    be dropped or continued at any chunk's end. `batches` allows sequences to share a forward,
-    `trees` allows drafts with branches, where the model can compute them: it is tried.
-    `vision` encodes images, if this model is given any. `packed` has the bits and the group size
-    of rows that are quantised while it runs. What few need is tried when it is first needed, once:
-    whether the model verifies drafts, and whether rows of a batch can share a trunk.
+    Behind each chunk the cache holds exactly the tokens that `prefill` was given, evaluated, so
+    that it can be dropped or continued there. `batches` allows sequences to share a forward, and
+    `trees` allows drafts with branches; both only if a trial finds that the model computes them
+    correctly. `vision` encodes images, if the model takes any. `packed` has the bits and the group
+    size of KV that is quantised while the model runs.
+    Two trials are made once, when first needed: whether the model verifies drafts, and whether the
+    rows of a batch can share a trunk.
     Owner: the inference thread.
     """
 
@@ -62,7 +63,7 @@ class Engine:
         batches = batches and is_mergeable(self.new_cache())
         tree_forward = None
         with self._trial():
-            # Mlx-lm's own models batch in its own caches. What else there is has to be tried.
+            # Mlx-lm's own models are known to batch in its own caches. All others are tried.
             if batches and loaded.vision is not None:
                 batches = batches_like_alone(self._model, self.new_cache)
             if batches and packed is not None:
@@ -79,28 +80,31 @@ class Engine:
         return Decoder(self._model, generation_stream, batches, tree_forward, try_trunks)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """The stream that everything runs on: copies between streams wait for each other."""
+        """Return the context of the one stream that everything runs on.
+
+        Copies between streams would wait for each other.
+        """
         return mx.stream(generation_stream)
 
     def new_cache(self) -> list[Any]:
-        """Return empty caches, one a layer, which take no memory before they are written."""
+        """Return empty caches, one for each layer. They take no memory before they are written."""
         return list(make_prompt_cache(self._model))
 
     @contextmanager
     def _trial(self) -> Iterator[None]:
-        """Have the model compute what nobody asked for, and give the memory back."""
+        """Run a trial on the engine's stream, and free its memory afterwards."""
         with self.stream():
             yield
         mx.clear_cache()
 
     @functools.cached_property
     def verifies_drafts(self) -> bool:
-        """Whether the model computes in one forward what it computes token by token. Tries it."""
+        """Whether a forward of several tokens gives the logits of single tokens. Runs a trial."""
         with self._trial():
             return verifies_like_alone(self._model, self.new_cache)
 
     def _share_trunks(self, loaded: LoadedModel) -> bool:
-        """Let rows of a batch share a trunk, if this model computes the same with one. Tries it."""
+        """Let batch rows share a trunk, if a trial finds the same logits; return whether it did."""
         network = network_of(loaded)
         with self._trial():
             is_alike = trunks_like_alone(self._model, network, self.new_cache)
@@ -114,13 +118,13 @@ class Engine:
         return cache
 
     def probe(self) -> list[Any]:
-        """Return caches that have seen three tokens: what the layers keep, and its dtype."""
+        """Return caches of three tokens. They show what each layer keeps, and its dtype."""
         cache = self.new_cache()
         self.prefill(cache, [0, 0, 0])
         return cache
 
     def why_not_quantised(self, bits: int, group_size: int) -> str | None:
-        """Return why KV cannot be quantised while it runs; None where it can. Tries it."""
+        """Return why KV cannot be quantised while the model runs; None if it can. Runs a trial."""
         try:
             cache = self.probe()
             maybe_quantize_kv_cache(cache, 0, group_size, bits)
@@ -130,29 +134,28 @@ class Engine:
                     return f"it keeps {kind}"
             self.prefill(cache, [0, 0])
             self.prefill(cache, [0])
-        except Exception as error:  # whatever an architecture raises on packed KV
+        except Exception as error:  # any error of an architecture with quantised KV
             return " ".join(str(error).split()) or type(error).__name__
         return None
 
-    def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> bool:
-        """Have a picture encoded; say whether that was to be done. See `ImageEncoder.encode`.
+    def encode(self, image: PromptImage, spared: Container[ImageName] = ()) -> bool:
+        """Encode an image, unless it is encoded; return whether it was new. See `ImageEncoder`.
 
         Raises:
-            RequestError: 400, `image_refused`: it cannot be read any more, or the encoder, which
-                took another one when it was loaded, does not take this one.
+            RequestError: 400, `image_refused`: the image's data is gone, or the encoder fails.
         """
         assert self.vision is not None, "a model of text alone is given no images"
-        is_new = not self.vision.is_encoded(picture)
+        is_new = not self.vision.is_encoded(image)
         try:
-            self.vision.encode(picture, spared)
+            self.vision.encode(image, spared)
         except RequestError:
             raise
-        except Exception as error:  # whatever an architecture or the device can raise
+        except Exception as error:  # any error of an architecture or the device
             self.vision.failures += 1
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            log.warning("an image of %d tokens cannot be encoded: %s", len(picture.ids), reason)
+            log.warning("an image of %d tokens cannot be encoded: %s", len(image.ids), reason)
             raise RequestError(
-                f"The model cannot encode the image of {len(picture.ids):,} tokens: {reason}. "
+                f"The model cannot encode the image of {len(image.ids):,} tokens: {reason}. "
                 "Send it smaller, or cut to what matters.",
                 code="image_refused",
             ) from error
@@ -160,31 +163,31 @@ class Engine:
 
     @property
     def encoder_s(self) -> float:
-        """Return the seconds that went into encoding images since the start."""
+        """The seconds spent on encoding images since the start."""
         return self.vision.encoder_seconds if self.vision is not None else 0.0
 
     def image_bytes(self, spared: Container[ImageName]) -> int:
-        """Return the bytes of all encoded pictures but `spared`."""
+        """Return the bytes of all encoded images except `spared`."""
         return self.vision.bytes_beside(spared) if self.vision is not None else 0
 
     def release_images(self, spared: Container[ImageName]) -> None:
-        """Give up encoded pictures but for `spared`."""
+        """Drop all encoded images except `spared`."""
         if self.vision is not None:
             self.vision.release(spared)
 
     def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
-        """Whether all images that the tokens [start, end) show are encoded."""
+        """Whether all images among the tokens [start, end) are encoded."""
         shown = [run.image for run in images if run.start < end and start < run.end]
         if self.vision is None:
             return not shown
         return all(map(self.vision.is_encoded, shown))
 
     def shift(self, images: Sequence[ImageRun], position: int) -> int:
-        """Return what positions differ from the number of tokens, behind `images`."""
+        """Return what to add to `position`, a number of tokens, to get the model's position."""
         return self.vision.shift(images, position) if self.vision is not None else 0
 
     def synchronize(self) -> None:
-        """Wait for what is computed ahead of what was asked: the next token of each answer."""
+        """Wait for the forwards in flight: decoding computes one token ahead."""
         mx.synchronize(generation_stream)
 
     def prefill(
@@ -196,7 +199,7 @@ class Engine:
     ) -> None:
         """Feed `ids` in one forward and wait for its KV.
 
-        `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
+        `images` are all images of the prompt in order, also those before and behind `ids`.
         """
         self._prefill(cache, ids, images, adapter)
 
@@ -209,13 +212,13 @@ class Engine:
         *,
         tokens_max: int,
     ) -> mx.array:
-        """Likewise, with the same KV; return hidden states (1, n, hidden), for a draft model.
+        """Prefill, and return hidden states (1, n, hidden) for a draft model. The KV is the same.
 
-        They are of the last `tokens_max` of `ids` at most.
+        The hidden states are those of the last `tokens_max` ids at most.
         """
         hidden = self._prefill(cache, ids, images, adapter, keeps_hidden=True)
         assert hidden is not None
-        kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
+        kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would keep all of them in memory
         mx.eval(kept)
         return kept
 
@@ -228,7 +231,7 @@ class Engine:
         *,
         keeps_hidden: bool = False,
     ) -> mx.array | None:
-        """Compute no more than the KV takes; return the hidden states, where they are asked for."""
+        """Compute the KV, and no logits; return the hidden states if `keeps_hidden`."""
         assert ids, "a forward of no tokens"
         before, hidden = counted_depth(cache), None
         with mx.stream(generation_stream), applied(self.adapters.of(adapter)):
@@ -239,7 +242,7 @@ class Engine:
                 arguments = self.vision.model_arguments(ids, before, images)
             if keeps_hidden:
                 _, hidden = with_hidden(self._model, mx.array(ids)[None], cache, **arguments)
-            else:  # logits that are held would hold their inputs
+            else:  # the lazy logits are dropped: they would keep their inputs in memory
                 self._model(mx.array(ids)[None], cache=cache, **arguments)
             mx.eval([layer.state for layer in cache])
         after = counted_depth(cache)
@@ -249,9 +252,10 @@ class Engine:
 
 
 def leave_device() -> None:
-    """Wait for all that this thread has the device compute, and give up its memory and streams.
+    """Wait for this thread's work on the device, and release wired memory and streams.
 
-    A decoding sequence is computed one token ahead. Without the last the process aborts at its end.
+    Decoding computes one token ahead, so work may be in flight. Without `clear_streams` the process
+    aborts at its end.
     """
     mx.synchronize(generation_stream)
     unwire()

@@ -1,7 +1,8 @@
-"""Estimates what a prefill's forward takes of memory beside weights and KV.
+"""Estimates how much memory a prefill's forward takes beside weights and KV.
 
-Most of it is attention's scores where no fused kernel computes them: a number for each head, token
-of the chunk, and token before it. At 100,000 tokens, 512 a chunk and 24 heads that is 2.4 GB.
+Most of it are attention scores, where no fused kernel computes them: a number for each head, each
+token of the chunk, and each token before it. At 100,000 tokens, chunks of 512 and 24 heads that is
+2.4 GB.
 """
 
 from collections.abc import Mapping
@@ -14,63 +15,65 @@ from mlx.utils import tree_flatten
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.model_loader import LoadedModel
 
-# Head sizes that MLX's fused kernel for more than 8 queries takes on Metal. Source:
-# mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`. On a CPU nothing is fused.
+# Head sizes for which MLX has a fused kernel for more than 8 queries on Metal. On a CPU nothing is
+# fused. Source: mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`.
 FUSED_HEAD_SIZES: Final = frozenset((64, 80, 128))
 
-# Measured on MLX's CPU backend (tests/unit/worker/engine/test_mlx_memory.py): how many arrays
-# of scores live at once.
+# How many arrays of scores are alive at once, measured on MLX's CPU backend
+# (tests/unit/worker/engine/test_mlx_memory.py).
 _PLAIN: Final = 1
 _WITH_SINKS: Final = 3
-_LATENT: Final = 3  # MLA adds the scores of its two halves outside of any kernel
+_LATENT: Final = 3  # MLA adds the scores of its two halves outside any kernel
 _INDEXED: Final = 5  # DeepSeek's indexer scores every pair too
-# Arrays of activations that live at once, against those that one layer computes.
+# Activations that are alive at once, as a multiple of those that one layer computes.
 _ACTIVATIONS: Final = 1.5
-_RECURRENT_BY_OPERATIONS: Final = 6.0  # without a kernel of its own each step's parts are kept
+_RECURRENT_BY_OPERATIONS: Final = 6.0  # a recurrence without a kernel keeps each step's arrays
 _RECURRENT_BY_KERNEL: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardMemory:
-    """Tells the bytes of a prompt's greediest forward."""
+    """Estimates the bytes of a prompt's largest forward."""
 
-    grid: PrefillGrid | None = None  # of the prompt's forwards; None: they take nothing
+    grid: PrefillGrid | None = None  # cuts the prompt into forwards; None = forwards take nothing
     token_bytes: int = 0  # activations of one token
-    pair_bytes: int = 0  # scores of one token with one that it attends to; 0 where they are fused
-    depth_bytes: int = 0  # of each token before, whatever the chunk: MLA unfolds its latents
-    fixed_bytes: int = 0  # whatever is read: an adapter's weights, joined with the model's
+    pair_bytes: int = 0  # scores of a token with a token it attends to; 0 if a kernel is fused
+    depth_bytes: int = 0  # for each token before the chunk: MLA unfolds its latents
+    fixed_bytes: int = 0  # for each forward: an adapter's weights joined with the model's
 
     def bytes_at(self, depth: int) -> int:
-        """Return what a prompt of `depth` tokens takes, in the last of its chunks or before.
+        """Return the bytes of the largest forward of a prompt of `depth` tokens.
 
-        Deep chunks are shorter, so that the last one before they get so may take the most.
+        Chunks get shorter with depth, so an earlier, longer chunk may take more than the last one.
         """
         assert depth >= 0, depth
         if self.grid is None:
             return 0
-        found = []
-        for at in self.grid.step_ends(depth):
-            tokens = min(self.grid.step_at(max(0, at - 1)), at)
-            found.append(tokens * (self.token_bytes + at * self.pair_bytes) + at * self.depth_bytes)
-        return self.fixed_bytes + max(found)
+        sizes = []
+        for end in self.grid.step_ends(depth):
+            tokens = min(self.grid.step_at(max(0, end - 1)), end)
+            sizes.append(
+                tokens * (self.token_bytes + end * self.pair_bytes) + end * self.depth_bytes
+            )
+        return self.fixed_bytes + max(sizes)
 
 
 def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:
-    """Return the estimate for a model whose prompts are read in the steps of `grid`."""
+    """Return the estimate for a model whose prompts are prefilled in the chunks of `grid`."""
     text = loaded.config.get("text_config") or loaded.config
     dtypes = (array.dtype for _, array in tree_flatten(loaded.model.parameters()))
     sizes = (dtype.size for dtype in dtypes if mx.issubdtype(dtype, mx.floating))
-    found = forward_memory(text, grid, max(sizes, default=4), loaded.facts.backend)
-    token_bytes = found.token_bytes + loaded.adapters.token_bytes
-    return replace(found, token_bytes=token_bytes, fixed_bytes=loaded.adapters.forward_bytes)
+    memory = forward_memory(text, grid, max(sizes, default=4), loaded.facts.backend)
+    token_bytes = memory.token_bytes + loaded.adapters.token_bytes
+    return replace(memory, token_bytes=token_bytes, fixed_bytes=loaded.adapters.forward_bytes)
 
 
 def forward_memory(
     config: Mapping[str, Any], grid: PrefillGrid, item_bytes: int, backend: str
 ) -> ForwardMemory:
-    """Return the estimate for a text model's `config`, which computes in numbers of `item_bytes`.
+    """Return the estimate for a text model's `config`. Its numbers have `item_bytes` each.
 
-    A config that names its sizes otherwise counts as nothing: what is left free is all there is.
+    Sizes that `config` has under other names count as 0; `working_bytes` is then the only reserve.
     """
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     head_size = head_size_of(config)
@@ -95,13 +98,13 @@ def forward_memory(
 
 
 def head_size_of(config: Mapping[str, Any]) -> int:
-    """Return the size of a head of attention; 0 where the config does not tell it."""
+    """Return the size of an attention head; 0 if the config does not have it."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     return _size(config, "head_dim") or (hidden // heads if heads else 0)
 
 
 def writes_scores(config: Mapping[str, Any], backend: str) -> bool:
-    """Whether a forward's attention writes a number for each pair of tokens."""
+    """Whether attention writes its scores to memory, a number for each pair of tokens."""
     return _scores(config, head_size_of(config), _is_latent(config), backend) > 0
 
 
@@ -110,14 +113,14 @@ def _is_latent(config: Mapping[str, Any]) -> bool:
 
 
 def _scores(config: Mapping[str, Any], head_size: int, is_latent: bool, backend: str) -> float:
-    """Return how many arrays of scores live at once."""
+    """Return how many arrays of scores are alive at once."""
     if _size(config, "index_n_heads"):
         return _INDEXED
     if is_latent:
         return _LATENT
     if backend != "cpu" and head_size in FUSED_HEAD_SIZES:
         return 0
-    mask = 0.25 if backend == "cpu" else 0.5  # a byte a pair, for all heads
+    mask = 0.25 if backend == "cpu" else 0.5  # a byte for each pair, for all heads
     return (_WITH_SINKS if config.get("model_type") == "gpt_oss" else _PLAIN) + mask
 
 

@@ -1,8 +1,8 @@
-"""Finds how much memory MLX may take on this machine, each worker of it, and which is wired.
+"""Decides how much memory MLX may take, shares it among workers, and wires the weights.
 
-What is wired stays in memory whatever else needs room, and the GPU reaches it without delay. That
-is good for weights. Buffers that come and go in it have made macOS panic (mlx's issue 3186), and a
-process that is killed may leave it wired until the machine restarts.
+Wired memory is never swapped, and the GPU reaches it without delay. That is good for weights.
+Buffers that are wired and freed again have made macOS panic (mlx's issue 3186), and memory of a
+killed process may stay wired until the machine restarts.
 Owner: the inference thread.
 """
 
@@ -26,7 +26,7 @@ from hearth.shared.worker_files import WEIGHTS_SUFFIX, weights_path
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
-# Of MLX's allocator on Apple Silicon.
+# Constants of MLX's allocator on Apple Silicon.
 PAGE_BYTES: Final = 16_384
 HEAP_BYTES: Final = MB
 HEAP_BELOW_BYTES: Final = 256
@@ -34,14 +34,15 @@ _IPC: Final = "ipc://"
 _LOCK_TRIES: Final = 50
 _LOCK_WAIT_S: Final = 0.001
 _BYTES_MAX: Final = 64
-RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all else that runs on it
-RESERVE_SHARE: Final = 4  # a small machine keeps this part of its memory: 1 / 4
+RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all other programs
+RESERVE_SHARE: Final = 4  # a small machine's reserve is its memory divided by this
 
 
 def memory_limit(settings: Settings) -> int:
-    """Return how many bytes this machine's workers may take together: MEMORY_LIMIT_MB, or a share.
+    """Return how many bytes this machine's workers may take together.
 
-    By default it is what the device recommends, and no more than leaves the system its reserve.
+    It is MEMORY_LIMIT_MB, or by default what the device recommends, less where the system's reserve
+    needs it.
     """
     if settings.memory_limit_mb:
         return settings.memory_limit_mb * MB
@@ -49,45 +50,45 @@ def memory_limit(settings: Settings) -> int:
 
 
 def default_limit(recommended: int | None, machine: int) -> int:
-    """Return the limit of a machine of so much memory, whose device recommends so much or nothing.
+    """Return the limit of a machine with `machine` bytes, whose device may recommend a limit.
 
-    Beyond a GPU's recommended working set a Mac swaps; at it, with the system and an editor beside,
-    one of 16 to 32 GB does too.
+    A Mac swaps beyond its GPU's recommended working set. A Mac of 16 to 32 GB swaps at that limit
+    too when an editor runs, so a reserve is left.
     """
     reserve = min(RESERVE_BYTES_MAX, machine // RESERVE_SHARE)
     return machine - reserve if recommended is None else min(recommended, machine - reserve)
 
 
 def working_bytes(limit: int) -> int:
-    """Return what of a limit is left for Python's objects and a short prompt's forward."""
+    """Return the part of a limit that is kept for Python's objects and a short prompt's forward."""
     return min(limit // 20, GB)
 
 
 def machine_bytes() -> int:
-    """Return the memory that MLX's device computes in: the machine's, but for a GPU with its own.
+    """Return the bytes of memory that MLX computes in: a GPU's own, or the machine's.
 
-    A Mac's device tells `memory_size`, CUDA's `total_memory`, a CPU neither.
+    A Mac reports `memory_size`, CUDA `total_memory`, and a CPU neither.
     """
-    told: Any = mx.device_info()
-    return int(told.get("memory_size") or told.get("total_memory") or physical_bytes())
+    info: Any = mx.device_info()
+    return int(info.get("memory_size") or info.get("total_memory") or physical_bytes())
 
 
 def recommended_bytes() -> int | None:
-    """Return how many bytes of memory the GPU should use at most; None where it doesn't say."""
+    """Return the device's recommended maximum of bytes; None if it has none."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
     return None if size is None else int(size)
 
 
 def hold_memory(limit: int) -> None:
-    """Tell MLX its limit: nearing it, MLX gives back what it keeps for arrays to come."""
+    """Set MLX's memory limit. Near the limit MLX frees the buffers that it keeps for new arrays."""
     mx.set_memory_limit(limit)
 
 
 def wire(nbytes: int) -> None:
-    """Wire so many bytes and no more, of what MLX holds by now first. Nothing may be computing.
+    """Set MLX's limit of wired bytes; buffers that exist are wired first. Nothing may be computing.
 
-    MLX wires each buffer as it comes, as long as it fits, so with exactly the weights' bytes there
-    is no room for KV (mlx/backend/metal/resident.cpp). A device that recommends nothing wires none.
+    MLX wires each new buffer that fits (mlx/backend/metal/resident.cpp). If the limit is exactly
+    the weights' bytes, no KV is wired. A device without a recommended limit wires nothing.
     """
     recommended = recommended_bytes()
     if recommended is None:
@@ -98,11 +99,12 @@ def wire(nbytes: int) -> None:
 
 
 def wire_loaded(sizes: Iterable[int]) -> None:
-    """Wire the weights that are in memory now, and no byte more. Called when a model is whole.
+    """Wire exactly the weights that are in memory. Called when the whole model is loaded.
 
-    Files are not quite what arrays take, and the difference would be room for KV. `sizes` has the
-    bytes of each weight. MLX counts an array below a page as it is and wires the page; the smallest
-    lie together in a heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
+    `sizes` has the bytes of each weight. The sizes of the files would not do: arrays take a little
+    less, and KV would be wired in the difference. MLX counts the bytes of an array below a page and
+    wires its page; the smallest arrays lie in a heap, which is wired too.
+    Source: mlx/backend/metal/allocator.cpp.
     """
     if recommended_bytes() is not None:
         mx.clear_cache()
@@ -113,47 +115,47 @@ def wire_loaded(sizes: Iterable[int]) -> None:
 
 
 def unwire() -> None:
-    """Wire nothing any more. Called before the process ends: the system forgets it otherwise."""
+    """Unwire all memory. Called before the process ends: macOS may leave it wired otherwise."""
     wire(0)
 
 
 def return_freed() -> None:
-    """Give back what MLX keeps of freed arrays, where it is more than the limit leaves for it.
+    """Free MLX's unused buffers if they take more than `working_bytes` of its limit.
 
-    The next forward of the same size takes these buffers again instead of asking the system: a
-    small model's fit into what each worker leaves free anyway, a large one's are gigabytes that
-    other programs need. Called between forwards, so that within one nothing is given back.
+    MLX keeps the buffers of freed arrays for the next forward. Those of a small model fit into the
+    part that is kept free; those of a large model are gigabytes that other programs need. It is
+    called between forwards, so that a forward reuses its own buffers.
     """
     if mx.get_cache_memory() > working_bytes(mx.get_memory_limit()):
         mx.clear_cache()
 
 
 def dense_bytes_max(total: int, workers: int, others: int = 0) -> int:
-    """Return what the dense form of one model may take: this worker's part of half of what is free.
+    """Return how many bytes a dense model may take: this worker's share of half the free memory.
 
-    Free is what the system says is, and what the other workers' weights take, `others`, so that
-    each of them decides as the first one did; but never more than the `total` of all workers.
-    Beside larger models of theirs it is half of what these leave, so that `refuse_heavy` takes it.
+    The weights of other workers, `others`, count as free, so that each worker decides as the first
+    one did. Free memory is never more than the `total` of all workers. If the other workers' models
+    are large, half of what they leave is the limit, which `refuse_heavy` accepts.
     """
     free = min(total, psutil.virtual_memory().available + others)
     return min(int(free) // max(1, workers), max(0, total - others)) // 2
 
 
 def held_bytes() -> int:
-    """Return what MLX's arrays take now."""
+    """Return the bytes that MLX's arrays take now."""
     return int(mx.get_active_memory())
 
 
 def weight_bytes(directory: Path) -> int:
-    """Return what a checkpoint's weights take, as its files say."""
+    """Return the bytes of a checkpoint's weight files."""
     return sum(path.stat().st_size for path in files_like(directory, ["*.safetensors"]))
 
 
 def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0, encoders: int = 0) -> None:
-    """Raise StartError where a checkpoint's weights alone, of `nbytes`, would not fit.
+    """Raise StartError if a checkpoint's weights of `nbytes` do not fit.
 
-    `others` is what the other workers' weights take of `limit`, `encoders` what is left free
-    beside it.
+    `others` are the bytes of `limit` that other workers' weights take. `encoders` are bytes beside
+    `limit` that the models for embeddings and reranking take; they are only named in the error.
     """
     room = limit - others
     if nbytes <= room - working_bytes(room):
@@ -174,81 +176,81 @@ class _Claim(NamedTuple):
 
 
 class MemoryShare:
-    """One worker's part of `total` bytes: its own weights, and an equal part of what none takes.
+    """One worker's limit: its own weights, and an equal share of the bytes without weights.
 
-    Each worker leaves, in a file beside its socket, the bytes of its weights and the limit that it
-    holds itself to, and reads those of the others. The server's directory is private to its user;
-    its supervisor removes the files.
-    Invariant: the limits of all workers are never more than `total` together. One that needs more
-    waits until the others, which look every now and then, hold themselves to less.
+    Each worker writes a file beside its socket with the bytes of its weights and its limit, and
+    reads the other workers' files. The server's directory is private to its user, and the
+    supervisor removes the files.
+    Invariant: the limits of all workers together are at most `total`. A worker that needs more
+    waits until the others have lowered their limits; each refreshes its own from time to time.
     Owner: the inference thread.
     """
 
     def __init__(
         self, endpoint: str, total: int, workers: int, hold: Callable[[int], None]
     ) -> None:
-        """`hold` is told each new limit, before the other workers can see it."""
+        """`hold` is called with each new limit, before the other workers can read it."""
         self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
         self._workers = workers
         self.total = total  # bytes that all workers may take
         self.own_bytes = 0  # of weights
         self._others: list[_Claim] = []
         self._hold = hold
-        self._told = -1  # the limit that `hold` was told last
+        self._announced = -1  # last argument of `hold`
         self.limit = self._fair(0)  # bytes that this worker may take, weights included
 
     @property
     def others_bytes(self) -> int:
-        """What the other workers' weights take."""
+        """The bytes of the other workers' weights."""
         return sum(claim.weight_bytes for claim in self._others)
 
     @property
     def expected_limit(self) -> int:
-        """The limit once all workers have loaded: those that have not, this one's model too.
+        """The limit once all workers have loaded.
 
-        Where that does not fit, they will not.
+        Workers without weights are expected to load the same model as this one, if that fits.
         """
         others = self.others_bytes + (self._workers - 1 - len(self._others)) * self.own_bytes
         return self._fair(others) if self.own_bytes + others <= self.total else self.limit
 
     def claim(self, nbytes: int) -> None:
-        """Tell the others what this worker's weights take, before they are read."""
+        """Announce the bytes of this worker's weights, before the weights are read."""
         assert nbytes >= 0, nbytes
         self.own_bytes = nbytes
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what the other workers hold, and tell them what this one may."""
+        """Read the other workers' claims, and update and announce this worker's limit."""
         if self._workers == 1:
             self._decide()
             return
         with self._lock():
-            self.look()
+            self.read_others()
             self._decide()
-            # In place: it takes no room of a disk that is full.
+            # Written in place, which works on a full disk.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(f"{self.own_bytes} {self.limit}")
 
-    def look(self) -> None:
-        """Read what the other workers hold, and tell them nothing."""
+    def read_others(self) -> None:
+        """Read the other workers' claims, and announce nothing."""
         if self._workers > 1:
             files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
-            found = (_claim(path) for path in files if path != self._path)
-            self._others = [claim for claim in found if claim is not None]
+            claims = (_claim(path) for path in files if path != self._path)
+            self._others = [claim for claim in claims if claim is not None]
 
-    def give_up(self) -> None:
-        """Claim nothing any more: the weights are gone, or do not come."""
+    def release(self) -> None:
+        """Withdraw the claim: the weights are gone, or are not loaded."""
         self.own_bytes = 0
         if self._workers > 1:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
     def _decide(self) -> None:
-        held = sum(claim.limit for claim in self._others)
-        self.limit = max(0, min(self._fair(self.others_bytes), self.total - held))
-        if self.limit != self._told:
-            self._told = self.limit
+        taken = sum(claim.limit for claim in self._others)
+        self.limit = max(0, min(self._fair(self.others_bytes), self.total - taken))
+        if self.limit != self._announced:
+            self._announced = self.limit
             self._hold(self.limit)
 
     def _fair(self, others: int) -> int:
@@ -256,10 +258,10 @@ class MemoryShare:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the workers' lock, for microseconds: two that look at once would both take a rest.
+        """Hold the workers' lock for microseconds, so that no two claim the same bytes.
 
-        It is on the directory, and ends with the process that holds it. One that was stopped amid
-        its look holds up nobody for long.
+        The lock is on the directory, and ends with the process that holds it. If a stopped process
+        holds it, the others go on without it after a short time.
         """
         descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -274,15 +276,15 @@ class MemoryShare:
 
 
 def fair_limit(total: int, own: int, others: int, workers: int) -> int:
-    """Return the limit of one of so many workers: its weights, and an equal part of what is left.
+    """Return one worker's limit: its weights, and an equal share of what all weights leave.
 
-    `own` and `others` are the bytes of its weights and of theirs.
+    `own` and `others` are the bytes of this worker's and of the other workers' weights.
     """
     return own + max(0, total - own - others) // workers
 
 
 def _claim(path: Path) -> _Claim | None:
-    """Return what one file says; None where it is gone, or says nothing."""
+    """Return the claim in a worker's file; None if the file is gone or not valid."""
     try:
         words = read_small_file(path, _BYTES_MAX).decode("ascii").split()
     except (OSError, UnicodeDecodeError):

@@ -61,20 +61,20 @@ from hearth.worker.engine.weights_identity import WeightsIdentity
 log = logging.getLogger(__name__)
 
 PYTHON: Final = "*.py"
-CODE_PATTERNS: Final = ("*.json", PYTHON)  # what must be there to tell
+CODE_PATTERNS: Final = ("*.json", PYTHON)  # the files that `remote_code` reads
 NAMED_MAX: Final = 8  # in the text of a refusal
 _CONFIGS: Final = "*config*.json"
-# Loaders open these names, whatever a directory's list calls what the file system gives them.
+# Loaders open these names, even if a file system lists the files under other spellings.
 _OPENED: Final = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"),
     *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
 )
-_KEYS: Final = ("model_file", "auto_map")
+_CODE_KEYS: Final = ("model_file", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, its tokenizer, and the facts that were found about them."""
+    """A model, its tokenizer, and the facts about them."""
 
     model: Any  # called as model(ids (1, n), cache=...) -> logits (1, n, vocabulary)
     tokenizer: Any  # mlx-lm's TokenizerWrapper
@@ -83,9 +83,9 @@ class LoadedModel:
     directory: Path
     identity: WeightsIdentity
     facts: ModelFacts
-    vision: VisionModel | None = None  # None for a model of text alone
+    vision: VisionModel | None = None  # None for a text-only model
     dtype: ComputeDtype = ComputeDtype()
-    draft_model: DraftModel | None = None  # None = DRAFT_MODEL names none
+    draft_model: DraftModel | None = None  # None = DRAFT_MODEL is empty
     adapters: LoraAdapters = LoraAdapters()
 
 
@@ -98,18 +98,18 @@ def load_model(
     part: Any = None,
     dense_max: int | None = None,
 ) -> LoadedModel:
-    """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
+    """Load the model that MODEL_PATH names: the builtin model, a directory or a hub id.
 
-    `begin` is told of each step before it is taken, and the bytes that it brings into memory.
-    `admit` is called with the bytes that the weights will take before they are read, and raises
-    StartError where they do not fit; by default they have the machine to themselves. `dense_max`
-    is what a dense form may take on a CPU.
-    `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
-    the weights of a directory from others, before they are read. `part` (a Sharded of
-    worker/ranks) loads a part of a text model instead; its facts are those of the part.
+    `begin` is called before each step, with its name and the bytes that it brings into memory.
+    `admit` is called with the bytes of the weights before they are read, and raises StartError if
+    they do not fit; by default the model may take the whole limit. `dense_max` is how many bytes a
+    dense form may take on a CPU.
+    `is_float16_good` returns the result of this machine's checks, for `choose_dtype`. `identify`
+    starts to hash the weights of a directory before they are read. `part` (a Sharded of
+    worker/ranks) loads a part of a text model instead; the facts are then those of the part.
 
     Raises:
-        StartError: it cannot be loaded; one line says why.
+        StartError: the model cannot be loaded; the text says why in one line.
     """
     source = str(named_model(settings.model_path))
     model: Any
@@ -132,7 +132,7 @@ def load_model(
         identity = identify(directory)
         begin("weights", nbytes)
         if part is None:
-            mx.eval(weights.parameters())  # while they are hashed
+            mx.eval(weights.parameters())  # read while the files are hashed
         begin("hashes", 0)
         identity.parts()
         dtype = choose(is_float16_good(identity))
@@ -143,7 +143,7 @@ def load_model(
         computed = computed_in(dtype, sizes, config)
     except StartError:
         raise
-    except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
+    except Exception as error:  # any error of a hub, a file, an architecture or the device
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StartError(f"MODEL_PATH is {source!r}, which cannot be loaded: {reason}") from error
     return LoadedModel(
@@ -160,41 +160,40 @@ def load_model(
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
-    """Return all weights of a model, those of its towers, draft model and adapters too."""
+    """Return all weights of a model, with those of its vision tower, draft model and adapters."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
-    found = [array for _, array in tree_flatten(weights.parameters())]
+    arrays = [array for _, array in tree_flatten(weights.parameters())]
     if loaded.draft_model is not None:
-        found += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
-    return found + loaded.adapters.arrays
+        arrays += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
+    return arrays + loaded.adapters.arrays
 
 
 def dtype_choice(
     settings: Settings, model: Any, sizes: WeightSizes, config: dict[str, Any], dense_max: int
 ) -> Callable[[bool | None], ComputeDtype]:
-    """Return what chooses the dtype of `model`, whose `sizes` are those of its towers too.
+    """Return a function that chooses the dtype of `model`, by this machine's checks of float16.
 
-    It is given what the checks of this machine found of float16. See `choose_dtype`.
+    `sizes` include the vision tower. See `choose_dtype`.
     """
     if settings.dtype == "auto" and backend() == "cpu":
         on_cpu = choose_on_cpu(sizes, dense_max)
         return lambda _is_float16_good: on_cpu
-    setting, checkpoint, told = settings.dtype, dtype_of(model), told_dtype(config)
+    setting, checkpoint, named = settings.dtype, dtype_of(model), config_dtype(config)
     architecture = device_architecture()
-    return lambda is_good: choose_dtype(setting, checkpoint, architecture, is_good, told)
+    return lambda is_good: choose_dtype(setting, checkpoint, architecture, is_good, named)
 
 
-def told_dtype(config: dict[str, Any]) -> str:
-    """Return the dtype that a config names; "" where it names none."""
+def config_dtype(config: dict[str, Any]) -> str:
+    """Return the dtype that a config names; "" if it names none."""
     parts = (config.get("text_config") or {}, config)
-    told = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
-    return str(next(filter(None, told), ""))
+    values = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
+    return str(next(filter(None, values), ""))
 
 
 def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
-    """Have the model compute in `dtype`.
+    """Convert the model to `dtype`.
 
-    A vision tower is made float32 and nothing else: its activations are known to leave float16's
-    range.
+    A vision tower is cast to float32 only: its activations may leave float16's range.
     """
     if vision is None:
         compute_in(dtype, model)
@@ -207,27 +206,27 @@ def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> 
 
 
 def may_run_code(settings: Settings, source: str) -> bool:
-    """Whether ALLOW_MODEL_CODE names this very model, by its hub id or its directory."""
-    places = {source, str(Path(source).expanduser().resolve())}
-    named = {str(Path(name).expanduser().resolve()) for name in settings.allow_model_code}
-    return not places.isdisjoint({*settings.allow_model_code, *named})
+    """Whether ALLOW_MODEL_CODE names this model, by its hub id or its directory."""
+    names = {source, str(Path(source).expanduser().resolve())}
+    allowed = {str(Path(name).expanduser().resolve()) for name in settings.allow_model_code}
+    return not names.isdisjoint({*settings.allow_model_code, *allowed})
 
 
 def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
-    """Return the directory of a checkpoint, fetched where it is a hub id. `setting` names it.
+    """Return the directory of the checkpoint `source`, fetched if it is a hub id.
 
-    What could run is looked at before anything loads it, and before the weights are fetched.
-    Python that may not run is not fetched at all.
+    `setting` names the checkpoint in errors. Code in it is found before anything loads it, and
+    before the weights are fetched. Python files that may not run are not fetched.
 
     Raises:
-        StartError: it brings code of its own, which this server was not told to run.
+        StartError: the checkpoint brings code that ALLOW_MODEL_CODE does not allow.
     """
     directory = Path(source)
     if directory.is_dir():
         _refuse_code(directory, source, runs_code, setting)
         return directory
     for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
-        wanted = [each for each in patterns if runs_code or each != PYTHON]
+        wanted = [pattern for pattern in patterns if runs_code or pattern != PYTHON]
         directory = Path(snapshot_download(source, allow_patterns=wanted))
         _refuse_code(directory, source, runs_code, setting)
     return directory
@@ -246,7 +245,7 @@ def _refuse_code(directory: Path, source: str, runs_code: bool, setting: str) ->
 def _load(
     directory: Path, runs_code: bool, part: Any
 ) -> tuple[VisionModel | None, tuple[Any, Any, dict[str, Any]]]:
-    """Return the model that sees, if it does; and language model, tokenizer and config."""
+    """Return the vision model, if there is one, and the language model, tokenizer and config."""
     if part is not None:
         return None, part.load(directory, runs_code)
     if not sees_images(directory):
@@ -256,14 +255,14 @@ def _load(
 
 
 def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-    """Return model, tokenizer and config as mlx-lm loads them, the weights not read yet.
+    """Return model, tokenizer and config as mlx-lm loads them. The weights are not read yet.
 
-    Without mlx-vlm a vision model comes as its language model alone, where mlx-lm knows its kind.
+    Without mlx-vlm a vision model is loaded as its language model, if mlx-lm knows its kind.
     """
     misses_vision = not has_vision() and has_tower(directory)
     options = _tokenizer_options(directory, runs_code)
     try:
-        found: tuple[Any, Any, dict[str, Any]] = load(
+        loaded: tuple[Any, Any, dict[str, Any]] = load(
             str(directory),
             tokenizer_config=options,
             lazy=True,
@@ -276,18 +275,18 @@ def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, An
         raise ValueError(f"{error} It is a vision model: {VISION_REMEDY}.") from error
     if misses_vision:
         log.warning("images are refused: to serve this vision model with them, %s", VISION_REMEDY)
-    return found
+    return loaded
 
 
 def text_tokenizer(directory: Path, config: dict[str, Any], runs_code: bool) -> Any:
-    """Return the tokenizer of a language model that is loaded by itself."""
+    """Return the tokenizer of a checkpoint, loaded without the model."""
     options = _tokenizer_options(directory, runs_code)
     ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
     return load_tokenizer(directory, options, eos_token_ids=ends)
 
 
 def _tokenizer_options(directory: Path, runs_code: bool) -> dict[str, Any]:
-    """Return what a tokenizer is loaded with; its template may stand where processors read it."""
+    """Return the options to load a tokenizer with, and the template if it is in another file."""
     options: dict[str, Any] = {"trust_remote_code": runs_code}
     template = chat_template(directory)
     return options if template is None else {**options, "chat_template": template}
@@ -302,7 +301,7 @@ def _facts(
     settings: Settings,
     computed: str,
 ) -> ModelFacts:
-    """Return what is known of `model`; `weights` are those of its towers too."""
+    """Return the facts of `model`. `weights` has the vision tower too."""
     size = (config.get("text_config") or config).get("vocab_size")
     positions = context_tokens(config, getattr(tokenizer, "model_max_length", None))
     if positions == UNKNOWN_LENGTH:
@@ -312,7 +311,7 @@ def _facts(
         path=source,
         architecture=str(config.get("model_type", "unknown")),
         context_tokens=min(positions, settings.max_kv_size),
-        # Where the config has no figure, one forward tells the number of logits.
+        # Without a number in the config, one forward shows how many logits there are.
         vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
         parameter_count=int(get_total_parameters(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
@@ -325,7 +324,7 @@ def _facts(
 
 
 def cache_layout(cache: list[Any]) -> str:
-    """Return the kinds of cache that the layers keep, e.g. "2 x ArraysCache, 2 x KVCache"."""
+    """Return the classes of the layers' caches, e.g. "2 x ArraysCache, 2 x KVCache"."""
     kinds = Counter(_kind(layer) for layer in cache)
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
@@ -338,35 +337,35 @@ def _kind(layer: Any) -> str:
 
 
 def backend() -> str:
-    """Return what computes: "metal", "cuda" or "cpu"."""
+    """Return MLX's backend: "metal", "cuda" or "cpu"."""
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def remote_code(directory: Path) -> list[str]:
-    """Return what there is of code in a checkpoint, by name; empty where it is data alone.
+    """Return the names of code in a checkpoint; empty if it is data alone.
 
-    Reads only; runs and imports nothing. Mlx-vlm runs a config's `model_file` without asking, and
-    transformers what an `auto_map` names, so this is looked at before any of them.
+    It only reads: nothing is run or imported. Mlx-vlm runs a config's `model_file` without asking,
+    and transformers run the files that an `auto_map` names, so this is called before either.
     """
     found = [path.name for path in files_like(directory, [PYTHON])]
     opened = {directory / name for name in _OPENED}
     for path in sorted(opened.union(files_like(directory, [_CONFIGS]))):
-        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(path))]
+        found += [f"{key} in {path.name}" for key in _CODE_KEYS if key in set(_keys_set(path))]
     return found[:NAMED_MAX]
 
 
 def _keys_set(path: Path) -> Iterator[str]:
-    """Yield the names, at any depth, that a JSON file sets to something."""
+    """Yield the keys, at any depth, that have a value in a JSON file."""
     try:
-        waiting = [json.loads(path.read_bytes())]
+        nodes = [json.loads(path.read_bytes())]
     except (OSError, ValueError, RecursionError):
-        return  # no loader can read it either
-    while waiting:
-        node = waiting.pop()
+        return  # no loader can read the file either
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, dict):
             yield from (name for name, inner in node.items() if inner)
-            waiting += node.values()
+            nodes += node.values()
         elif isinstance(node, list):
-            waiting += node
+            nodes += node

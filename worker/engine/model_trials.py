@@ -1,6 +1,6 @@
-"""Tries whether a model computes alike: in a batch, in trees, on a trunk, several tokens at once.
+"""Tries whether a model gives the same logits in a batch, in a tree, on a trunk, or in a draft.
 
-A trial computes a few tokens that nobody asked for, together and one by one, and compares logits.
+A trial computes a few made-up tokens together and one by one, and compares the logits.
 Owner: the inference thread.
 """
 
@@ -26,40 +26,42 @@ from hearth.worker.engine.decode.trunk_attention import Attention, attend_with_t
 
 log = logging.getLogger(__name__)
 
-# Errors are 1 less the correlation of logits. A batch rounds anew, and so does a sequence alone
-# that is cut otherwise: the one may err by some of what the other does. In fp32 that is nothing.
-# A position that is off by one errs by 3e-4 or more, padding that is not masked by 5e-3 or more,
-# so no more than half of that is ever taken for rounding. The routers of a model with experts may
-# choose others where two are nearly tied, which no text has always: hence several texts.
+# An error is 1 minus the correlation of logits. A batch rounds differently, and so does a prompt
+# that is cut differently (its cut error), so the error of a batch may be a multiple of the cut
+# error. In fp32 both are nearly 0. A position that is off by one gives an error of 3e-4 or more,
+# and padding without a mask gives 5e-3 or more. At most half of such errors is taken for rounding.
+# In a model with experts the router may choose others where two are nearly tied. Not every text has
+# such ties: hence several texts.
 ERROR_MAX: Final = 1e-4
-CUT_ERRORS_MAX: Final = 10
-CUT_ERROR_MAX: Final = 2e-4  # what is counted of it
+CUT_ERRORS_MAX: Final = 10  # errors of a batch, as a multiple of the cut error
+CUT_ERROR_MAX: Final = 2e-4  # a larger cut error counts as this
 TEXTS: Final = 3
-LENGTHS: Final = (3, 64)  # of a batch's two rows: most of the first is padding
-SHIFTS: Final = (40, 0, 7)  # of rows' positions, as behind images
+LENGTHS: Final = (3, 64)  # of a batch's two rows: most of the first row is padding
+SHIFTS: Final = (40, 0, 7)  # of the rows' positions, as behind images
 STEPS: Final = 2
 
-# The fewer tokens, the more each counts in the others' logits: a fault of positions or masks errs
-# by 1e-3 or more in the models of the tests. A convolution keeps three tokens: the rows are more.
+# The fewer tokens there are, the more each counts in the logits of the others. A fault of positions
+# or masks gives 1e-3 or more in the models of the tests. A convolution looks back three tokens, so
+# there are more rows than that.
 DRAFT_TOKENS: Final = 8
 DRAFT_ROWS: Final = 4
 
-# Two branches of unlike length behind some text, their nodes mixed.
+# Two branches of different length, their nodes interleaved.
 TREE_TOKENS: Final = 12
 TREE_PARENTS: Final = (-1, -1, 0, 1, 2)
 TREE_PATHS: Final = ((0, 2, 4), (1, 3))
 
-# The fewer tokens a row has, the more a fault of its trunk or position counts, and padding counts
-# by its share of the row. In the models of the tests these few show what 40 and (3, 64) show:
-# padding that is seen errs by 2.8e-3, a position off by one by 9e-4. With (3, 20) padding hides.
-TRUNK_LENGTH: Final = 8  # of the rows that share one, before their own; a third row has none
-TAILS: Final = (2, 28)  # their own
-# Errors are the largest difference of a call's outputs, as a part of the largest output.
-# In float32, on the CPU, whatever the model's numbers: only sums are in another order.
+# The fewer tokens a row has, the more a fault of its trunk or position counts; padding counts by
+# its share of the row. In the models of the tests these lengths show as much as 40 and (3, 64):
+# padding without a mask gives 2.8e-3, a position off by one 9e-4. With (3, 20) padding is not seen.
+TRUNK_LENGTH: Final = 8  # of the trunk that two rows share; a third row has none
+TAILS: Final = (2, 28)  # tokens of these two rows behind the trunk
+# The error of a call of attention is its outputs' largest difference, divided by the largest
+# output. This limit is for float32 on the CPU, where only sums are in another order.
 FLOAT32_ERROR_MAX: Final = 1e-4
-# In the model's own numbers, on its device: so many units in the last place of the largest output,
-# or what upstream's own attention errs by. GPUs may multiply float32 with ten bits: no less than
-# `ROUNDING`.
+# In the model's dtype on its device the limit is so many units in the last place of the largest
+# output, plus a multiple of the error of upstream's own attention. The units are at least
+# `ROUNDING`, as GPUs may multiply float32 with ten bits.
 UNITS_MAX: Final = 4
 USUAL_ERRORS_MAX: Final = 2
 ROUNDING: Final = 1e-3
@@ -70,7 +72,7 @@ Attend = Callable[..., mx.array]
 
 
 class Tried(NamedTuple):
-    """How unlike logits are to those alone, and a text whose last logits were had `alone`."""
+    """The errors of logits against those of single tokens, and a text with its last logits."""
 
     errors: Sequence[float]
     whole: list[int]
@@ -78,10 +80,10 @@ class Tried(NamedTuple):
 
 
 def batches_like_alone(model: Call, new_cache: NewCache) -> bool:
-    """Whether a batch gives each row the logits that it gets alone. Tries it; warns where not.
+    """Whether a batch gives each row the logits that it gets alone. Runs a trial; warns if not.
 
-    Takes eight forwards of at most 64 tokens; up to three times as many, and one of 66 for each,
-    where the first fails.
+    It takes eight forwards of at most 64 tokens for a text. If the first text fails it takes up to
+    three texts, and a forward of 66 tokens for each.
     """
 
     def tried(text: int) -> Tried:
@@ -97,12 +99,13 @@ def batches_like_alone(model: Call, new_cache: NewCache) -> bool:
 
 
 def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
-    """Whether a forward of several tokens, as verifies drafts, gives each the logits of its own.
+    """Whether a forward of several tokens, as for a draft, gives the logits of single tokens.
 
-    A model that attends both ways within a forward (PaliGemma's prefix) does not, and one whose
-    layers hold other rows than the text's (Mllama's, of an image) cannot leave out a draft's.
-    Takes seven forwards of at most eight tokens; up to three times as many, and one of twelve for
-    each, where the first fails. Tells where not.
+    Some models cannot: they attend in both directions within a forward (PaliGemma's prefix), or
+    their layers hold rows of an image too, so that a draft's rows cannot be removed (Mllama).
+    Runs a trial; logs the reason if not. It takes seven forwards of at most eight tokens for a
+    text. If the first text fails it takes up to three texts, and a forward of twelve tokens for
+    each.
     """
 
     def tried(text: int) -> Tried:
@@ -112,13 +115,13 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
         together = as_floats(model(mx.array([ids]), cache=caches[0])[0])
         for layer in caches[0]:
             for part in getattr(layer, "caches", (layer,)):
-                held = int(getattr(part, "offset", len(prompt) + len(ids)))
-                if held != len(prompt) + len(ids):
+                rows = int(getattr(part, "offset", len(prompt) + len(ids)))
+                if rows != len(prompt) + len(ids):
                     raise ValueError(
-                        f"a {type(part).__name__} holds {held} rows of "
+                        f"a {type(part).__name__} holds {rows} rows of "
                         f"{len(prompt) + len(ids)} tokens"
                     )
-        alone = [as_floats(model(mx.array([[each]]), cache=caches[1])[0, -1]) for each in ids]
+        alone = [as_floats(model(mx.array([[token]]), cache=caches[1])[0, -1]) for token in ids]
         return Tried([*map(logits_error, together, alone)], [*prompt, *ids], alone[-1])
 
     reason = _why_not_alike(model, new_cache, tried)
@@ -130,10 +133,10 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
 
 
 def make_tree_forward(model: Any, new_cache: NewCache) -> TreeForward | None:
-    """Return what runs forwards of trees, None where the model computes others in them.
+    """Return a TreeForward; None if the model gives other logits in trees. Runs a trial.
 
-    Takes eleven forwards of at most 16 tokens; up to three times as many, and one for each, where
-    the first fails.
+    It takes eleven forwards of at most 16 tokens for a text. If the first text fails it takes up to
+    three texts, and one more forward for each.
     """
     if not can_hold_trees(new_cache()):
         return None
@@ -165,15 +168,15 @@ def make_tree_forward(model: Any, new_cache: NewCache) -> TreeForward | None:
 def trunks_like_alone(
     model: Call, network: nn.Module, new_cache: NewCache, attend: Attend = attend_with_trunks
 ) -> bool:
-    """Whether rows on one trunk get the logits that each gets alone. Tries it; tells where not.
+    """Whether rows on a trunk get the logits that each gets alone. Runs a trial; logs if not.
 
-    A model's last bits grow from layer to layer, so that logits cannot tell rounding from a fault
-    where numbers are coarse. Hence two comparisons. Each row's trunk and tail are joined and
-    attended by upstream's own function: logits must then be those alone, which proves positions,
-    masks, and that all layers are reached. Meanwhile each call is attended as it will be, and
-    compared with that one.
-    Takes eleven forwards of at most 36 tokens; up to three times as many, and one of 38 for each,
-    where the first fails.
+    Rounding grows from layer to layer, so in 16 bits logits cannot distinguish rounding from a
+    fault. Hence there are two comparisons. First, each row's trunk and tail are joined and passed
+    to upstream's own attention. The logits must then be those of the row alone: this proves
+    positions and masks, and that all layers are reached. Second, the result of `attend` is compared
+    with upstream's in each call.
+    It takes eleven forwards of at most 36 tokens for a text. If the first text fails it takes up to
+    three texts, and a forward of 38 tokens for each.
     """
     trial = _TrunkTrial(attend)
 
@@ -181,52 +184,52 @@ def trunks_like_alone(
         trunk = [19 + 5 * text + (7 + 2 * n) * n % 89 for n in range(TRUNK_LENGTH)]
         tails = [[7 + 11 * text + (5 + 3 * n) * n % 97 for n in range(count)] for count in TAILS]
         prompts = [*(trunk + tail for tail in tails), tails[-1][: TAILS[0] + 1]]
-        found = _tried_batch(model, new_cache, text, prompts, trial.merge)
+        result = _tried_batch(model, new_cache, text, prompts, trial.merge)
         trial.check()
-        return found
+        return result
 
-    take_back = reach_trunks(network, trial.attend)
+    restore = reach_trunks(network, trial.attend)
     try:
         reason = _why_not_alike(model, new_cache, tried)
     finally:
-        take_back()
+        restore()
     if reason is not None:
         log.info("each sequence of a batch keeps all of its KV, as none share a trunk: %s", reason)
     return reason is None
 
 
 def as_floats(logits: mx.array) -> NDArray[Any]:
-    """Return logits as numbers whose errors are not of their type."""
+    """Return logits in float64, so that comparing them adds no rounding."""
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 
 
-def logits_error(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return how unlike logits are: 0 where equal. Not a number where any of them is."""
-    return 1 - float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+def logits_error(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Return 1 minus the correlation of logits: 0 if they are equal, NaN if they contain NaN."""
+    return 1 - float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
 
 
 # ------------------------------------------------------------ parts of trials
 
 
 def _why_not_alike(model: Call, new_cache: NewCache, tried: Callable[[int], Tried]) -> str | None:
-    """Return why a model does not compute together what it computes alone; None where it does.
+    """Return why a trial failed; None if the logits of one text are alike.
 
-    `tried` computes one of `TEXTS`. How unlike logits alone are in a forward of the whole text is
-    computed where that decides.
+    `tried` computes the text of a number below `TEXTS`. The cut error, between a forward of the
+    whole text and single tokens, is computed only if the first comparison fails.
     """
     reason = ""
     try:
         for text in range(TEXTS):
             errors, whole, alone = tried(text)
-            together = float(np.max(errors))  # not a number where any of them is
-            if together <= ERROR_MAX:
+            largest = float(np.max(errors))  # NaN if any error is NaN
+            if largest <= ERROR_MAX:
                 return None
-            otherwise = as_floats(model(mx.array([whole]), cache=new_cache())[0, -1])
-            of_cut = logits_error(otherwise, alone)
-            if together <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
+            uncut = as_floats(model(mx.array([whole]), cache=new_cache())[0, -1])
+            cut_error = logits_error(uncut, alone)
+            if largest <= ERROR_MAX + CUT_ERRORS_MAX * min(cut_error, CUT_ERROR_MAX):
                 return None
-            reason = f"its logits are off by {together:.1e}, by {of_cut:.1e} cut otherwise"
-    except Exception as error:  # whatever an architecture raises on what it was not made for
+            reason = f"its logits are off by {largest:.1e}, by {cut_error:.1e} cut otherwise"
+    except Exception as error:  # any error of an architecture that was not made for this
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     return reason
 
@@ -238,14 +241,14 @@ def _tried_batch(
     prompts: Sequence[list[int]],
     merge: Callable[[list[list[Any]]], list[Any]],
 ) -> Tried:
-    """Feed tokens behind prompts, of which the second is the longest, in a batch and alone."""
+    """Feed tokens behind each prompt, in a batch and alone. The second prompt is the longest."""
     answers = [
         [13 + 18 * row + text * (17 - 10 * row) + n * (1 + row) for row in range(len(prompts))]
         for n in range(STEPS)
     ]
     caches = [_filled_cache(model, new_cache, prompt) for prompt in prompts]
     batch = merge(caches)
-    # Models of text alone take no such argument.
+    # Text-only models take no `shift`.
     shifts = SHIFTS[: len(prompts)] if getattr(model, "takes_positions", False) else ()
     errors: list[float] = []
     for ids in answers:
@@ -265,7 +268,7 @@ def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]
 
 
 def _filled_cache(model: Call, new_cache: NewCache, prompt: list[int]) -> list[Any]:
-    """Return a cache that holds a prompt, evaluated."""
+    """Return a new cache with the KV of a prompt, evaluated."""
     cache = new_cache()
     model(mx.array([prompt]), cache=cache)
     mx.eval([layer.state for layer in cache])
@@ -273,16 +276,16 @@ def _filled_cache(model: Call, new_cache: NewCache, prompt: list[int]) -> list[A
 
 
 class _TrunkTrial:
-    """Attends layers that have trunks by upstream's function, and compares `attend` with it."""
+    """Computes the attention of trunked layers by upstream's function, and compares `attend`."""
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
-        self._expected = 0  # calls, at least: layers that share KV are attended each
+        self._expected = 0  # least number of calls: layers that share KV make a call each
         self._calls = 0
-        self._errors: list[tuple[mx.array, mx.array]] = []  # of each call, and what it may be
+        self._errors: list[tuple[mx.array, mx.array]] = []  # (error, limit)
 
     def merge(self, caches: list[list[Any]]) -> list[Any]:
-        """Begin anew; return a batch's layers in which all rows but the last share a trunk."""
+        """Reset; return a batch's layers in which all rows except the last share a trunk."""
         trunks = [Trunk(TRUNK_LENGTH)] * (len(caches) - 1) + [None]
         batch = [
             merge_on_trunks(layers, trunks, number)
@@ -316,20 +319,20 @@ class _TrunkTrial:
         return usual
 
     def check(self) -> None:
-        """Raise where attention was not seen, or not alike, however alike the logits are."""
+        """Raise ValueError if calls of attention are missing, or an error is above its limit."""
         if self._calls < self._expected:
             raise ValueError(
                 f"it attends {self._calls} of {self._expected} times where that is seen"
             )
-        for error, most in [(float(error), float(most)) for error, most in self._errors]:
-            if not error <= most:  # also where it is not a number
-                raise ValueError(f"attention on a trunk is off by {error:.1e}, of {most:.1e}")
+        for error, limit in [(float(error), float(limit)) for error, limit in self._errors]:
+            if not error <= limit:  # true for NaN too
+                raise ValueError(f"attention on a trunk is off by {error:.1e}, of {limit:.1e}")
 
 
 def _join_trunks(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of upstream's attention for rows that hold their trunks themselves.
+    """Return the arguments of upstream's attention, each row's trunk and tail joined.
 
-    `cache` is the tails' then, which no attention but of packed rows asks for anything.
+    `cache` is the cache of the tails; upstream's attention reads it for quantised KV only.
     """
     cache, mask = given["cache"], given["mask"]
     rows, _, count, _ = given["queries"].shape
@@ -350,7 +353,7 @@ def _join_trunks(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _padded(trunk: Any, name: str, tails: mx.array, length: int) -> mx.array:
-    """Return a trunk's K or V (1, KV heads, length, width), which ends with it."""
+    """Return a trunk's K or V (1, KV heads, length, width), padded on the left."""
     if trunk is None:
         return mx.zeros((1, tails.shape[1], length, tails.shape[3]), tails.dtype)
     rows: mx.array = getattr(trunk, name)
@@ -358,7 +361,7 @@ def _padded(trunk: Any, name: str, tails: mx.array, length: int) -> mx.array:
 
 
 def _in_float32(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with all numbers in float32, those of the trunks too."""
+    """Return the arguments with all arrays in float32, the trunks' arrays too."""
     wide: dict[str, Any] = {
         name: value.astype(mx.float32)
         for name, value in given.items()

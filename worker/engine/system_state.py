@@ -1,8 +1,8 @@
-"""Asks the system what this process takes, how short memory is, and whether mains power is there.
+"""Reads this process's memory use, the system's memory pressure, and the power source.
 
-MLX counts its own arrays; the system counts the process: Python's objects (sessions, tokens,
-tokeniser), libraries, what malloc keeps, and what a driver holds for the arrays. How short memory
-is macOS alone says.
+MLX counts its own arrays. The system counts the whole process: Python's objects (sessions, tokens,
+tokeniser), libraries, malloc's free blocks, and a driver's memory for the arrays. Only macOS
+reports memory pressure.
 """
 
 import ctypes
@@ -20,28 +20,28 @@ import mlx.core as mx
 from hearth.shared.suspending_clock import awake_s
 
 _RUSAGE_INFO_V2: Final = 2
-_WORDS: Final = 64  # rusage_info_v2 is 20 words of 8 bytes; later kernels write no more into it
-_FOOTPRINT_WORD: Final = 9  # after a UUID of two words: ri_phys_footprint
+_WORDS: Final = 64  # rusage_info_v2 has 20 words of 8 bytes; the rest is a margin
+_FOOTPRINT_WORD: Final = 9  # ri_phys_footprint
 OVERHEAD_MAX: Final = 0.15
-MEASURES_MAX: Final = 20  # two a second are made: 10 s
+MEASURES_MAX: Final = 20  # the last 10 s, at two a second
 _STATM: Final = Path("/proc/self/statm")
 _SUPPLIES: Final = Path("/sys/class/power_supply")
-_UNLIMITED: Final = -2.0  # kIOPSTimeRemainingUnlimited: no battery is drawn on
+_UNLIMITED: Final = -2.0  # kIOPSTimeRemainingUnlimited: on mains power
 _IOKIT: Final = "/System/Library/Frameworks/IOKit.framework/IOKit"
-LOOK_S: Final = 30.0  # between two looks at the power source
+LOOK_S: Final = 30.0  # between two reads of the power source
 _SYSCTL: Final = b"kern.memorystatus_vm_pressure_level"
 
 
 def process_bytes() -> int:
-    """Return what the system counts as this process's; 0 where it does not say. Any thread.
+    """Return the bytes that the system counts for this process; 0 if unknown. Any thread.
 
-    On macOS that is `phys_footprint`, by which the system chooses what to end; on Linux the
-    resident set. Takes microseconds.
+    On macOS that is `phys_footprint`, by which the system chooses processes to kill. On Linux it is
+    the resident set. Takes microseconds.
     """
     if sys.platform == "darwin":
         # Source: proc_pid_rusage in libproc.h, struct rusage_info_v2 in sys/resource.h.
-        words, ask = (ctypes.c_uint64 * _WORDS)(), ctypes.CDLL(None).proc_pid_rusage
-        failed = ask(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(words))
+        words, rusage = (ctypes.c_uint64 * _WORDS)(), ctypes.CDLL(None).proc_pid_rusage
+        failed = rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(words))
         return 0 if failed else int(words[_FOOTPRINT_WORD])
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -50,11 +50,11 @@ def process_bytes() -> int:
 
 
 class MemoryUse:
-    """Tells how much memory this worker takes: MLX's arrays, and what is beside them.
+    """Measures how much memory this worker takes: MLX's arrays, and everything beside them.
 
-    MLX's count falls as soon as an array goes, the system's a while later. So the arrays are
-    counted at each question, and what is beside them when `measure` is called, between forwards.
-    Owner: the inference thread; others may read.
+    MLX's count falls as soon as an array is freed, the system's count some time later. So the
+    arrays are counted at each call, and the rest only in `measure`, between forwards.
+    Owner: the inference thread; other threads may read.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class MemoryUse:
         arrays: Callable[[], int] = mx.get_active_memory,
         freed: Callable[[], int] = mx.get_cache_memory,
     ) -> None:
-        """`freed` tells what MLX holds for arrays to come, which is no use of memory."""
+        """`freed` returns the bytes that MLX keeps for new arrays. They do not count as used."""
         self._process = process
         self._arrays = arrays
         self._freed = freed
-        # What has just gone is in the system's count for a while: the smallest of the last counts.
+        # The system's count falls late, so the smallest of the last counts is taken.
         # Kept for everybody: bytes in use
         self._measures: deque[int] = deque(maxlen=MEASURES_MAX)
         self.beside_bytes = 0
@@ -75,7 +75,7 @@ class MemoryUse:
         self.measure()
 
     def measure(self) -> None:
-        """Ask the system what the process takes. A GPU's own memory is not in its answer."""
+        """Read the process's memory from the system. A GPU's own memory is not in it."""
         self.process_bytes = self._process()
         arrays = self._arrays() + self._freed()
         self._measures.append(max(0, self.process_bytes - arrays))
@@ -83,21 +83,23 @@ class MemoryUse:
 
     @property
     def overhead(self) -> float:
-        """What the system counts for a byte of arrays beyond it: 0 to OVERHEAD_MAX.
+        """The bytes that the system counts beyond each byte of arrays: 0 to OVERHEAD_MAX.
 
-        A driver may hold more than the arrays that it was asked for, and will for those to come.
-        Libraries and Python's objects are in this too, which grow with nothing: hence the maximum.
+        A driver may take more memory than the arrays have, now and for new arrays. Libraries and
+        Python's objects are counted too, though they do not grow with arrays: hence the maximum.
         """
         return min(OVERHEAD_MAX, self.beside_bytes / max(1, self._arrays()))
 
     def bytes_used(self) -> int:
-        """Return what counts against the limit now."""
+        """Return the bytes that count against the limit now."""
         return self._arrays() + self.beside_bytes
 
 
 class Pressure(IntEnum):
-    """The levels of macOS: at WARNING programs should give back what they can, at CRITICAL it ends
-    some."""
+    """The memory pressure of macOS.
+
+    At WARNING programs should free memory. At CRITICAL the system kills processes.
+    """
 
     NORMAL = 1
     WARNING = 2
@@ -105,7 +107,7 @@ class Pressure(IntEnum):
 
 
 def system_pressure() -> Pressure:
-    """Return the system's level now. Any thread; takes microseconds.
+    """Return the system's memory pressure now. Any thread; takes microseconds.
 
     Source: dispatch/source.h, DISPATCH_MEMORYPRESSURE_*; the sysctl has the same values.
     """
@@ -113,36 +115,37 @@ def system_pressure() -> Pressure:
         return Pressure.NORMAL
     level = ctypes.c_int(0)
     size = ctypes.c_size_t(ctypes.sizeof(level))
-    ask = ctypes.CDLL(None).sysctlbyname
-    failed = ask(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, 0)
-    known = {each.value for each in Pressure}
+    sysctl = ctypes.CDLL(None).sysctlbyname
+    failed = sysctl(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, 0)
+    known = {pressure.value for pressure in Pressure}
     return Pressure(level.value) if not failed and level.value in known else Pressure.NORMAL
 
 
 class PowerSource:
-    """Remembers what the last look found. Owner: the inference thread, which never waits for one.
+    """Remembers whether the machine runs on mains power, and reads it again in the background.
 
-    What the system does not say counts as mains, and so does all before the first look's end.
+    It counts as on mains until the first read has ended, and where the system does not report it.
+    Owner: the inference thread, which never waits for a read.
     """
 
     def __init__(
         self, read: Callable[[], bool] | None = None, clock: Callable[[], float] = awake_s
     ) -> None:
-        """`read` looks, in a thread of its own: a battery's controller may take its time."""
+        """`read` runs in a thread of its own, as a battery's controller may be slow."""
         self._read = read if read is not None else on_mains
         self._clock = clock
-        self._look_at = 0.0
+        self._read_at = 0.0
         self._is_on_mains = True
 
     def is_on_mains(self) -> bool:
-        """Return what is known, and have another look begun where that is old. Never blocks."""
+        """Return the last value, and start another read if it is old. Never blocks."""
         now = self._clock()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_S
-            threading.Thread(target=self._look, name="power source", daemon=True).start()
+        if now >= self._read_at:
+            self._read_at = now + LOOK_S
+            threading.Thread(target=self._read_source, name="power source", daemon=True).start()
         return self._is_on_mains
 
-    def _look(self) -> None:
+    def _read_source(self) -> None:
         self._is_on_mains = self._read()
 
 
@@ -151,29 +154,30 @@ def on_mains() -> bool:
     try:
         if sys.platform != "darwin":
             return linux_on_mains(_SUPPLIES)
-        # Source: IOKit/ps/IOPowerSources.h, since macOS 10.7. -1 is a battery just taken into use.
+        # Source: IOKit/ps/IOPowerSources.h, since macOS 10.7. -1 means on battery, time unknown.
         estimate = ctypes.CDLL(_IOKIT).IOPSGetTimeRemainingEstimate
         estimate.restype = ctypes.c_double
         return bool(estimate() == _UNLIMITED)
-    except (OSError, AttributeError):  # no such framework, or no such function in it
+    except (OSError, AttributeError):  # no such framework or function
         return True
 
 
 def linux_on_mains(supplies: Path) -> bool:
-    """Return whether no battery of the machine is discharging, or a supply is plugged in.
+    """Return whether a supply is plugged in, or no battery of the machine is discharging.
 
-    Source: Documentation/ABI/testing/sysfs-class-power. A mouse's battery has the scope Device.
+    The battery of a mouse, of scope Device, does not count.
+    Source: Documentation/ABI/testing/sysfs-class-power.
     """
     if not supplies.is_dir():
         return True
-    found = [each for each in supplies.iterdir() if _text(each / "scope") != "Device"]
-    if any(_text(each / "online") not in ("", "0") for each in found):
+    own = [supply for supply in supplies.iterdir() if _text(supply / "scope") != "Device"]
+    if any(_text(supply / "online") not in ("", "0") for supply in own):
         return True
-    return not any(_text(each / "status") == "Discharging" for each in found)
+    return not any(_text(supply / "status") == "Discharging" for supply in own)
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:  # this supply does not tell it
+    except OSError:  # the supply has no such file
         return ""

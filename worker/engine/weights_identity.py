@@ -1,12 +1,12 @@
-"""Tells a checkpoint's weights from all others, by a hash of every byte of their files.
+"""Identifies a checkpoint's weights by a hash of every byte of their files.
 
-KV that other weights made would answer for a model that is none. A name, a size and a time of
-writing don't tell weights apart: a copy by rsync or cp may keep all three.
-A file is hashed once. Its hash is remembered by what no copy can set: the inode and the time of its
-last change, beside path, size and time of writing. A blob of a hub's cache is named by its own
-digest, and hashed all the same: who changes it in place leaves its name.
-The hash is xxh3 of 128 bits, which tells change, not forgery: whoever makes two checkpoints that
-hash alike has the KV of the one answer for the other, both of which are theirs.
+KV of other weights would give wrong answers. Name, size and time of writing do not identify
+weights: a copy by rsync or cp may keep all three.
+A file is hashed once. Its hash is remembered under path, size, time of writing, and two values that
+no copy can set: the inode and the time of the last change. A blob in a hub's cache is named by its
+own digest, but is hashed too, since a change in place leaves the name.
+The hash is xxh3 of 128 bits. It finds changes, not forgeries: someone who makes two checkpoints
+with equal hashes mixes up the KV of his own models only.
 """
 
 import contextlib
@@ -30,42 +30,44 @@ from hearth.shared.private_files import read_small_file, write_small_file
 
 log = logging.getLogger(__name__)
 
-# What decides what KV some tokens give: weights (adapters beside them too), their configuration,
-# and code that ALLOW_MODEL_CODE lets run. Not the tokenizer: tokens are hashed themselves.
+# The files that the KV of given tokens depends on: weights (and adapters beside them), their
+# configuration, and code that ALLOW_MODEL_CODE lets run. Not the tokenizer: the cache hashes
+# tokens.
 PATTERNS: Final = ("*.safetensors", "config.json", "*.py")
 BLOCK_BYTES: Final = 8 << 20
-THREADS_MAX: Final = 4  # an SSD gives several readers more than one, and xxh3 outruns any
-WAIT_S: Final = 0.5  # between two looks at whether the process ends
-SCHEMA: Final = 1  # of the memory's file
+THREADS_MAX: Final = 4  # an SSD is faster with several readers; xxh3 is faster than any SSD
+WAIT_S: Final = 0.5  # between two checks whether the process ends
+SCHEMA: Final = 1  # of the file of remembered hashes
 MEMORY_NAME: Final = "weight-hashes.json"  # in KV_CACHE_DIR
 MEMORY_BYTES_MAX: Final = 1 << 20
-FILES_MAX: Final = 2048  # remembered; a model of 400 GB has some hundred
-# A file may change again within its file system's tick without a new time; some count in 2 s.
+FILES_MAX: Final = 2048  # remembered; a model of 400 GB has about a hundred files
+# A second change within the resolution of a file system's clock leaves the time as it was; the
+# coarsest have 2 s.
 SETTLED_NS: Final = 2_000_000_000
-# File systems that count in 10 ms or more (exFAT, FAT, HFS+) may know no time of change but the
-# time of writing, which anybody sets.
+# File systems with a resolution of 10 ms or more (exFAT, FAT, HFS+) may have no time of change, and
+# report the time of writing instead, which any program can set.
 COARSE_NS: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """Names one state of one file, as its file system tells it."""
+    """Identifies one state of one file, by what its file system reports."""
 
-    path: str  # resolved: a link that is turned elsewhere is another file
+    path: str  # resolved, so that a link to another file is another path
     size: int
     mtime_ns: int
     ctime_ns: int
     inode: int
 
     @property
-    def is_telling(self) -> bool:
+    def shows_changes(self) -> bool:
         """Whether a change of the file will show in its stamp."""
         is_settled = abs(time.time_ns() - self.ctime_ns) > SETTLED_NS
         return is_settled and self.ctime_ns % COARSE_NS != 0
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """Return the stamp of what `path` leads to. Raises: OSError."""
+    """Return the stamp of the file that `path` resolves to. Raises: OSError."""
     real = os.path.realpath(path)
     status = os.stat(real)
     return FileStamp(real, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
@@ -74,9 +76,9 @@ def stamp_of(path: Path) -> FileStamp:
 class HashMemory:
     """Remembers hashes by stamps, in a file (0600) that workers and servers share.
 
-    It is replaced as a whole: of two that write at once one is lost, whose files are hashed again.
-    What is damaged or another user's is no memory. No method raises for what the disk does.
-    Any thread.
+    The file is replaced as a whole. If two processes write at once, one's hashes are lost and made
+    again later. A damaged file, or a file that others could write, counts as empty. No method
+    raises for errors of the disk. Any thread.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -89,7 +91,7 @@ class HashMemory:
             content = json.loads(read_small_file(self._path, MEMORY_BYTES_MAX))
             if content["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {content['schema']!r}, expected {SCHEMA}")
-            return dict(_row(*row) for row in content["files"])
+            return dict(_entry(*entry) for entry in content["files"])
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -98,17 +100,19 @@ class HashMemory:
             return {}
 
     def add(self, hashes: Mapping[FileStamp, str]) -> None:
-        """Remember `hashes` beside what is remembered by now; the newest stay."""
+        """Add `hashes` to the file. Only the newest FILES_MAX stay."""
         replaced = {stamp.path for stamp in hashes}
-        kept = {at: value for at, value in self.load().items() if at.path not in replaced}
-        rows = [[*astuple(at), value] for at, value in {**kept, **hashes}.items()][-FILES_MAX:]
+        kept = {stamp: value for stamp, value in self.load().items() if stamp.path not in replaced}
+        entries = [[*astuple(stamp), value] for stamp, value in {**kept, **hashes}.items()][
+            -FILES_MAX:
+        ]
         try:
-            write_small_file(self._path, json.dumps({"schema": SCHEMA, "files": rows}).encode())
+            write_small_file(self._path, json.dumps({"schema": SCHEMA, "files": entries}).encode())
         except OSError as error:
             log.warning("the weights' hashes are not remembered, and made at each start: %s", error)
 
 
-def _row(path: Any, *rest: Any) -> tuple[FileStamp, str]:
+def _entry(path: Any, *rest: Any) -> tuple[FileStamp, str]:
     *numbers, value = rest
     if not isinstance(path, str) or len(numbers) != 4 or len(bytes.fromhex(value)) != 16:
         raise ValueError(f"a row is {[path, *rest]!r:.80}")
@@ -120,9 +124,9 @@ def _row(path: Any, *rest: Any) -> tuple[FileStamp, str]:
 class WeightsIdentity:
     """Hashes the files of one checkpoint, in threads of its own while the model loads.
 
-    `parts` blocks until they are hashed. What is changed between the first look, which is taken
-    here, and `wait` is nobody's: it gets a name that no other life has.
-    Owner: the inference thread, but for the threads.
+    `parts` blocks until the files are hashed. A file that changes between the constructor and
+    `parts` gets a random identity, which no other process has.
+    Owner: the inference thread, except for the hashing threads.
     """
 
     def __init__(
@@ -133,13 +137,13 @@ class WeightsIdentity:
         is_over: Callable[[], bool] = lambda: False,
         patterns: Iterable[str] = PATTERNS,
     ) -> None:
-        """Look at the files of `patterns`, and begin to hash those that are not remembered.
+        """Read the stamps of the files of `patterns`, and start to hash those without a known hash.
 
-        Where not `is_hashed` their stamps tell them apart, which is enough for KV that dies with
-        this process. `is_over` says that nobody waits any more.
+        Unless `is_hashed`, the stamps identify the files, which is enough for KV that ends with
+        this process. `is_over` says that the process ends.
 
         Raises:
-            OSError: a file cannot be looked at.
+            OSError: a file's stamp cannot be read.
         """
         self._paths = files_like(directory, patterns)
         self._before = {path: stamp_of(path) for path in self._paths}
@@ -147,16 +151,16 @@ class WeightsIdentity:
         self._is_over = is_over
         self._began_at = time.monotonic()
         known = memory.load() if memory is not None and is_hashed else {}
-        self._hashes = {at: known[at] for at in self._before.values() if at in known}
+        self._hashes = {stamp: known[stamp] for stamp in self._before.values() if stamp in known}
         self._made: dict[FileStamp, str] = {}
         self._error: OSError | None = None
-        stamped = tuple(f"{path.name} {astuple(at)}" for path, at in self._before.items())
+        stamped = tuple(f"{path.name} {astuple(stamp)}" for path, stamp in self._before.items())
         self._parts: tuple[str, ...] | None = None if is_hashed else stamped
-        missing = {at for at in self._before.values() if at not in self._hashes}
+        missing = {stamp for stamp in self._before.values() if stamp not in self._hashes}
         self._threads = self._begin(missing) if is_hashed else []
 
     def parts(self) -> tuple[str, ...]:
-        """Return what tells these weights apart: each file's name and hash.
+        """Return each file's name and hash, which together identify the weights.
 
         Raises:
             OSError: a file could not be read.
@@ -204,14 +208,18 @@ class WeightsIdentity:
             raise SystemExit
 
     def _remember(self) -> None:
-        """Keep what was hashed of files that have not changed meanwhile."""
-        size, seconds = sum(at.size for at in self._made), time.monotonic() - self._began_at
+        """Remember the new hashes of files that have not changed meanwhile."""
+        size, seconds = sum(stamp.size for stamp in self._made), time.monotonic() - self._began_at
         if self._made:
             text = "hashed %d files of weights beside loading them: mb=%d s=%.1f"
             log.info(text, len(self._made), size >> 20, seconds)
         self._hashes |= self._made
-        now = {at for at in map(_stamp_now, self._paths) if at is not None and at.is_telling}
-        lasting = {at: value for at, value in self._made.items() if at in now}
+        now = {
+            stamp
+            for stamp in map(_stamp_now, self._paths)
+            if stamp is not None and stamp.shows_changes
+        }
+        lasting = {stamp: value for stamp, value in self._made.items() if stamp in now}
         if self._memory is not None and lasting:
             self._memory.add(lasting)
 
@@ -224,11 +232,11 @@ class WeightsIdentity:
 
 
 def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str | None:
-    """Return the hash of a file's bytes; None where it `is_over` before. Raises: OSError."""
+    """Return the hash of a file's bytes; None if `is_over` becomes true. Raises: OSError."""
     digest = xxh3_128()
     block = memoryview(bytearray(BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        # What is read pushes nothing out of memory; what is in memory is read from there.
+        # Reading must not push other files out of the system's cache.
         with contextlib.suppress(OSError):
             if hasattr(fcntl, "F_NOCACHE"):  # macOS
                 fcntl.fcntl(file.fileno(), fcntl.F_NOCACHE, 1)

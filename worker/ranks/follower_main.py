@@ -282,7 +282,7 @@ class Follower:
             cache=self.kv.caches[handle],
             tokens=[0] * count,
             tail=tail,
-            choice=SamplingParams(no_tokens, (), None),
+            sampling=SamplingParams(no_tokens, (), None),
             tokens_max=tokens_max,
             before_forward=lambda _count: self._until_returned(),
             before_join=self._until_returned,
@@ -302,8 +302,8 @@ class Follower:
         sampled = self.engine.decoder.step()
         self._link.witness(*token_facts([token.token_id for token in sampled]))
 
-    def _remove(self, request_id: str, said: int | None, handle: Handle) -> None:
-        left = self.engine.decoder.remove(request_id, said)
+    def _remove(self, request_id: str, kept: int | None, handle: Handle) -> None:
+        left = self.engine.decoder.remove(request_id, kept)
         if left is not None:
             self.kv.caches[handle] = left.cache
 

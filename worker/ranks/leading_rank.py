@@ -142,11 +142,11 @@ class LeadingDecoder(Decoder):
         self._commands.link.witness(*token_facts([token.token_id for token in sampled]))
         return sampled
 
-    def remove(self, key: str, said: int | None = None) -> DecodingSequence | None:
+    def remove(self, request_id: str, kept: int | None = None) -> DecodingSequence | None:
         """See `Decoder.remove`; the remaining cache always gets a new handle."""
         handle = self._commands.new_handle()
-        self._commands.send("remove", key, said, handle)
-        left = super().remove(key, said)
+        self._commands.send("remove", request_id, kept, handle)
+        left = super().remove(request_id, kept)
         if left is None:
             return None
         named = self._commands.cache(left.cache, handle)

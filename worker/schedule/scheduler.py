@@ -389,7 +389,7 @@ class Scheduler:
             cache=slot.cache,
             tokens=request.ids[: request.position],
             tail=request.ids[request.position :],
-            choice=self._sampling_params(request),
+            sampling=self._sampling_params(request),
             tokens_max=request.tokens_max,
             before_forward=functools.partial(kv_manager.grow, slot),
             before_join=functools.partial(kv_manager.lend, slot),

@@ -189,14 +189,14 @@ class WorkerMemory:
                 encoders=self.encoders_bytes,
             )
         except Exception:
-            share.give_up()
+            share.release()
             raise
         mlx_memory.wire(nbytes)
 
     def dense_bytes_max(self) -> int:
         """Return how many bytes the dense form of a model may take on a CPU."""
         share = self.share
-        share.look()
+        share.read_others()
         return mlx_memory.dense_bytes_max(share.total, self._settings.workers, share.others_bytes)
 
     def loaded(self, sizes: Iterable[int]) -> None:

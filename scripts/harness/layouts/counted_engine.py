@@ -53,7 +53,7 @@ class TimedDecoder(Decoder):
 
     def step(self) -> list[SampledToken]:
         sampled = super().step()
-        self.engine.pass_steps(len(self._lone) + len(self._batches))
+        self.engine.pass_steps(len(self._single) + len(self._batches))
         return sampled
 
 

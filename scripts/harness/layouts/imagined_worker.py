@@ -131,7 +131,7 @@ class ImaginedWorker:
             self._free(buffer for buffers in [*self._slots, *self._kept] for buffer in buffers)
             self.fake.memory.clear_cache()
             unwire()
-            self.memory.share.give_up()
+            self.memory.share.release()
 
     def _rows(self, tokens: int) -> list[int]:
         """Return the bytes of the arrays that are kept of a run of tokens."""

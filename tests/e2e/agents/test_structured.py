@@ -58,7 +58,7 @@ def test_each_answer_of_a_batch_is_held_to_its_own(fixture: str) -> None:
     free = machine.put(Constraints(), None, hot(3), 60)
     decoder = machine.engine.decoder
     sizes = set()
-    machine.run(until=lambda: bool(sizes.add(sum(map(len, decoder.batch_keys)))))
+    machine.run(until=lambda: bool(sizes.add(sum(map(len, decoder.batch_request_ids)))))
     assert max(sizes) >= 2, "they decode together"
     assert (answer.reason, free.reason) == ("stop", "length")
     assert faults(json.loads(content_of(answer, model)), wanted) == []

@@ -187,6 +187,6 @@ class AskingDrafter:
         self.drafts.append(tokens)
         return chain(tokens, ["model"] * len(tokens))
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         self.drafted += len(draft)
         self.accepted += len(accepted)

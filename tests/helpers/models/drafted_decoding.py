@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, DecodingSequence
-from hearth.worker.engine.decode.sampler import SamplingDefaults, make_token_choice
+from hearth.worker.engine.decode.sampler import SamplingDefaults, make_sampling_params
 from hearth.worker.kv.layer_adapters import RewindPoint
 
 SAMPLINGS: Final = {
@@ -36,7 +36,7 @@ def drafted_sequence(
         cache=cache,
         tokens=list(prompt[:-tail]),
         tail=list(prompt[-tail:]),
-        choice=make_token_choice(SAMPLINGS[sampling], SamplingDefaults(), 4000, len(prompt)),
+        sampling=make_sampling_params(SAMPLINGS[sampling], SamplingDefaults(), 4000, len(prompt)),
         tokens_max=tokens_max,
         drafter=drafter,
         before_draft=lambda _rows, draft_rows: draft_rows,

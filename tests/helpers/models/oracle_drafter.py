@@ -47,7 +47,7 @@ class OracleDrafter:
         said = [token ^ (self._chance.random() < self._lies) for token in right]
         return chain(said, ["history"] * len(said))
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         assert list(accepted) == list(range(len(accepted))), accepted
         self.accepted += len(accepted)
 
@@ -90,7 +90,7 @@ class TreeOracle(OracleDrafter):
         sources: list[DraftSource] = ["model"] * length
         return Draft(tuple(tokens), tuple(parents), tuple(sources))
 
-    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+    def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         assert rows == 1 + len(draft), "nothing waits where branches are"
         places = range(len(self.taken), len(self.taken) + len(accepted))
         assert [draft.tokens[node] for node in accepted] == [self._truth[at] for at in places]

@@ -93,7 +93,7 @@ def test_every_draft_is_a_tree_within_its_bounds_and_every_row_is_counted(
         path = path_of(draft, left[:-1])
         fed = waiting + len(draft)
         if len(draft):
-            drafter.note(draft, path, fed)
+            drafter.record(draft, path, fed)
         forwards, rows = forwards + 1, rows + fed
         waiting = min(waiting + len(path) + 1, 20) if replays and len(path) < len(draft) else 1
         drafter.take(left[: len(path) + 1])
@@ -130,11 +130,11 @@ def test_where_nothing_is_accepted_rows_are_five_percent_more_at_most(
         drafted = proposed(length, source, kind, match, count, waiting)
         rows += waiting + drafted
         if drafted:
-            length.rates.note(source, kind, match, right=False)
+            length.rates.record(source, kind, match, right=False)
         if drafted or waiting > 1:
-            length.note(0, waiting + drafted)
+            length.record(0, waiting + drafted)
         waiting = waiting + 1 if replays and drafted else 1
-        length.take(1)
+        length.count_tokens(1)
     assert rows <= 1.05 * tokens, "and a forward a token, which rejected drafts cannot change"
 
 
@@ -155,5 +155,5 @@ def test_a_rate_is_a_probability_whatever_was_told(
     rates = AcceptanceRates()
     for at, right in enumerate(told):
         source, kind, match, _ = lies[at % len(lies)]
-        rates.note(source, kind, match, right)
+        rates.record(source, kind, match, right)
         assert 0 < rates.rate(source, kind, match) < 1

@@ -9,7 +9,7 @@ from hearth.worker.draft.token_history import (
     NEAR_BEFORE,
     NEAR_BEHIND,
     ORDERS,
-    PLACES_MAX,
+    POSITIONS_MAX,
     SEPARATOR,
     Match,
     TokenHistory,
@@ -45,7 +45,7 @@ def test_what_is_found_is_there_and_nothing_is_overlooked(
     known = matches(text, tail)
     match = history.find(tail)
     assert match in known if match is not None else not known
-    if 0 < len(known) <= PLACES_MAX // 2:
+    if 0 < len(known) <= POSITIONS_MAX // 2:
         assert match == max(known), "the longest, and of those the newest"
     if match is not None:
         assert history.token_at(match.end) == text[match.end]

@@ -13,9 +13,9 @@ from hearth.worker.engine.decode.batch_split import (
     STAY,
     ReadCost,
     RowLength,
-    common,
     plan_trunks,
     regroup,
+    shared_length,
     split,
 )
 from hearth.worker.engine.decode.decoding_sequence import DecodingSequence
@@ -118,7 +118,7 @@ def test_no_pair_is_left_that_could_share_a_trunk(rows: list[DecodingSequence]) 
     planned = plan_trunks(rows, MIN)
     alone = [each for each in rows if each.request_id not in planned and each.lineage is not None]
     for one, other in itertools.combinations(alone, 2):
-        assert one.lineage != other.lineage or common(one, other) < MIN
+        assert one.lineage != other.lineage or shared_length(one, other) < MIN
 
 
 @given(ROWS, st.integers(0, 7))

@@ -162,13 +162,13 @@ def test_a_head_that_misses_the_last_tokens_drafts_nothing() -> None:
 def test_a_head_begins_anew_before_it_holds_more_than_its_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(draft_model, "HELD_MAX", 10)
+    monkeypatch.setattr(draft_model, "PAIRS_MAX", 10)
     text = list(range(100))
     head, follower = knowing_head(text)
     for at in range(25):
         follower.take(at, mx.array([text[at]]), mx.zeros((1, 1, 4)))
         assert follower.draft(at + 1, text[at + 1], 2) == text[at + 2 : at + 4]
-        assert follower.held <= 10
+        assert follower.read_count <= 10
     assert head.begun == [0, 10, 20]
 
 

@@ -59,7 +59,7 @@ def test_states_and_windows_that_are_kept_are_part_of_an_entry(name: str) -> Non
 def test_rows_in_a_batch_are_live_bytes_too() -> None:
     made = machine("qwen3", tiny=True)
     answers = [made.submit([*range(first, first + 100)], 40) for first in (0, 200)]
-    made.run(until=lambda: bool(made.engine.decoder.batch_keys))
+    made.run(until=lambda: bool(made.engine.decoder.batch_request_ids))
     report = report_of(made)
     batched = [slot for slot in report["slots"] if slot["batched"]]
     assert len(batched) == 2 and sum(slot["bytes"] for slot in report["slots"]) == 0

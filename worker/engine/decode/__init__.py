@@ -1,1 +1,1 @@
-"""Decodes: alone with drafts, in batches, on trunks; samples what comes next."""
+"""Decodes sequences, alone with drafts or in batches on shared trunks, and samples their tokens."""

@@ -1,7 +1,8 @@
 """Decodes several sequences in one forward, over the batch caches of mlx-lm and our own.
 
-Mlx-lm and mlx-vlm have batch caches for the layers that they make, but mlx-lm has none for rows
-that are packed while they run. Whether a model computes in a batch what it computes alone is tried.
+Mlx-lm and mlx-vlm have batch caches for the layers that they make. Mlx-lm has none for KV that is
+quantised while the model runs. `model_trials.py` tries whether a model computes in a batch what it
+computes alone.
 Owner: the inference thread.
 """
 
@@ -29,16 +30,17 @@ from hearth.worker.engine.decode.shared_trunk import (
 )
 from hearth.worker.engine.lora.lora_adapter import applied
 
-STEP: Final = 256  # rows by which buffers grow, as mlx-lm's
-PACKED: Final = "QuantizedKVCache"  # mlx-lm's and mlx-vlm's are alike
+STEP: Final = 256  # KV rows by which buffers grow, as in mlx-lm
+PACKED: Final = "QuantizedKVCache"  # the same name in mlx-lm and mlx-vlm
 
 
 class Batch:
-    """Sequences that share forwards, one ahead of what was returned. Never empty when it is used.
+    """Decodes sequences that share forwards, one forward ahead of the tokens that were returned.
 
-    Invariants: all have one adapter, or none; row n of each layer holds what `rows[n]` was fed; of
-    the first of them, where it has a trunk, a layer of plain rows holds no copy. A layer at a time
-    is copied, so that no more than one is there twice.
+    Invariants: the batch is not empty when it is used. All its sequences have the same adapter, or
+    none. Batch row n of each layer holds the KV of `sequences[n]`. Where that sequence stands on a
+    trunk, a layer that can be trunked holds only the KV behind the trunk.
+    Layers are copied one after another, so that at most one layer is in memory twice.
     """
 
     def __init__(
@@ -48,187 +50,201 @@ class Batch:
         trunks: Mapping[str, Trunk],
         agree: Agree = as_chosen,
     ) -> None:
-        """Take over sequences, which lose their caches, in this order. See `extend`."""
+        """Take over the caches of these sequences, in this order. See `extend`."""
         self._model = model
         self._agree = agree
-        self.kind = batch_kind(joining[0].row.cache)
-        self.adapter = joining[0].row.adapter
-        self.rows: list[DecodingSequence] = []
+        self.kind = batch_kind(joining[0].sequence.cache)
+        self.adapter = joining[0].sequence.adapter
+        self.sequences: list[DecodingSequence] = []
         self._layers: list[Any] = []
-        self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled behind what the layers hold
-        self._logprobs: mx.array | None = None  # (rows, vocabulary), by which they were
+        self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled and not fed yet
+        self._logprobs: mx.array | None = None  # (rows, vocabulary), that `_tokens` were drawn from
         self.extend(joining, trunks)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row without its trunk, which all are padded to."""
-        return max((row.own_length for row in self.rows), default=0)
+        """Tokens of the longest sequence, without its trunk: the length that all are padded to."""
+        return max((sequence.own_length for sequence in self.sequences), default=0)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all but the trunks, which other batches may hold too."""
+        """The bytes of the layers without the trunks, which other batches may hold too."""
         return sum(layer.nbytes for layer in self._layers)
 
     def extend(self, joining: list[SingleSequence], trunks: Mapping[str, Trunk]) -> None:
-        """Take over more sequences, behind those that are here.
+        """Append more sequences.
 
-        `trunks` has, by its key, what each row is to stand on: of those here and those joining.
+        `trunks` has, by request id, the trunk that each sequence is to stand on: the sequences of
+        the batch and the joining ones.
         """
-        coming = [lone.row for lone in joining]
-        for number in range(len(coming[0].cache)):
-            layer = self._merged(coming, trunks, number)
-            if self.rows:
+        added = [single.sequence for single in joining]
+        for number in range(len(added[0].cache)):
+            layer = self._merged(added, trunks, number)
+            if self.sequences:
                 if isinstance(layer, TrunkedKVCache):
                     self._put_on_trunks(trunks, number)
                 self._layers[number].extend(layer)
             else:
                 self._layers.append(layer)
             mx.eval(self._layers[number].state)
-        self.rows += coming
-        for row in self.rows:
-            row.trunk = trunks.get(row.request_id, row.trunk)
+        self.sequences += added
+        for sequence in self.sequences:
+            sequence.trunk = trunks.get(sequence.request_id, sequence.trunk)
         before = [] if self._logprobs is None else [self._logprobs]
-        self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
+        self._logprobs = mx.concatenate([*before, *(single.logprobs for single in joining)])
         tokens = [self._tokens] if before else []
-        self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
-        self._note_rows()
+        self._tokens = mx.concatenate([*tokens, *(single.token for single in joining)])
+        self._find_common()
 
     def _merged(
-        self, coming: list[DecodingSequence], trunks: Mapping[str, Trunk], number: int
+        self, added: list[DecodingSequence], trunks: Mapping[str, Trunk], number: int
     ) -> Any:
-        """Return a layer of the rows that come, who lose it: on trunks if any is to be on one."""
-        caches = [row.cache[number] for row in coming]
-        for row in coming:
-            row.cache[number] = None
-        rows = (*self.rows, *coming)
-        is_trunked = any(row.trunk is not None or row.request_id in trunks for row in rows)
+        """Merge layer `number` of the added sequences, and remove it from their caches.
+
+        The layer is a TrunkedKVCache if any sequence of the batch is to stand on a trunk.
+        """
+        caches = [sequence.cache[number] for sequence in added]
+        for sequence in added:
+            sequence.cache[number] = None
+        members = (*self.sequences, *added)
+        is_trunked = any(
+            sequence.trunk is not None or sequence.request_id in trunks for sequence in members
+        )
         if is_trunked and can_stand_on_trunk(caches[0]):
-            return merge_on_trunks(caches, _wanted(coming, trunks), number)
+            return merge_on_trunks(caches, _planned_trunks(added, trunks), number)
         return merge_caches([[cache] for cache in caches])[0]
 
     def _put_on_trunks(self, trunks: Mapping[str, Trunk], number: int) -> None:
-        """Have a layer's rows stand on these trunks; they are copied where that is a change."""
-        layer, wanted = self._layers[number], _wanted(self.rows, trunks)
-        if any(trunk is not row.trunk for trunk, row in zip(wanted, self.rows, strict=True)):
-            rows = [layer.extract(row) for row in range(len(self.rows))]
-            self._layers[number] = merge_on_trunks(rows, wanted, number)
+        """Put a layer's batch rows on these trunks. The layer is copied where a trunk changes."""
+        layer, planned = self._layers[number], _planned_trunks(self.sequences, trunks)
+        if any(
+            trunk is not sequence.trunk
+            for trunk, sequence in zip(planned, self.sequences, strict=True)
+        ):
+            caches = [layer.extract(row) for row in range(len(self.sequences))]
+            self._layers[number] = merge_on_trunks(caches, planned, number)
         elif not isinstance(layer, TrunkedKVCache):
-            self._layers[number] = TrunkedKVCache(layer, [None] * len(self.rows))
+            self._layers[number] = TrunkedKVCache(layer, [None] * len(self.sequences))
 
-    def _note_rows(self) -> None:
-        """Find out what the rows have in common."""
-        assert all(row.adapter is self.adapter for row in self.rows), "adapters share no forward"
-        shifts = [row.shift for row in self.rows]
-        # Models of text alone take no such argument.
+    def _find_common(self) -> None:
+        """Update what depends on all sequences: position shifts, a common sampler, processors."""
+        assert all(sequence.adapter is self.adapter for sequence in self.sequences), (
+            "adapters share no forward"
+        )
+        shifts = [sequence.shift for sequence in self.sequences]
+        # Text-only models take no `shift`.
         self._model_arguments = {"shift": shifts} if any(shifts) else {}
-        samplers = [row.choice.sampler for row in self.rows]
+        samplers = [sequence.sampling.sampler for sequence in self.sequences]
         self._sampler = samplers[0] if len(set(samplers)) == 1 else None
-        self._is_processed = any(row.context is not None for row in self.rows)
+        self._is_processed = any(sequence.context is not None for sequence in self.sequences)
 
     def step(self) -> list[SampledToken]:
-        """Return each row's token that was sampled last; the next are computed meanwhile."""
+        """Return each sequence's last sampled token. The next ones are computed meanwhile."""
         tokens, logprobs = self._tokens, self._logprobs
         assert logprobs is not None
         self._feed(tokens)
         sampled = []
         ids: list[int] = tokens.tolist()  # type: ignore[assignment]
-        for number, (row, token_id) in enumerate(zip(self.rows, ids, strict=True)):
-            assert row.remaining > 0, "a sequence past its limit is removed, not stepped"
-            row.remaining -= 1
-            row.tokens.append(token_id)
-            row.note([token_id])
-            sampled.append(row.sampled(token_id, logprobs, number))
+        for row, (sequence, token_id) in enumerate(zip(self.sequences, ids, strict=True)):
+            assert sequence.remaining > 0, "a sequence past its limit is removed, not stepped"
+            sequence.remaining -= 1
+            sequence.tokens.append(token_id)
+            sequence.record([token_id])
+            sampled.append(sequence.sampled(token_id, logprobs, row))
         return sampled
 
     def _feed(self, inputs: mx.array) -> None:
-        """Feed `inputs` (rows,) and have what follows them sampled."""
+        """Feed `inputs` (rows,) and sample the next token of each sequence."""
         with applied(self.adapter):
             logits = self._model(inputs[:, None], cache=self._layers, **self._model_arguments)
-        raw = logits = logits[:, -1, :]
-        slices = [slice(number, number + 1) for number in range(len(self.rows))]
+        raw_logits = logits = logits[:, -1, :]
+        slices = [slice(row, row + 1) for row in range(len(self.sequences))]
         if self._is_processed:
             logits = mx.concatenate(
                 [
-                    row.process(inputs[at], logits[at])
-                    for row, at in zip(self.rows, slices, strict=True)
+                    sequence.process(inputs[row], logits[row])
+                    for sequence, row in zip(self.sequences, slices, strict=True)
                 ]
             )
         logprobs = normalised(logits)
-        places = [row.next_place() for row in self.rows]
+        positions = [sequence.next_position() for sequence in self.sequences]
         if self._sampler is not None:
-            chosen = self._sampler(logprobs, places)
+            chosen = self._sampler(logprobs, positions)
         else:
             chosen = mx.concatenate(
                 [
-                    row.choice.sampler(logprobs[at], places[at])
-                    for row, at in zip(self.rows, slices, strict=True)
+                    sequence.sampling.sampler(logprobs[row], positions[row])
+                    for sequence, row in zip(self.sequences, slices, strict=True)
                 ]
             )
-        self._tokens, self._logprobs = self._agree(raw, chosen), logprobs
+        self._tokens, self._logprobs = self._agree(raw_logits, chosen), logprobs
         mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
 
-    def remove(self, key: str) -> tuple[DecodingSequence, tuple[mx.array, mx.array]] | None:
-        """Give up a sequence, with what its cache holds and what was sampled; None if unknown.
+    def remove(self, request_id: str) -> tuple[DecodingSequence, tuple[mx.array, mx.array]] | None:
+        """Remove a sequence; return it with its own cache, and its next token; None if unknown.
 
-        Layers of a row on a trunk hold its tail, and the trunk by reference: see `whole_rows`.
-        Sampled are its next token (1,) and the log probabilities (1, vocabulary).
+        The token (1,) comes with the log probabilities (1, vocabulary) that it was drawn from. A
+        layer of a sequence on a trunk is a TailKVCache: see `copy_trunk_rows`.
         """
-        number = next((n for n, row in enumerate(self.rows) if row.request_id == key), None)
-        if number is None:
+        row = next((n for n, s in enumerate(self.sequences) if s.request_id == request_id), None)
+        if row is None:
             return None
         assert self._logprobs is not None
-        row = self.rows.pop(number)
-        kept = [n for n in range(len(self.rows) + 1) if n != number]
-        row.cache = []
-        for place, layer in enumerate(self._layers):
-            row.cache.append(take_row(layer, number))
+        sequence = self.sequences.pop(row)
+        kept = [n for n in range(len(self.sequences) + 1) if n != row]
+        sequence.cache = []
+        for number, layer in enumerate(self._layers):
+            sequence.cache.append(take_row(layer, row))
             if kept:
                 layer.filter(kept)
                 mx.eval(layer.state)
                 if isinstance(layer, TrunkedKVCache) and not layer.groups:
-                    self._layers[place] = layer.without_trunks()
-        sampled = (self._tokens[number : number + 1], self._logprobs[number : number + 1])
+                    self._layers[number] = layer.without_trunks()
+        sampled = (self._tokens[row : row + 1], self._logprobs[row : row + 1])
         if kept:
             indices = mx.array(kept)
             self._tokens, self._logprobs = self._tokens[indices], self._logprobs[indices]
-            self._note_rows()
-        return row, sampled
+            self._find_common()
+        return sequence, sampled
 
 
-def _wanted(rows: list[DecodingSequence], trunks: Mapping[str, Trunk]) -> list[Trunk | None]:
-    """Return what each row is to stand on: by its key, else what it stands on now."""
-    return [trunks.get(row.request_id, row.trunk) for row in rows]
+def _planned_trunks(
+    sequences: list[DecodingSequence], trunks: Mapping[str, Trunk]
+) -> list[Trunk | None]:
+    """Return the trunk of each sequence: from `trunks`, otherwise the one that it stands on now."""
+    return [trunks.get(sequence.request_id, sequence.trunk) for sequence in sequences]
 
 
 class BatchQuantizedKVCache:
-    """The packed K and V of several sequences in one layer, each padded on its left.
+    """The quantised K and V of several sequences in one layer, each padded on its left.
 
-    Does for QuantizedKVCache what mlx-lm's BatchKVCache does for KVCache, under the same names.
-    `keys` and `values` are (packed, scales, biases), each (batch, heads, rows, width). Of the rows
-    `_idx` are written, and a sequence's own are those from its `_padding` on. (Not `left_padding`:
-    mlx-vlm's Qwen3.5 takes a cache with that for raw rows, and would mask none of these.)
+    It does for QuantizedKVCache what mlx-lm's BatchKVCache does for KVCache, under the same names.
+    `keys` and `values` are (packed, scales, biases), each (batch, heads, KV rows, width). The first
+    `_idx` KV rows are written. A sequence's own rows begin behind its `_padding`. (The name is not
+    `left_padding`: mlx-vlm's Qwen3.5 takes a cache with that attribute for unquantised KV, and
+    would mask nothing here.)
     Owner: the inference thread.
     """
 
-    def __init__(self, rows: Sequence[Any]) -> None:
-        """Copy the lone caches `rows`, none of them empty."""
-        first = rows[0]
-        self.bits, self.group_size = first.bits, first.group_size  # what attention asks for
-        self._lone = type(first)
-        lengths: list[int] = [row.offset for row in rows]
+    def __init__(self, caches: Sequence[Any]) -> None:
+        """Copy this layer's caches of several sequences. None of them may be empty."""
+        first = caches[0]
+        self.bits, self.group_size = first.bits, first.group_size  # read by upstream's attention
+        self._single_class = type(first)
+        lengths: list[int] = [cache.offset for cache in caches]
         assert min(lengths) > 0, lengths
         self._idx = max(lengths)
         padding = [self._idx - length for length in lengths]
-        self.keys = _stacked([row.keys for row in rows], lengths, self._idx)
-        self.values = _stacked([row.values for row in rows], lengths, self._idx)
+        self.keys = _stacked([cache.keys for cache in caches], lengths, self._idx)
+        self.values = _stacked([cache.values for cache in caches], lengths, self._idx)
         self._padding = mx.array(padding)
-        self.offset = mx.array(lengths)  # of each row, which its positions follow from
+        self.offset = mx.array(lengths)  # tokens of each sequence; positions continue from them
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, ...]:
-        """Write the rows (batch, heads, n, width) of the next tokens; return all, packed."""
+        """Append K and V (batch, heads, n, width) of the next tokens; return all, quantised."""
         start, self._idx = self._idx, self._idx + keys.shape[2]
         if self._idx > self.keys[0].shape[2]:
             spare = -(-(self._idx - start) // STEP) * STEP
@@ -247,7 +263,7 @@ class BatchQuantizedKVCache:
         )
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
-        """Return which rows each of the next `N` tokens may see: none of the padding."""
+        """Return the mask of the KV rows that each of the next `N` tokens may see: no padding."""
         mask = create_causal_mask(N, offset=self._idx, left_padding=self._padding, **more)
         return cast(mx.array, mask)
 
@@ -264,34 +280,34 @@ class BatchQuantizedKVCache:
         self._idx -= least
 
     def extend(self, other: "BatchQuantizedKVCache") -> None:
-        """Take in the sequences of another batch, behind those here."""
+        """Append the sequences of another batch."""
         end = max(self._idx, other._idx)
         pair = (self, other)
-        rows = max(end - one._idx + one.keys[0].shape[2] for one in pair)
+        rows = max(end - batch._idx + batch.keys[0].shape[2] for batch in pair)
 
-        def joined(ours: Any, theirs: Any) -> mx.array:
+        def joined(own_array: Any, other_array: Any) -> mx.array:
             parts = []
-            for one, array in zip(pair, (ours, theirs), strict=True):
-                left = end - one._idx
+            for batch, array in zip(pair, (own_array, other_array), strict=True):
+                left = end - batch._idx
                 parts.append(_padded(array, left, rows - left - array.shape[2]))
             return mx.concatenate(parts)
 
         self.keys = tuple(map(joined, self.keys, other.keys))
         self.values = tuple(map(joined, self.values, other.values))
-        self._padding = mx.concatenate([one._padding + (end - one._idx) for one in pair])
+        self._padding = mx.concatenate([batch._padding + (end - batch._idx) for batch in pair])
         self.offset = mx.concatenate([self.offset, other.offset])
         self._idx = end
 
     def extract(self, idx: int) -> Any:
-        """Return a sequence in a cache of its own, of the class that it came in."""
-        lone = self._lone(group_size=self.group_size, bits=self.bits)
+        """Return a sequence in a cache of its own, of the class that its cache had before."""
+        single = self._single_class(group_size=self.group_size, bits=self.bits)
         start: int = self._padding[idx].item()  # type: ignore[assignment]
-        lone.keys, lone.values = (
+        single.keys, single.values = (
             tuple(mx.contiguous(a[idx : idx + 1, :, start : self._idx]) for a in arrays)
             for arrays in (self.keys, self.values)
         )
-        lone.offset = self._idx - start
-        return lone
+        single.offset = self._idx - start
+        return single
 
     def size(self) -> int:
         return self._idx
@@ -309,7 +325,7 @@ class BatchQuantizedKVCache:
 
 
 def is_mergeable(cache: Sequence[Any]) -> bool:
-    """Whether several caches like this one can become a batch."""
+    """Whether several caches like this one can be merged into a batch."""
     return all(
         type(layer).__name__ == PACKED
         or (hasattr(layer, "merge") and is_mergeable(getattr(layer, "caches", ())))
@@ -318,9 +334,9 @@ def is_mergeable(cache: Sequence[Any]) -> bool:
 
 
 def batch_kind(cache: Sequence[Any]) -> Hashable:
-    """Return what the caches of one batch have in common: whether and how each layer is packed."""
-    lone = [layer.tail if isinstance(layer, TailKVCache) else layer for layer in cache]
-    return tuple((type(layer).__name__, getattr(layer, "bits", None)) for layer in lone)
+    """Return the class and the bits of each layer. Caches of one batch have the same kind."""
+    plain = [layer.tail if isinstance(layer, TailKVCache) else layer for layer in cache]
+    return tuple((type(layer).__name__, getattr(layer, "bits", None)) for layer in plain)
 
 
 def keeps_plain_rows(kind: Hashable) -> bool:
@@ -328,34 +344,36 @@ def keeps_plain_rows(kind: Hashable) -> bool:
     return isinstance(kind, tuple) and any(name == PLAIN for name, _ in kind)
 
 
-def merge_caches(rows: Sequence[Sequence[Any]]) -> list[Any]:
+def merge_caches(caches: Sequence[Sequence[Any]]) -> list[Any]:
     """Return a batch's layers, which hold copies of these caches' layers. Lazy.
 
-    They have `extend`, `filter` and `extract`, and one `offset` for each row.
+    The layers have `extend`, `filter` and `extract`, and an `offset` for each batch row.
     """
-    assert len({batch_kind(row) for row in rows}) == 1, "packed rows and others share no batch"
+    assert len({batch_kind(cache) for cache in caches}) == 1, (
+        "packed rows and others share no batch"
+    )
     return [
         BatchQuantizedKVCache(layers)
         if type(layers[0]).__name__ == PACKED
         else layers[0].merge(list(layers))
-        for layers in zip(*rows, strict=True)
+        for layers in zip(*caches, strict=True)
     ]
 
 
-def take_row(layer: Any, number: int) -> Any:
-    """Return a batch layer's row in a cache of its own, evaluated; it keeps no other alive."""
-    lone = layer.extract(number)
-    for part in getattr(lone, "caches", (lone,)):
-        if hasattr(part, "cache"):  # states: upstream gives a view of those of all rows
+def take_row(layer: Any, row: int) -> Any:
+    """Return a batch row in a cache of its own, evaluated. It keeps no other row's memory."""
+    single = layer.extract(row)
+    for part in getattr(single, "caches", (single,)):
+        if hasattr(part, "cache"):  # recurrent states: upstream returns views of all rows' states
             part.cache = [None if state is None else mx.contiguous(state) for state in part.cache]
-    mx.eval(lone.state)
-    return lone
+    mx.eval(single.state)
+    return single
 
 
 def _stacked(
-    rows: Sequence[Sequence[mx.array]], lengths: Sequence[int], end: int
+    quantised: Sequence[Sequence[mx.array]], lengths: Sequence[int], end: int
 ) -> tuple[mx.array, ...]:
-    """Return for each of the arrays of packed rows those of all sequences, ending alike."""
+    """Join the (packed, scales, biases) of all sequences, padded on the left to length `end`."""
     return tuple(
         mx.concatenate(
             [
@@ -363,10 +381,10 @@ def _stacked(
                 for array, length in zip(arrays, lengths, strict=True)
             ]
         )
-        for arrays in zip(*rows, strict=True)
+        for arrays in zip(*quantised, strict=True)
     )
 
 
 def _padded(array: mx.array, left: int, right: int) -> mx.array:
-    """Return (batch, heads, rows, width) with so many more rows, of zeros."""
+    """Return an array (batch, heads, KV rows, width) with rows of zeros added at both ends."""
     return mx.pad(array, [(0, 0), (0, 0), (left, right), (0, 0)]) if left or right else array

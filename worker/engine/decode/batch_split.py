@@ -1,8 +1,8 @@
-"""Chooses which sequences share a decode step, by the bytes that the step reads, and which a trunk.
+"""Chooses which sequences share a decode step, by the bytes that it reads, and which share a trunk.
 
-A batch reads the weights once for all its rows, and pads every row to its longest. Two batches read
-the weights twice, and pad less. A trunk is kept once in place of once for each of its rows, and a
-step reads it once. Pure functions; lengths are in tokens.
+A batch reads the weights once for all its rows, and pads every row to the longest. Two batches read
+the weights twice, and pad less. A trunk is kept once for all its rows, and a step reads it once.
+Pure functions. A row is a batch row, and lengths are in tokens.
 """
 
 import itertools
@@ -15,10 +15,11 @@ from mlx.utils import tree_flatten
 from hearth.worker.engine.decode.decoding_sequence import DecodingSequence as DecodingSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk
 
-# Rows are copied to be regrouped, which has to pay: groups stay as long as they read no more.
+# Regrouping copies KV, which has to pay: groups stay while they read at most this many times as
+# much as the best grouping.
 STAY: Final = 1.05
 TRUNK_TOKENS_MIN: Final = 1024
-# Rows are copied to be put on another trunk, which has to pay.
+# A change of trunk copies KV, which has to pay: the new trunk is this many times as long.
 GAIN_MIN: Final = 1.25
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
@@ -26,7 +27,7 @@ CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_top
 
 @dataclass(frozen=True, slots=True)
 class RowLength:
-    """What a step reads of one row: its own tokens, and a trunk, once for all that share it."""
+    """What a step reads of one batch row: its own tokens, and its trunk, once for all its rows."""
 
     own: int
     trunk: Hashable | None = None
@@ -35,29 +36,29 @@ class RowLength:
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """Tells how many bytes a decode step of several rows reads. Immutable.
+    """Estimates how many bytes a decode step of several batch rows reads. Immutable.
 
-    Left as it is, padding costs nothing, so that all share one batch.
+    With the defaults padding costs nothing, so that all sequences share one batch.
     """
 
-    weight_bytes: float = 1.0  # that each step reads, whatever its rows
+    weight_bytes: float = 1.0  # read by each step, without the routed experts
     expert_bytes: float = 0.0  # of all routed experts
     expert_share: float = 1.0  # of the experts that one row chooses
-    row_bytes: float = 0.0  # of a token, in layers that keep every token
+    row_bytes: float = 0.0  # KV of a token in layers that keep every token
     window: int = 0  # tokens that sliding layers look back
-    window_row_bytes: float = 0.0  # of a token, in those layers
+    window_row_bytes: float = 0.0  # KV of a token in sliding layers
 
     def weights(self, rows: int) -> float:
-        """Return the bytes of weights that a step of `rows` reads: each row chooses its experts."""
+        """Return the bytes of weights that a step of `rows` reads. Each row chooses its experts."""
         return self.weight_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** rows)
 
     def step(self, rows: int, longest: int) -> float:
-        """Return the bytes that a step of `rows` reads, all padded to the longest."""
+        """Return the bytes that a step of `rows` reads, all padded to `longest` tokens."""
         window = min(longest, self.window) * self.window_row_bytes
         return self.weights(rows) + rows * (longest * self.row_bytes + window)
 
     def of(self, groups: Iterable[Sequence[RowLength]]) -> float:
-        """Return the bytes that steps of these groups of rows read together."""
+        """Return the bytes that one step of each group reads, summed."""
         return sum(
             self.step(len(group), max(row.own for row in group))
             + self.row_bytes * sum({row.trunk: row.trunk_length for row in group}.values())
@@ -68,12 +69,11 @@ class ReadCost:
 def read_cost(
     network: Any, config: Mapping[str, Any], row_bytes: int, window: int, window_row_bytes: int
 ) -> ReadCost:
-    """Return the cost of a loaded model's steps. `config` is its config.json's.
+    """Return the cost of a loaded model's steps. `config` is the content of its config.json.
 
-    `network` is upstream's module, whose experts' weights are in its Switch layers.
-
-    Embeddings that are not the output layer too are looked up, not read. Where a config does not
-    say how many experts a token chooses, all are counted as read.
+    `network` is upstream's module. The weights of its experts are in its Switch layers.
+    Embeddings are looked up, not read, unless they are the output layer too. Where `config` does
+    not say how many experts a token chooses, all are counted as read.
     """
     sizes = [(name, array.nbytes) for name, array in tree_flatten(network.parameters())]
     has_head = any("lm_head" in name for name, _ in sizes)
@@ -100,23 +100,25 @@ def read_cost(
 def split(rows: Sequence[RowLength], cost: ReadCost, rows_max: int) -> list[list[int]]:
     """Return the groups of indices into `rows` whose steps together read the fewest bytes.
 
-    None has more than `rows_max`. Each is in ascending order, and so are they by their first.
-    Neighbours by length share: a group of others could swap rows for shorter padding (which may
-    read a trunk once more, so that with trunks this is a good grouping, not always the best). The
-    best grouping of the n shortest follows from those of fewer, in n * rows_max sums.
+    A group has at most `rows_max` rows. The indices of a group ascend, and so do the groups by
+    their first index.
+    Only neighbours in order of length are grouped: two groups that overlap in length could swap
+    rows for less padding. With trunks such a swap may read a trunk twice, so the grouping is then
+    good, but not always the best. The best grouping of the n shortest rows follows from the best
+    groupings of fewer rows, in n * rows_max sums.
     """
     order = sorted(range(len(rows)), key=lambda index: (rows[index].own, rows[index].trunk_length))
     weights = [cost.weights(count) for count in range(min(rows_max, len(order)) + 1)]
-    best, begins = [0.0], [0]  # by how many of the shortest are grouped
+    best, begins = [0.0], [0]  # index n: for the n shortest rows
     for end, index in enumerate(order, 1):
-        a_row = cost.step(1, rows[index].own) - weights[1]
+        kv_bytes = cost.step(1, rows[index].own) - weights[1]
         trunks: dict[Hashable, int] = {}
         found = []
         for first in range(end - 1, max(0, end - rows_max) - 1, -1):
             row = rows[order[first]]
             trunks[row.trunk] = row.trunk_length
             shared = cost.row_bytes * sum(trunks.values())
-            step = weights[end - first] + (end - first) * a_row + shared
+            step = weights[end - first] + (end - first) * kv_bytes + shared
             found.append((best[first] + step, first))
         least, first = min(found)
         best.append(least)
@@ -134,10 +136,10 @@ def regroup(
     rows_max: int,
     planned: Sequence[RowLength] | None = None,
 ) -> list[list[int]] | None:
-    """Return a better grouping of rows, as indices into all of them in order; None: stay.
+    """Return a better grouping, as indices into all rows in order; None = keep the groups.
 
-    `groups` are the rows that share a step now; `planned` is each of them, in order, as it may be
-    once they are regrouped. None: as it is.
+    `groups` are the rows that share a step now. `planned` has for each row, in the same order, its
+    length after regrouping, with its planned trunk; None = as now.
     """
     rows = [row for group in groups for row in group] if planned is None else planned
     wanted = split(rows, cost, rows_max)
@@ -145,29 +147,31 @@ def regroup(
     return None if cost.of(groups) <= STAY * best else wanted
 
 
-def plan_trunks(rows: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
-    """Return the trunk of each row that should stand on one. Who has one does not lose it.
+def plan_trunks(sequences: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
+    """Return the planned trunks by request id. A sequence on a trunk stays on one.
 
-    A trunk has at least `tokens_min` tokens, and each row at least one token behind it. Of a row
-    its key, lineage, prompt, tokens and trunk are looked at.
+    A trunk has at least `tokens_min` tokens, and each sequence has at least one token behind it.
+    Only the request id, lineage, prompt, tokens and trunk of a sequence are read.
     """
-    planned = {row.request_id: row.trunk for row in rows if row.trunk is not None}
+    planned = {
+        sequence.request_id: sequence.trunk for sequence in sequences if sequence.trunk is not None
+    }
     families: dict[Hashable, list[DecodingSequence]] = {}
-    for row in rows:
-        if row.lineage is not None:
-            families.setdefault(row.lineage, []).append(row)
+    for sequence in sequences:
+        if sequence.lineage is not None:
+            families.setdefault(sequence.lineage, []).append(sequence)
     for family in families.values():
-        family.sort(key=lambda row: row.prompt.astype(">u4").tobytes())
-        shared = [common(one, other) for one, other in itertools.pairwise(family)]
+        family.sort(key=lambda sequence: sequence.prompt.astype(">u4").tobytes())
+        shared = [shared_length(first, second) for first, second in itertools.pairwise(family)]
         for group, length in _groups(family, shared, tokens_min):
-            trunk = _kept(group, length) or Trunk(length)
-            planned |= dict.fromkeys((row.request_id for row in group), trunk)
+            trunk = _trunk_to_keep(group, length) or Trunk(length)
+            planned |= dict.fromkeys((sequence.request_id for sequence in group), trunk)
     return planned
 
 
-def _kept(group: Iterable[DecodingSequence], length: int) -> Trunk | None:
-    """Return the trunk of some row that all of a group can stand on, if none longer is worth it."""
-    found = [row.trunk for row in group if row.trunk is not None]
+def _trunk_to_keep(group: Iterable[DecodingSequence], length: int) -> Trunk | None:
+    """Return a present trunk for the whole group; None where a new one of `length` pays."""
+    found = [sequence.trunk for sequence in group if sequence.trunk is not None]
     fitting = [trunk for trunk in found if trunk.length <= length]
     best = max(fitting, key=lambda trunk: trunk.length, default=None)
     is_worth = best and (set(found) == {best} or length < GAIN_MIN * best.length)
@@ -175,28 +179,28 @@ def _kept(group: Iterable[DecodingSequence], length: int) -> Trunk | None:
 
 
 def _groups(
-    rows: list[DecodingSequence], shared: list[int], tokens_min: int
+    sequences: list[DecodingSequence], shared: list[int], tokens_min: int
 ) -> list[tuple[list[DecodingSequence], int]]:
-    """Return groups of sorted rows, and what each has in common, that spare the most tokens.
+    """Return the groups of sorted sequences that save the most tokens, and their shared lengths.
 
-    `shared` is what neighbours have in common. A group is cut where that is least, if its parts
-    spare more than it does.
+    `shared` are the shared lengths of neighbours. The sequences are split at the least of them if
+    the parts save more than the whole.
     """
-    if len(rows) < 2:
+    if len(sequences) < 2:
         return []
     length = min(shared)
     cut = shared.index(length) + 1
-    parts = _groups(rows[:cut], shared[: cut - 1], tokens_min)
-    parts += _groups(rows[cut:], shared[cut:], tokens_min)
-    spared = sum((len(part) - 1) * tokens for part, tokens in parts)
-    if length < tokens_min or spared > (len(rows) - 1) * length:
+    parts = _groups(sequences[:cut], shared[: cut - 1], tokens_min)
+    parts += _groups(sequences[cut:], shared[cut:], tokens_min)
+    saved = sum((len(part) - 1) * tokens for part, tokens in parts)
+    if length < tokens_min or saved > (len(sequences) - 1) * length:
         return parts
-    return [(rows, length)]
+    return [(sequences, length)]
 
 
-def common(one: DecodingSequence, other: DecodingSequence) -> int:
-    """Return how many tokens two rows begin with alike, each with one more behind them."""
-    count = min(len(one.prompt), len(other.prompt))
-    differing = one.prompt[:count] != other.prompt[:count]
+def shared_length(first: DecodingSequence, second: DecodingSequence) -> int:
+    """Return the length of the common beginning, with at least one token behind it in each."""
+    count = min(len(first.prompt), len(second.prompt))
+    differing = first.prompt[:count] != second.prompt[:count]
     alike = int(differing.argmax()) if differing.any() else count
-    return min(alike, len(one.tokens) - 1, len(other.tokens) - 1)
+    return min(alike, len(first.tokens) - 1, len(second.tokens) - 1)

@@ -1,11 +1,11 @@
 """Decodes one sequence in its own cache, token by token or by drafts that one forward verifies.
 
-A sequence is the same in a batch: its KV is elsewhere then, and the batch makes its forwards.
+`DecodingSequence` is used in a batch too: there the batch holds the KV and makes the forwards.
 
-A draft is verified as if its tokens came one by one. Row 0 of the forward is behind the last known
-token, row n + 1 behind the draft's node n. Each row is processed as if the tokens on its path had
-been said, and drawn with the key of its place in the answer: so what is accepted is what the model
-would have said without a draft, for the same logits.
+A draft is verified as if its tokens came one by one. Row 0 of the logits follows the last known
+token, row n + 1 follows the draft's node n. The processors of each row see the tokens on its path,
+and its token is drawn with the random key of its position in the answer. So for the same logits the
+accepted tokens are those that the model would have written without a draft.
 Owner: the inference thread.
 """
 
@@ -25,16 +25,15 @@ from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
 
-ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
+ROWS_MAX: Final = 8  # tokens of a forward that verifies; MLX's kernels for few rows take no more
 
-# Logits (rows, vocabulary), not computed yet, and the tokens (rows,) that were chosen by them ->
-# the tokens that are said. Called once a forward: where one model is over several processes it is
-# how they come to the same tokens.
+# (lazy logits (rows, vocabulary), tokens (rows,) that were sampled from them) -> the tokens to use.
+# It is called once a forward. Processes that compute one model together agree on tokens by it.
 Agree = Callable[[mx.array, mx.array], mx.array]
 
 
 def as_chosen(_logits: mx.array, tokens: mx.array) -> mx.array:
-    """Say what was chosen: nobody else computes this model."""
+    """Return the sampled tokens: no other process computes this model."""
     return tokens
 
 
@@ -43,82 +42,86 @@ def _nothing(*_: object) -> None:
 
 
 class ForwardUndo(Protocol):
-    """Where a live cache stands before a forward of several rows; good until the next one."""
+    """The state of a live cache before a forward of several tokens. Valid until the next forward.
+
+    A row is the KV row of a token of that forward.
+    """
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether any number of the forward's last rows can be cut."""
+        """Whether any number of the forward's last rows can be removed from the cache."""
 
     def cut(self, rows: int) -> None:
-        """Leave out the last `rows` of the forward, not all of it."""
+        """Remove the forward's last `rows`, which are not all of its rows."""
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
-        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+        """Of the forward's last `rows` keep only those in `path`, which ascends.
 
-        Where that is not their beginning, every layer keeps plain rows.
+        The forward has rows before them. Where `path` is not 0, 1, 2, ..., every layer must keep
+        plain rows.
         """
 
     def back(self, rows: int) -> None:
-        """Leave out the whole forward, which had `rows`."""
+        """Remove the whole forward, which had `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token; `logprobs` (vocabulary,) only where the request asked for them."""
+    """One sampled token. `logprobs` (vocabulary,) are there only if the request asked for them."""
 
     request_id: str
     token_id: int
     logprobs: mx.array | None
-    is_drafted: bool = False  # it was drafted, and computed in the forward of the one before it
+    is_drafted: bool = False  # True: a draft had it, and one forward verified several tokens
 
 
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
-    """A prefilled request, and how far its answer has come, wherever its KV is.
+    """A prefilled request and the state of its answer, alone or in a batch.
 
-    Invariant: its KV holds `tokens`, but for what a lone sequence's `waiting` says. `tail` is the
-    prompt's rest, which `begin` finds not fed yet. Alone its KV is in `cache`. One that is removed
-    leaves exactly `tokens` in it, evaluated: they may be one more than were returned, as decoding
-    looks one ahead.
+    Invariant: its KV holds `tokens`, except those in `SingleSequence.unfed`. Outside a batch the KV
+    is in `cache`. `tail` is the rest of the prompt, which is not fed before `begin`. When a
+    sequence is removed, `cache` holds exactly `tokens`, evaluated. These may be one more than were
+    returned, as decoding is one token ahead.
     """
 
     request_id: str
     cache: list[Any]
     tokens: list[int]
     tail: list[int]
-    choice: SamplingParams
+    sampling: SamplingParams
     tokens_max: int  # of the completion
-    before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
-    before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
-    # It has left a batch, and decodes alone in this cache from here on.
+    before_forward: Callable[[int], None] = _nothing  # called with the tokens held afterwards
+    before_join: Callable[[], None] = _nothing  # called before `cache` is copied into a batch
+    # Called with the sequence's own cache when it has left a batch.
     take_back: Callable[[list[Any]], None] = _nothing
-    join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
+    join_bytes: Callable[[], int] = lambda: 0  # memory that joining a batch takes beside the KV
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
-    drafter: Drafter | None = None  # None = nothing is drafted
-    # Called before a forward that verifies a draft, with how many tokens will be held in any case,
-    # and the draft's nodes; returns how many of these may come along.
+    drafter: Drafter | None = None  # None = no drafts
+    # Called before a forward that verifies a draft, with the number of tokens held without the
+    # draft, and the draft's nodes. Returns how many nodes fit.
     before_draft: Callable[[int, int], int] = lambda _rows, _draft_rows: 0
-    rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
-    draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
-    hidden: mx.array | None = None  # those of the last of `tokens` (1, n, hidden), if they are kept
-    lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
-    adapter: LoraAdapter | None = None  # that its forwards are computed with
+    rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = no way back
+    draft_model: ModelDrafts | None = None  # takes the hidden states of each forward
+    hidden: mx.array | None = None  # hidden states of the last `tokens` (1, n, hidden), if kept
+    lineage: Hashable | None = None  # equal for sequences that may share KV; None = shares nothing
+    adapter: LoraAdapter | None = None  # applied in its forwards
 
-    number: int = field(init=False)  # orders the rows of a batch
+    number: int = field(init=False)  # orders the sequences of a batch
     prompt: NDArray[np.int64] = field(init=False)
-    context: TokenBuffer | None = field(init=False)  # of all tokens; None = nobody asks for them
-    remaining: int = field(init=False)  # tokens that it may still say
+    context: TokenBuffer | None = field(init=False)  # all tokens, for processors; None = unused
+    remaining: int = field(init=False)  # tokens that the answer may still have
     returned: int = field(init=False, default=0)  # tokens of the answer
-    place: int = field(init=False, default=0)  # in the answer, of the token that is sampled next
-    is_lent: bool = field(init=False, default=False)  # its KV is in no slot's own cache
-    trunk: Trunk | None = field(init=False, default=None)  # its KV begins with, beside other rows'
+    position: int = field(init=False, default=0)  # in the answer, of the token sampled next
+    is_lent: bool = field(init=False, default=False)  # True: its KV is in a batch, in no slot
+    trunk: Trunk | None = field(init=False, default=None)  # that it stands on in a batch
 
     def begin(self, number: int) -> None:
-        """Make ready to decode: what was found out by prefilling goes where it is needed."""
+        """Prepare the first step: set the counters, and give the draft model its hidden states."""
         self.number = number
         self.remaining = self.tokens_max
         self.prompt = np.array(self.tokens + self.tail, dtype=np.int64)
-        is_processed = self.choice.processors or self.choice.guide is not None
+        is_processed = self.sampling.processors or self.sampling.guide is not None
         self.context = TokenBuffer(self.tokens) if is_processed else None
         if self.rewind_point is None:
             self.drafter = None
@@ -132,77 +135,77 @@ class DecodingSequence:
 
     @property
     def own_length(self) -> int:
-        """Tokens of its KV that no other row shares."""
+        """The number of tokens behind the trunk."""
         return len(self.tokens) - (self.trunk.length if self.trunk is not None else 0)
 
     def lend(self) -> None:
-        """Its KV is about to be copied out of its slot's cache."""
+        """Mark the KV as being in a batch. Called before it is copied out of its slot's cache."""
         if not self.is_lent:
             self.is_lent = True
             self.before_join()
 
     def give_back(self) -> None:
-        """Its KV is in `cache` again, which is its slot's from here on."""
+        """Make `cache`, which holds the KV again, the slot's cache."""
         if self.is_lent:
             self.is_lent = False
             self.take_back(self.cache)
 
     def sampled(
-        self, token_id: int, logprobs: mx.array, at: int = 0, *, is_drafted: bool = False
+        self, token_id: int, logprobs: mx.array, row: int = 0, *, is_drafted: bool = False
     ) -> SampledToken:
-        """Return a token as it is told, which was drawn by the row `at` of `logprobs`."""
-        wanted = logprobs[at] if self.choice.top_logprobs is not None else None
+        """Return a token as it is reported. It was drawn from row `row` of `logprobs`."""
+        wanted = logprobs[row] if self.sampling.top_logprobs is not None else None
         return SampledToken(self.request_id, token_id, wanted, is_drafted)
 
-    def note(self, tokens: Sequence[int]) -> None:
-        """Count tokens that are returned, and tell the drafter, if there is one."""
+    def record(self, tokens: Sequence[int]) -> None:
+        """Count returned tokens, and give them to the drafter."""
         self.returned += len(tokens)
         if self.drafter is not None:
             self.drafter.take(tokens)
 
-    def take(self, tokens: list[int]) -> None:
-        """Go on by the tokens of a draft that the model says too, and the one that it says then."""
-        self.note(tokens)
+    def accept(self, tokens: list[int]) -> None:
+        """Append a draft's accepted tokens. The token sampled behind them is counted too."""
+        self.record(tokens)
         self.tokens += tokens
-        self.place += len(tokens) + 1
+        self.position += len(tokens) + 1
         if self.context is not None:
             self.context.update_and_fetch(mx.array(tokens, dtype=mx.int32))
-        if self.choice.guide is not None:
-            self.choice.guide.take(tokens)
+        if self.sampling.guide is not None:
+            self.sampling.guide.take(tokens)
 
-    def next_place(self) -> int:
-        """Return the place of the token that is sampled now; the next one's comes behind it."""
-        self.place += 1
-        return self.place - 1
+    def next_position(self) -> int:
+        """Return the position in the answer of the token that is sampled now, and count it."""
+        self.position += 1
+        return self.position - 1
 
     def process(self, inputs: mx.array, logits: mx.array) -> mx.array:
-        """Return the logits (1, vocabulary) behind `inputs` (n,) as its processors leave them."""
+        """Apply the processors to the logits (1, vocabulary) that follow `inputs` (n,)."""
         if self.context is None:
             return logits
         context = self.context.update_and_fetch(inputs)
-        for process in self.choice.processors:
+        for process in self.sampling.processors:
             logits = process(context, logits)
-        guide = self.choice.guide
+        guide = self.sampling.guide
         return logits if guide is None else guide.process(context, logits)
 
     def process_draft(self, token_id: int, draft: Draft, logits: mx.array) -> mx.array:
-        """Return logits (nodes + 1, vocabulary) as its processors leave them.
+        """Apply the processors to the logits (nodes + 1, vocabulary) of a draft.
 
-        `token_id` is the last known token, which the context then holds.
+        `token_id` is the last known token. It is appended to the context.
         """
         if self.context is None:
             return logits
         context = self.context.update_and_fetch(mx.array([token_id], dtype=mx.int32))
-        if self.choice.processors:
+        if self.sampling.processors:
             processed = []
-            for number, path in enumerate(_paths(draft)):
+            for row, path in enumerate(_paths(draft)):
                 known = mx.concatenate([context, mx.array(path, mx.int32)]) if path else context
-                one = logits[number : number + 1]
-                for process in self.choice.processors:
-                    one = process(known, one)
-                processed.append(one)
+                row_logits = logits[row : row + 1]
+                for process in self.sampling.processors:
+                    row_logits = process(known, row_logits)
+                processed.append(row_logits)
             logits = mx.concatenate(processed)
-        guide = self.choice.guide
+        guide = self.sampling.guide
         assert guide is None or draft.is_chain, "a guide follows one path"
         return logits if guide is None else guide.process_rows(draft.tokens, logits)
 
@@ -213,70 +216,72 @@ def normalised(logits: mx.array) -> mx.array:
 
 
 class SingleSequence:
-    """One sequence in its own cache, one forward ahead of what was returned.
+    """Decodes one sequence in its own cache, one forward ahead of the tokens that were returned.
 
-    `token` (1,) was sampled behind all that was returned, by `logprobs` (1, vocabulary).
-    Invariant: the cache holds `row.tokens` but for the last of them, `waiting`: what was accepted
-    of drafts that a layer with a state could not be cut back to. It is fed again with what follows.
+    `token` (1,) is the next token, not returned yet, drawn from `logprobs` (1, vocabulary).
+    Invariant: the cache holds `sequence.tokens` without the last ones, `unfed`. These were accepted
+    from a draft, and the cache was then set back to before the draft, as a layer with a recurrent
+    state cannot be cut. They are fed again with the next token.
     """
 
     def __init__(
         self,
         model: Any,
-        row: DecodingSequence,
+        sequence: DecodingSequence,
         tree_forward: TreeForward | None = None,
         agree: Agree = as_chosen,
         sampled: tuple[mx.array, mx.array] | None = None,
     ) -> None:
-        """`sampled` are `token` and `logprobs` of a sequence that leaves a batch; nothing of it is
-        in a slot, see `give_back`. Without them the prompt's tail is fed. A model without
-        `tree_forward` has drafts without branches.
+        """Take over a sequence that leaves a batch, or feed the tail of a new one's prompt.
+
+        `sampled` are the `token` and the `logprobs` of a sequence that leaves a batch. Its KV is in
+        no slot before `give_back`. Without `tree_forward` drafts have no branches.
         """
-        self.row = row
-        self.waiting: list[int] = []
+        self.sequence = sequence
+        self.unfed: list[int] = []
         self._model = model
         self._tree_forward = tree_forward
         self._agree = agree
-        # Takes back the last forward, where it has verified: of that the cache holds these tokens.
+        # The way back from the last forward, if it verified a draft, and its tokens in the cache.
         self._undo: tuple[ForwardUndo, list[int]] | None = None
         # The last forward's tokens (n,) and hidden states (1, n, hidden), for a draft model.
         self._hidden: tuple[mx.array, mx.array] | None = None
-        # Models of text alone take no such argument.
-        self._model_arguments = {"shift": row.shift} if row.shift else {}
+        # Text-only models take no `shift`.
+        self._model_arguments = {"shift": sequence.shift} if sequence.shift else {}
         if sampled is not None:
             self.token, self.logprobs = sampled
         else:
-            row.tokens += row.tail
-            self._feed(mx.array(row.tail, dtype=mx.uint32), len(row.tokens))
+            sequence.tokens += sequence.tail
+            self._feed(mx.array(sequence.tail, dtype=mx.uint32), len(sequence.tokens))
 
     def step(self, may_draft: bool = False) -> list[SampledToken]:
-        """Return the token that was sampled last, and what a forward behind it has verified.
+        """Return the token that was sampled last, and the tokens of a draft that were accepted.
 
         Without a draft the next token is computed meanwhile.
         """
-        row, drafter = self.row, self.row.drafter
-        assert row.remaining > 0, "a sequence past its limit is removed, not stepped"
-        # A draft waits for the token that is computed now, and a guide does so in any case.
+        sequence, drafter = self.sequence, self.sequence.drafter
+        assert sequence.remaining > 0, "a sequence past its limit is removed, not stepped"
+        # A draft has to wait for the token that is computed now. A guide waits for it anyway.
         may_draft = may_draft and self._draft_tokens_max() >= 1
-        is_guided = row.choice.guide is not None
+        is_guided = sequence.sampling.guide is not None
         if may_draft and drafter is not None and (is_guided or drafter.is_promising()):
             return self._step_by_draft(drafter)
         token, logprobs = self.token, self.logprobs
-        row.remaining -= 1
-        if row.remaining:
-            self._feed(token, len(row.tokens) + 1)
+        sequence.remaining -= 1
+        if sequence.remaining:
+            self._feed(token, len(sequence.tokens) + 1)
         token_id: int = token.item()  # type: ignore[assignment]
-        if row.remaining:
-            row.tokens.append(token_id)
-        row.note([token_id])
-        return [row.sampled(token_id, logprobs)]
+        if sequence.remaining:
+            sequence.tokens.append(token_id)
+        sequence.record([token_id])
+        return [sequence.sampled(token_id, logprobs)]
 
-    def settle(self, surplus: int = 0) -> None:
-        """Forget the last `surplus` tokens that were returned, and have the cache hold the rest."""
+    def sync_cache(self, surplus: int = 0) -> None:
+        """Drop the last `surplus` returned tokens, and make the cache hold exactly the others."""
         if surplus:
-            del self.row.tokens[-surplus:]
-            if self.waiting:
-                del self.waiting[-surplus:]
+            del self.sequence.tokens[-surplus:]
+            if self.unfed:
+                del self.unfed[-surplus:]
             else:
                 assert self._undo is not None, (
                     "only a verified draft returns tokens that are too many"
@@ -286,119 +291,120 @@ class SingleSequence:
                     point.cut(surplus)
                 else:
                     point.back(len(fed))
-                    self.waiting = fed[:-surplus]
-        if self.waiting:
-            inputs, self.waiting = self.waiting, []
-            self.row.before_forward(len(self.row.tokens))
+                    self.unfed = fed[:-surplus]
+        if self.unfed:
+            inputs, self.unfed = self.unfed, []
+            self.sequence.before_forward(len(self.sequence.tokens))
             self._forward(inputs)
 
     # ------------------------------------------------------------ token by token
 
     def _feed(self, inputs: mx.array, count: int) -> None:
-        """Feed the last returned tokens (n,), behind which the cache holds `count`; sample."""
-        row = self.row
-        row.before_forward(count)
-        waiting, self.waiting = self.waiting, []
-        logits = self._forward([*waiting, inputs])[:, -1, :]
-        self._tell_draft_model(count - len(waiting) - inputs.shape[0])
-        self.logprobs = normalised(row.process(inputs, logits))
-        chosen = row.choice.sampler(self.logprobs, (row.next_place(),))
+        """Feed the last returned tokens (n,) and sample. The cache then holds `count` tokens."""
+        sequence = self.sequence
+        sequence.before_forward(count)
+        unfed, self.unfed = self.unfed, []
+        logits = self._forward([*unfed, inputs])[:, -1, :]
+        self._feed_draft_model(count - len(unfed) - inputs.shape[0])
+        self.logprobs = normalised(sequence.process(inputs, logits))
+        chosen = sequence.sampling.sampler(self.logprobs, (sequence.next_position(),))
         self.token = self._agree(logits, chosen)
         mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
 
     def _forward(self, inputs: Sequence[int | mx.array]) -> mx.array:
-        """Feed tokens, of which some may not be known yet; return logits (1, n, vocabulary)."""
+        """Feed tokens, some of them still lazy arrays; return logits (1, n, vocabulary)."""
         self._undo = None
-        row = self.row
+        sequence = self.sequence
         parts = [mx.array([t], mx.uint32) if isinstance(t, int) else t for t in inputs]
         fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        with applied(row.adapter):
-            if row.draft_model is None:
-                logits: mx.array = self._model(fed[None], cache=row.cache, **self._model_arguments)
+        with applied(sequence.adapter):
+            if sequence.draft_model is None:
+                logits: mx.array = self._model(
+                    fed[None], cache=sequence.cache, **self._model_arguments
+                )
                 return logits
-            logits, hidden = with_hidden(self._model, fed[None], row.cache, **self._model_arguments)
+            logits, hidden = with_hidden(
+                self._model, fed[None], sequence.cache, **self._model_arguments
+            )
         self._hidden = (fed, hidden)
         return logits
 
-    def _tell_draft_model(self, start: int, count: int | None = None) -> None:
-        """Let the draft model have the first `count` rows of the last forward, by default all.
+    def _feed_draft_model(self, start: int, count: int | None = None) -> None:
+        """Give the draft model the first `count` hidden states of the last forward, or all.
 
-        The first of them is the sequence's token number `start`.
+        `start` is the position of the forward's first token in the sequence.
         """
         if self._hidden is not None:
             (tokens, hidden), self._hidden = self._hidden, None
-            assert self.row.draft_model is not None
-            self.row.draft_model.take(start, tokens[:count], hidden[:, :count])
+            assert self.sequence.draft_model is not None
+            self.sequence.draft_model.take(start, tokens[:count], hidden[:, :count])
 
     # ------------------------------------------------------------ by drafts
 
     def _draft_tokens_max(self) -> int:
-        """Return how many nodes a draft may have: the answer's last token is never fed.
-
-        Without drafts it is not, either.
-        """
-        return min(self.row.remaining - 2, ROWS_MAX - len(self.waiting) - 1)
+        """Return how many nodes a draft may have. The answer's last token is never fed."""
+        return min(self.sequence.remaining - 2, ROWS_MAX - len(self.unfed) - 1)
 
     def _step_by_draft(self, drafter: Drafter) -> list[SampledToken]:
-        """Return the token that was sampled last, and those of a draft behind it that it verifies.
+        """Return the token that was sampled last, and the accepted tokens of a draft behind it.
 
         The draft may be empty.
         """
-        row, token, logprobs = self.row, self.token, self.logprobs
+        sequence, token, logprobs = self.sequence, self.token, self.logprobs
         token_id: int = token.item()  # type: ignore[assignment]
-        row.note([token_id])
-        if row.choice.guide is not None:
-            row.choice.guide.take([token_id])
+        sequence.record([token_id])
+        if sequence.sampling.guide is not None:
+            sequence.sampling.guide.take([token_id])
         draft = self._draft(drafter)
-        sampled = [row.sampled(token_id, logprobs)]
-        row.tokens.append(token_id)
+        sampled = [sequence.sampled(token_id, logprobs)]
+        sequence.tokens.append(token_id)
         if draft:
             sampled += self._verify(token_id, draft, drafter)
         else:
-            self._feed(token, len(row.tokens))
-        row.remaining -= len(sampled)
+            self._feed(token, len(sequence.tokens))
+        sequence.remaining -= len(sampled)
         return sampled
 
     def _draft(self, drafter: Drafter) -> Draft:
-        """Return a draft behind the tokens that are known, no longer than there is room for."""
-        row = self.row
-        if row.draft_model is not None:
-            row.draft_model.look_at(row.cache)
-        draft = drafter.propose(self._draft_tokens_max(), len(self.waiting) + 1)
-        if row.draft_model is not None:
-            row.draft_model.look_at(None)
-        if draft and row.choice.guide is not None:
+        """Return a draft behind the known tokens, as long as the guide and the memory allow."""
+        sequence = self.sequence
+        if sequence.draft_model is not None:
+            sequence.draft_model.look_at(sequence.cache)
+        draft = drafter.propose(self._draft_tokens_max(), len(self.unfed) + 1)
+        if sequence.draft_model is not None:
+            sequence.draft_model.look_at(None)
+        if draft and sequence.sampling.guide is not None:
             assert draft.is_chain, "a guide follows one path"
-            draft = draft.cut(row.choice.guide.fitting(draft.tokens))
+            draft = draft.cut(sequence.sampling.guide.fitting(draft.tokens))
         if draft:
-            draft = draft.cut(row.before_draft(len(row.tokens) + 1, len(draft)))
+            draft = draft.cut(sequence.before_draft(len(sequence.tokens) + 1, len(draft)))
         return draft
 
     def _verify(self, token_id: int, draft: Draft, drafter: Drafter) -> list[SampledToken]:
-        """Feed the last returned token and a draft; return the tokens that the model says too.
+        """Feed the last returned token and a draft; return the accepted tokens.
 
-        What it says behind them is sampled then.
+        The token behind them is sampled too, and kept as `token`.
         """
-        row = self.row
-        assert row.rewind_point is not None
-        known = [*self.waiting, token_id]
-        point = row.rewind_point(row.cache)
-        logits = self._forward_draft(known, draft)[0, len(self.waiting) :]
-        logprobs = normalised(row.process_draft(token_id, draft, logits))
-        chosen = row.choice.sampler(logprobs, _row_places(row.place, draft))
+        sequence = self.sequence
+        assert sequence.rewind_point is not None
+        known = [*self.unfed, token_id]
+        point = sequence.rewind_point(sequence.cache)
+        logits = self._forward_draft(known, draft)[0, len(self.unfed) :]
+        logprobs = normalised(sequence.process_draft(token_id, draft, logits))
+        chosen = sequence.sampling.sampler(logprobs, _row_positions(sequence.position, draft))
         ids: list[int] = chosen.tolist()  # type: ignore[assignment]
         path = _accepted_path(draft, ids)
         tokens = [draft.tokens[node] for node in path]
-        drafter.note(draft, path, len(known) + len(draft))
-        self._tell_draft_model(len(row.tokens) - len(known), len(known) + len(path))
+        drafter.record(draft, path, len(known) + len(draft))
+        self._feed_draft_model(len(sequence.tokens) - len(known), len(known) + len(path))
         self._keep(point, known, draft, path)
-        row.take(tokens)
+        sequence.accept(tokens)
         last = path[-1] + 1 if path else 0
         self.token, self.logprobs = chosen[last : last + 1], logprobs[last : last + 1]
-        behind = [0, *(node + 1 for node in path)]  # rows that the path's tokens were drawn in
+        rows = [0, *(node + 1 for node in path)]  # of `logprobs`: the path's tokens came from these
         return [
-            row.sampled(token, logprobs, at, is_drafted=True)
-            for token, at in zip(tokens, behind, strict=False)
+            sequence.sampled(token, logprobs, row, is_drafted=True)
+            for token, row in zip(tokens, rows, strict=False)
         ]
 
     def _forward_draft(self, known: list[int], draft: Draft) -> mx.array:
@@ -408,16 +414,16 @@ class SingleSequence:
         self._undo = None
         run = self._tree_forward
         assert run is not None, "this model's drafts have no branches"
-        with applied(self.row.adapter):
-            return run(known, draft.tokens, draft.parents, self.row.cache, self.row.shift)
+        with applied(self.sequence.adapter):
+            return run(known, draft.tokens, draft.parents, self.sequence.cache, self.sequence.shift)
 
     def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
-        """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.
+        """Remove the rejected nodes' KV: the cache keeps `known` tokens and the draft's `path`.
 
-        Or have them wait, where it cannot leave out the rest alone.
+        Where the cache can only drop the whole forward, the kept tokens become `unfed`.
         """
         kept = [*known, *(draft.tokens[node] for node in path)]
-        self.waiting, self._undo = [], (point, kept)
+        self.unfed, self._undo = [], (point, kept)
         if len(path) == len(draft):
             return
         if point.keeps_rows:
@@ -425,11 +431,11 @@ class SingleSequence:
         else:
             assert draft.is_chain, "branches are of layers that keep rows"
             point.back(len(known) + len(draft))
-            self.waiting, self._undo = kept, None
+            self.unfed, self._undo = kept, None
 
 
 def _accepted_path(draft: Draft, chosen: Sequence[int]) -> list[int]:
-    """Return the nodes, from the first on, that are what the rows have `chosen`."""
+    """Return the accepted nodes: the path from the root on which each node was `chosen`."""
     children = {
         (parent, token): node
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True))
@@ -442,16 +448,16 @@ def _accepted_path(draft: Draft, chosen: Sequence[int]) -> list[int]:
     return path
 
 
-def _row_places(place: int, draft: Draft) -> list[int]:
-    """Return the places in the answer of the tokens that the rows choose, the first `place`."""
-    places = [place]
+def _row_positions(first: int, draft: Draft) -> list[int]:
+    """Return, for each row of logits, the position in the answer of the token drawn from it."""
+    positions = [first]
     for parent in draft.parents:
-        places.append(places[parent + 1] + 1)
-    return places
+        positions.append(positions[parent + 1] + 1)
+    return positions
 
 
 def _paths(draft: Draft) -> list[list[int]]:
-    """Return for each row the draft's tokens that it is behind."""
+    """Return, for each row of logits, the draft's tokens before it."""
     paths: list[list[int]] = [[]]
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append([*paths[parent + 1], token])

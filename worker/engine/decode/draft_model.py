@@ -1,9 +1,10 @@
-"""Drafts with what was trained to say more tokens from the model's own hidden states.
+"""Drafts with a small model that was trained to predict tokens from the main model's hidden states.
 
-It is mlx-vlm's, and is asked through what its loops ask it for: `reset`, `set_shared_kv`,
-`accept_verified_tokens` and `draft_block`. A head (MTP) has KV of its own, of pairs: the hidden
-state of a token, and the token behind that one. An assistant (Gemma 4's) has none: it attends to
-the model's KV. Owner: the inference thread.
+Mlx-vlm implements these models. They are called as in mlx-vlm's own loops: `reset`,
+`set_shared_kv`, `accept_verified_tokens` and `draft_block`. There are two kinds. A head (MTP) has
+its own KV, an entry for each pair of a token's hidden state and the next token. An assistant (of
+Gemma 4) has no KV: it attends to the main model's KV.
+Owner: the inference thread.
 """
 
 import copy
@@ -19,20 +20,21 @@ from mlx_lm.models.gemma4_text import logit_softcap
 from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
-# Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
-# So many of the prompt's last ones are kept for it: 5 MB of a model of 5,120 in 16 bits.
+# Pairs that are kept while nothing is drafted. If more come, the oldest are dropped and the head
+# starts again behind them. As many pairs of a prompt are kept: 5 MB for a hidden size of 5,120 in
+# 16 bits.
 PENDING_MAX: Final = 512
-HELD_MAX: Final = 4096  # pairs that the head has KV of: 16 MB with four heads of 256 in 16 bits
+PAIRS_MAX: Final = 4096  # in the head's KV: 16 MB with four attention heads of 256 in 16 bits
 _TRIED_TOKENS: Final = 4
 _TRIALS: Final = 3
 
 
-# Gives a layer's K and V of its last tokens as views, oldest first; None where packed.
+# (a layer's cache) -> views of the last tokens' K and V, oldest first; None if they are quantised
 RawRows = Callable[[Any], tuple[mx.array, mx.array] | None]
 
 
 class DraftModel:
-    """A head or an assistant, and the model whose embeddings and hidden states it works with.
+    """A head or an assistant, and its target: the main model with the embeddings that it uses.
 
     Owner: the inference thread.
     """
@@ -45,10 +47,10 @@ class DraftModel:
         drafts: "Callable[[DraftModel], ModelDrafts] | None" = None,
         raw_rows: RawRows | None = None,
     ) -> None:
-        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row.
+        """`token_cost` is the cost of a drafted token, in the target's forwards of one token.
 
-        `drafts` makes what follows a sequence, by default as a head does. `raw_rows` is what an
-        assistant reads the model's KV with.
+        `target` is mlx-vlm's model. `drafts` makes the drafts of one sequence, by default
+        HeadDrafts. An assistant reads the target's KV by `raw_rows`.
         """
         self.head = head
         self.target = target
@@ -58,19 +60,19 @@ class DraftModel:
 
     @property
     def prompt_pairs_max(self) -> int:
-        """How many of a prompt's last hidden states serve its drafts."""
+        """How many of a prompt's last hidden states the drafts can use."""
         return PENDING_MAX if self._drafts is HeadDrafts else 0
 
     def follow(self) -> ModelDrafts:
-        """Return what follows a new sequence."""
+        """Return the drafts of a new sequence."""
         return self._drafts(self)
 
     def measure(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Find out what a drafted token costs beside a forward of `model`."""
+        """Measure `token_cost`: a drafted token's time, divided by a forward's of `model`."""
         cache = make_prompt_cache(model)
         forwards, drafts = [], []
         following = self.follow()
-        for at in range(_TRIALS + 1):  # the first makes kernels and buffers
+        for at in range(_TRIALS + 1):  # the first trial compiles kernels and is not counted
             began = clock()
             ids = mx.array([at + 1])
             logits, hidden = with_hidden(model, ids[None], cache)
@@ -86,72 +88,72 @@ class DraftModel:
 
 
 class HeadDrafts:
-    """The head, with KV of one sequence (`ModelDrafts`).
+    """Drafts for one sequence by a head, with the head's KV (`ModelDrafts`).
 
-    Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
-    token before `_next`: nothing that it drafted itself stays.
+    Invariant: the head's KV has pairs of known tokens alone, none of its own drafts. `_pending` has
+    the pairs behind these, up to the token before `_next`.
     Owner: the inference thread.
     """
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
-        # Heads keep the KV of the sequence they draft for in themselves; the weights are shared.
+        # A head object keeps one sequence's KV; its copy shares the weights.
         self._head = copy.copy(model.head)
-        self._next = 0  # the place of the first token whose hidden state was not taken
+        self._next = 0  # position of the first token without a hidden state
         self._pending: list[tuple[mx.array, mx.array]] = []
-        self._pending_count = 0  # pairs in it
-        self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
+        self._pending_count = 0  # pairs in `_pending`
+        self._read_count: int | None = None  # pairs in the head's KV; None = it is to be reset
         self.token_cost = model.token_cost
 
     @property
-    def held(self) -> int:
-        """How many pairs the head attends to."""
-        return self._held or 0
+    def read_count(self) -> int:
+        """The number of pairs in the head's KV."""
+        return self._read_count or 0
 
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         known = self._next - start
-        if known < 0:  # tokens between were computed elsewhere, as in a batch
-            self._pending, self._pending_count, self._held, known = [], 0, None, 0
+        if known < 0:  # the tokens between were computed in a batch
+            self._pending, self._pending_count, self._read_count, known = [], 0, None, 0
         if known >= tokens.shape[0]:
             return
         if known:
             tokens, hidden = tokens[known:], hidden[:, known:]
         self._next = start + known + tokens.shape[0]
         if tokens.shape[0] > PENDING_MAX:
-            tokens, hidden, self._held = tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:], None
+            tokens, hidden, self._read_count = tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:], None
         self._pending.append((tokens, hidden))
         self._pending_count += tokens.shape[0]
         while self._pending_count - self._pending[0][0].shape[0] >= PENDING_MAX:
-            # The head, which would miss these pairs, begins anew.
+            # The head would miss these pairs, so it is reset.
             self._pending_count -= self._pending.pop(0)[0].shape[0]
-            self._held = None
+            self._read_count = None
 
     def look_at(self, cache: Sequence[Any] | None) -> None:
         pass
 
-    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
-        if place != self._next or not self._pending or tokens_max < 1:
+    def draft(self, position: int, last: int, tokens_max: int) -> list[int]:
+        if position != self._next or not self._pending or tokens_max < 1:
             return []
         tokens = mx.concatenate([tokens for tokens, _ in self._pending])
         hidden = mx.concatenate([hidden for _, hidden in self._pending], axis=1)
         self._pending, self._pending_count = [], 0
         count: int = tokens.shape[0]
-        if self._held is None or self._held + count > HELD_MAX:
-            # It begins with the pair of the first of these tokens, and attends to none before.
+        if self._read_count is None or self._read_count + count > PAIRS_MAX:
+            # The head's KV begins with the first pending pair.
             self._head.reset(self._model.target)
-            self._head.set_shared_kv({}, place - count)
-            self._held = 0
+            self._head.set_shared_kv({}, position - count)
+            self._read_count = 0
         self._read(hidden, tokens[1:], [last])
-        self._held = self.held + count
+        self._read_count = self.read_count + count
         drafted = self._head.draft_block(
             last, hidden[:, -1:], None, tokens_max + 1, _no_sampler, mx.int32, greedy=True
         )
-        # What it made of its own tokens gives way to what the model will make of them.
+        # The pairs of its own draft are removed; the model's hidden states will replace them.
         self._read(hidden[:, :0], tokens[:0], [])
         return cast(list[int], drafted[0].tolist())
 
     def _read(self, hidden: mx.array, tokens: mx.array, last: list[int]) -> None:
-        """Have the head forget its own draft, and read known tokens, the first behind `hidden`."""
+        """Remove the head's own draft from its KV, and append pairs of `hidden` and next tokens."""
         self._head.accept_verified_tokens(
             hidden,
             tokens.astype(mx.int32)[None],
@@ -164,22 +166,21 @@ class HeadDrafts:
 
 
 class AssistantDrafts:
-    """An assistant, which drafts from the last hidden state and the model's KV (`ModelDrafts`).
+    """Drafts by an assistant from the last hidden state and the model's KV (`ModelDrafts`).
 
-    It attends to the KV of the model's last layer of each type, of the whole prompt and answer.
-    Views of that are held while it drafts, and no longer: MLX copies a buffer that is written
-    where something else still holds it.
+    It attends to the KV of the model's last layer of each type, over the whole prompt and answer.
+    It holds views of this KV only while it drafts: MLX copies a buffer on writing if it has views.
     Owner: the inference thread.
     """
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
-        self._head = model.head  # it is told all anew each time
+        self._head = model.head  # keeps no state from one draft to the next
         self._head.reset(model.target)
         language = getattr(model.target, "language_model", model.target)
         self._layer_types = [layer.layer_type for layer in language.layers]
-        self._next = 0  # the place of the first token whose hidden state was not taken
-        self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
+        self._next = 0  # position of the first token without a hidden state
+        self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before `_next`
         self._cache: Sequence[Any] | None = None
         self.token_cost = model.token_cost
 
@@ -191,11 +192,13 @@ class AssistantDrafts:
     def look_at(self, cache: Sequence[Any] | None) -> None:
         self._cache = cache
 
-    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
-        rows = self._rows() if place == self._next and tokens_max > 0 else None
+    def draft(self, position: int, last: int, tokens_max: int) -> list[int]:
+        rows = self._rows() if position == self._next and tokens_max > 0 else None
         if rows is None:
             return []
-        self._head.set_shared_kv(rows, place, position=max(place - 1, 0), kv_valid_len=place)
+        self._head.set_shared_kv(
+            rows, position, position=max(position - 1, 0), kv_valid_len=position
+        )
         drafted = self._head.draft_block(
             last,
             self._hidden,
@@ -210,12 +213,12 @@ class AssistantDrafts:
         return ids
 
     def _rows(self) -> dict[str, tuple[mx.array, mx.array]] | None:
-        """Return the last layer's K and V of each type; None where one is packed or not shown."""
+        """Return K and V of the last layer of each type; None if they are quantised or unseen."""
         assert self._model.raw_rows is not None, "an assistant reads the model's KV"
         if self._cache is None:
             return None
         assert counted_depth(self._cache) == self._next, "what is drafted from is all in the cache"
-        # Layers that share an earlier one's KV have none in the cache, and are the last ones.
+        # The last layers may share earlier layers' KV; such layers have none in the cache.
         last_layers = dict(zip(self._layer_types, self._cache, strict=False))
         found = {name: self._model.raw_rows(layer) for name, layer in last_layers.items()}
         rows = {name: pair for name, pair in found.items() if pair is not None}
@@ -231,22 +234,22 @@ def with_hidden(
 ) -> tuple[mx.array, mx.array]:
     """Return logits (rows, n, vocabulary) and hidden states (rows, n, hidden) of `ids` (rows, n).
 
-    `model` is called as usual but for that, with the same `arguments`.
+    `cache` and `arguments` are those of a usual call of `model`.
     """
     if hasattr(model, "with_hidden"):
         logits, hidden = model.with_hidden(ids, cache, **arguments)
         return logits, hidden
-    # What mlx-lm's model does, in its two parts: its own call returns the logits alone.
+    # The two parts of the call of mlx-lm's model, which returns the logits alone.
     assert not arguments, "models of text alone take no more"
-    spoken = getattr(model, "language_model", model)
-    hidden = spoken.model(ids, cache=cache)
-    is_tied = spoken.args.tie_word_embeddings
-    logits = (spoken.model.embed_tokens.as_linear if is_tied else spoken.lm_head)(hidden)
-    cap = getattr(spoken, "final_logit_softcapping", None)
+    language = getattr(model, "language_model", model)
+    hidden = language.model(ids, cache=cache)
+    is_tied = language.args.tie_word_embeddings
+    logits = (language.model.embed_tokens.as_linear if is_tied else language.lm_head)(hidden)
+    cap = getattr(language, "final_logit_softcapping", None)
     return logits if cap is None else logit_softcap(cap, logits), hidden
 
 
 def is_like_alone(model: Any) -> bool:
-    """Whether a model that is asked for its hidden states too has the same logits, to the bit."""
+    """Whether `with_hidden` gives bit by bit the same logits as a usual call."""
     ids = mx.array([[1, 2, 3, 4]])
     return bool(mx.array_equal(model(ids), with_hidden(model, ids)[0]).item())

@@ -1,7 +1,7 @@
-"""Loads what DRAFT_MODEL names: a head or an assistant for a model that mlx-vlm loaded.
+"""Loads the model that DRAFT_MODEL names: a head or an assistant, by mlx-vlm.
 
-A head is a checkpoint of its own, or part of the one that it was trained with. All other kinds of
-drafters are refused by name, with the reason.
+A head is a checkpoint of its own, or a part of the checkpoint that it was trained with. Other kinds
+of draft models are refused with the reason.
 Owner: the inference thread.
 """
 
@@ -36,14 +36,11 @@ SETTING: Final = "DRAFT_MODEL"
 
 @dataclass(frozen=True, slots=True)
 class DraftKind:
-    """What drafts with a kind of draft model, and the architectures that it drafts for.
-
-    Some do as mlx-lm loads them, too: as models of text alone.
-    """
+    """A kind of draft model: the class that drafts with it, and the architectures that it fits."""
 
     drafts: Callable[[DraftModel], ModelDrafts]
-    models: tuple[str, ...]  # by mlx-vlm's names
-    text_models: tuple[str, ...] = ()  # by mlx-lm's
+    models: tuple[str, ...]  # loaded by mlx-vlm, under its names
+    text_models: tuple[str, ...] = ()  # text-only models, loaded by mlx-lm, under its names
 
 
 _QWEN: Final = ("qwen3_5", "qwen3_5_moe")
@@ -59,7 +56,7 @@ KINDS: Final = {
 }
 _LAYERS: Final = "it reads hidden states of several layers, which are not handed out here"
 _CACHES: Final = "its model's caches cannot be taken back to before a draft"
-# What mlx-vlm has beside KINDS, and why nothing drafts with it.
+# The other kinds that mlx-vlm has, and why they cannot draft here.
 REFUSED: Final = {
     "dflash2": _LAYERS,
     "dspark": _LAYERS,
@@ -78,27 +75,28 @@ REFUSED: Final = {
     "glm4_moe_lite_mtp": "mlx-vlm has no code that drafts with it",
     "glm_moe_dsa_mtp": "its model is one of text alone, which mlx-lm loads",
 }
-# What weights take in float32 against what they take as they are; codes have 4 bits at least.
+# Growth of weights that are made float32, by safetensors' dtype; quantised codes have 4 bits or
+# more.
 _WIDER: Final = {"BF16": 2, "F16": 2, "U32": 8}
 _UNKNOWN: Final = "it is no draft model that mlx-vlm knows"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A draft model that is here to be loaded."""
+    """A draft model on disk, not loaded yet."""
 
-    source: str  # as DRAFT_MODEL has it
+    source: str  # the value of DRAFT_MODEL
     directory: Path
-    kind: str  # one of KINDS
-    nbytes: int  # that its weights take at most
-    runs_code: bool = False  # its own code may run
+    kind: str  # a key of KINDS
+    nbytes: int  # upper bound of the weights' memory
+    runs_code: bool = False  # whether the checkpoint's own code may run
 
 
 def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
-    """Return what DRAFT_MODEL names, fetched where it is a hub id; None where it is empty.
+    """Return the checkpoint that DRAFT_MODEL names, fetched if it is a hub id; None if it is empty.
 
     Raises:
-        StartError: it is not there, brings code along, or is of a kind that cannot draft here.
+        StartError: the checkpoint is not there, brings code, or is of a kind that cannot draft.
     """
     source = settings.draft_model
     if not source:
@@ -120,22 +118,22 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
 
 
 def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawRows) -> DraftModel:
-    """Load a draft model, and try it with the model that it is to draft for.
+    """Load a draft model, and try it with its target, the `loaded` model.
 
-    `raw_rows` is what reads that model's KV.
+    `raw_rows` reads the target's KV.
 
     Raises:
-        StartError: it does not belong to this model.
+        StartError: the draft model does not fit the target.
     """
     kind, path = KINDS[found.kind], loaded.facts.path
     target = loaded.model if loaded.vision is None else loaded.vision.model
-    architecture = type(target).__module__.rpartition(".")[-1]  # by the library that loads it
+    architecture = type(target).__module__.rpartition(".")[-1]  # as the loading library names it
     if architecture not in (kind.models if loaded.vision else kind.text_models):
         raise _refusal(found.source, _misfit(found.kind, kind, loaded))
     try:
         head = _load(found, target)
         own, known = head.config.text_config.vocab_size, loaded.facts.vocab_size
-        if own > known:  # it may say tokens that the model has not: MLX checks no index
+        if own > known:  # a drafted token beyond the vocabulary: MLX checks no index
             raise ValueError(f"it has {own:,} tokens, and the model has {known:,}")
         if not is_like_alone(loaded.model):
             raise ValueError("its hidden states cannot be had without other logits")
@@ -158,7 +156,7 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
     if hasattr(language, "config"):
         validate_drafter_compatibility(target, head, kind)
         return head
-    # Mlx-lm's models have `args` instead, which mlx-vlm does not look at.
+    # Mlx-lm's models have `args` in place of `config`, and mlx-vlm does not check those.
     own = language.args.hidden_size
     read = getattr(head.config, "backbone_hidden_size", 0) or head.config.text_config.hidden_size
     if own != read:
@@ -167,7 +165,7 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
 
 
 def _misfit(name: str, kind: DraftKind, loaded: LoadedModel) -> str:
-    """Return what such a draft model drafts for, and what was loaded instead."""
+    """Return the text of a refusal: the models that this kind fits, and the loaded one."""
     drafts = f"its kind {name!r} drafts for {_listed(kind.models)}"
     model = f"MODEL_PATH is {loaded.facts.path!r} ({loaded.facts.architecture})"
     if loaded.vision is not None:
@@ -180,7 +178,7 @@ def _kind_and_sizes(directory: Path, source: str) -> tuple[str, list[tuple[str, 
     """Return a draft model's kind, and the names, bytes and dtypes of its weights.
 
     Raises:
-        StartError: it is of no kind of ours, or its weights are not there.
+        StartError: the kind is not in KINDS, or the weights are not there.
     """
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
     from mlx_vlm.utils import get_model_type
@@ -195,7 +193,7 @@ def _kind_and_sizes(directory: Path, source: str) -> tuple[str, list[tuple[str, 
         reason = REFUSED.get(name, _UNKNOWN)
         raise _refusal(source, f"its kind is {name!r}, and {reason}; {_listed(KINDS)} draft here")
     text = splitter.read_text_config(config)
-    weights = [row for row in weight_sizes(directory) if splitter.select_keys(row[0], text)]
+    weights = [entry for entry in weight_sizes(directory) if splitter.select_keys(entry[0], text)]
     if not weights:
         raise _refusal(
             source, f"this {kind!r} checkpoint has no weights of a head, which conversions drop"

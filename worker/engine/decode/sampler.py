@@ -1,6 +1,6 @@
-"""Makes the functions that choose one request's tokens.
+"""Makes the functions that sample one request's tokens.
 
-The filters and penalties are mlx-lm's; the seed is our own.
+The filters and penalties are mlx-lm's. The seeded draw is our own.
 """
 
 import contextlib
@@ -19,35 +19,35 @@ from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.constraint.token_mask import TokenMask
 
-# Log probabilities (rows, vocabulary), and the place in its answer of the token that each row is
-# for -> token ids (rows,). What is drawn follows from the two alone.
+# (log probabilities (rows, vocabulary), for each row its token's position in the answer) -> token
+# ids (rows,). The draw depends on nothing else.
 Sampler = Callable[[mx.array, Sequence[int]], mx.array]
 Filter = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
-TEMPERATURE_MIN = 1e-4  # below it a logit divided by it overflows; only the likeliest is left
-REPETITION_CONTEXT_TOKENS = 256  # that the repetition penalty looks at
-ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything generated
+TEMPERATURE_MIN = 1e-4  # below it the likeliest token is taken: logits divided by it overflow
+REPETITION_CONTEXT_TOKENS = 256  # the last tokens that the repetition penalty counts
+ALL_GENERATED = 1 << 30  # presence and frequency penalties count all generated tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """A request's functions that choose its tokens.
+    """The functions that sample a request's tokens.
 
-    None of them ever raises: amid a batch that would spoil the other rows. The processors depend
-    on nothing but what they are given; the guide goes on from token to token.
+    None of them raises: that would fail the other rows of a batch. The processors are pure
+    functions. The guide has a state, which advances with each token.
     """
 
     sampler: Sampler
     processors: tuple[LogitsProcessor, ...]
     top_logprobs: int | None  # None = no log probabilities wanted
-    guide: TokenMask | None = None  # it has the last word on what may be sampled
+    guide: TokenMask | None = None  # masks the tokens that may not come; applied last
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request gets that leaves it open. Immutable."""
+    """The values of sampling parameters that a request does not set. Immutable."""
 
     temperature: float = 0.1
     top_p: float = 0.9
@@ -59,33 +59,33 @@ class SamplingDefaults:
 def sampling_defaults(
     settings: Settings, generation_config: Mapping[str, Any] = {}
 ) -> SamplingDefaults:
-    """Return what the settings say; where they say auto, what the makers do in `generation_config`.
+    """Return the defaults of the settings. Where a setting is auto, `generation_config` decides.
 
-    What is no value of the setting is passed over there.
+    A value in `generation_config` that the setting would not accept is ignored.
     """
-    parse_of = {row.name: row.metadata["parse"] for row in fields(settings)}
+    parse_of = {entry.name: entry.metadata["parse"] for entry in fields(settings)}
     given = {}
-    for row in fields(SamplingDefaults):
-        setting = f"default_{row.name}"
+    for entry in fields(SamplingDefaults):
+        setting = f"default_{entry.name}"
         value = getattr(settings, setting)
         if value is None:
             with contextlib.suppress(ValueError):
-                value = parse_of[setting](str(generation_config.get(row.name, "auto")))
+                value = parse_of[setting](str(generation_config.get(entry.name, "auto")))
         if value is not None:
-            given[row.name] = value
+            given[entry.name] = value
     return SamplingDefaults(**given)
 
 
-def make_token_choice(
+def make_sampling_params(
     sampling: Sampling,
     defaults: SamplingDefaults,
     vocab_size: int,
     prompt_length: int,
     guide: TokenMask | None = None,
 ) -> SamplingParams:
-    """Return the choice for a request that passed `check`; `defaults` fill what it left open."""
-    asked = {row.name: getattr(sampling, row.name) for row in fields(defaults)}
-    given = {name: value for name, value in asked.items() if value is not None}
+    """Return the sampling functions of a request that passed `check`; `defaults` fill its gaps."""
+    requested = {entry.name: getattr(sampling, entry.name) for entry in fields(defaults)}
+    given = {name: value for name, value in requested.items() if value is not None}
     chosen = replace(defaults, **given)
     return SamplingParams(
         sampler=_sampler(chosen, sampling.seed, vocab_size),
@@ -95,13 +95,13 @@ def make_token_choice(
     )
 
 
-def greedy(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
+def greedy(logprobs: mx.array, _positions: Sequence[int]) -> mx.array:
     """Choose the likeliest token of each row."""
     return mx.argmax(logprobs, axis=-1)
 
 
 def check(sampling: Sampling, vocab_size: int) -> None:
-    """Raise RequestError where a logit bias names a token that the model does not have."""
+    """Raise RequestError if a logit bias names a token that the model does not have."""
     for name, value in sampling.logit_bias.items():
         is_token = name.isascii() and name.isdecimal() and int(name) < vocab_size
         if not is_token or not math.isfinite(value):
@@ -111,7 +111,7 @@ def check(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
-def _sampler(chosen: SamplingDefaults, asked_seed: int | None, vocab_size: int) -> Sampler:
+def _sampler(chosen: SamplingDefaults, requested_seed: int | None, vocab_size: int) -> Sampler:
     if chosen.temperature < TEMPERATURE_MIN:
         return greedy
     top_p, min_p, top_k = max(chosen.top_p, TOP_P_MIN), chosen.min_p, chosen.top_k
@@ -122,30 +122,34 @@ def _sampler(chosen: SamplingDefaults, asked_seed: int | None, vocab_size: int) 
         filters.append(lambda logprobs: apply_min_p(logprobs, min_p))
     if 0 < top_k < vocab_size:
         filters.append(lambda logprobs: apply_top_k(logprobs, top_k))
-    seed = asked_seed if asked_seed is not None else secrets.randbits(64)
+    seed = requested_seed if requested_seed is not None else secrets.randbits(64)
 
-    def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
+    def sample(logprobs: mx.array, positions: Sequence[int]) -> mx.array:
         for keep in filters:
             logprobs = keep(logprobs)
         logprobs = logprobs * (1 / chosen.temperature)
         drawn = []
-        for row, place in enumerate(places):
-            key = mx.random.key(_mixed(seed, place))
-            one = logprobs[row : row + 1]
-            # Not `categorical`: a last bit of any logit moves its draw to a neighbouring token.
-            drawn.append(mx.argmax(one + mx.random.gumbel(one.shape, key=key), axis=-1))
+        for row, position in enumerate(positions):
+            random_key = mx.random.key(_mixed(seed, position))
+            row_logprobs = logprobs[row : row + 1]
+            # Not `categorical`: there the last bit of any logit can change the token drawn.
+            drawn.append(
+                mx.argmax(
+                    row_logprobs + mx.random.gumbel(row_logprobs.shape, key=random_key), axis=-1
+                )
+            )
         return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
 
     return sample
 
 
-def _mixed(seed: int, draw: int) -> int:
-    """Return the 64-bit key of the n-th token of an answer, the same on every machine.
+def _mixed(seed: int, position: int) -> int:
+    """Return the 64-bit random key of a position in an answer, the same on every machine.
 
     Source: splitmix64 (Steele, Lea, Flood 2014).
     """
     mask = (1 << 64) - 1
-    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & mask
+    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
@@ -169,5 +173,5 @@ def _processors(sampling: Sampling, penalty: float, prompt_length: int) -> list[
 def _generated(
     processor: LogitsProcessor, prompt_length: int, tokens: mx.array, logits: mx.array
 ) -> mx.array:
-    """OpenAI's penalties count what was generated, not what the prompt says."""
+    """Apply a penalty to the generated tokens alone, as OpenAI does: the prompt's do not count."""
     return processor(tokens[prompt_length:], logits)

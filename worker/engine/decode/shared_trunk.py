@@ -1,7 +1,8 @@
-"""Keeps the KV that several rows of a batch begin with once, and each row's own behind it.
+"""Keeps the KV of a prefix that several batch rows share, a trunk, once for all of them.
 
-Rows that share a trunk attend the same arrays for it: see `trunk_attention.py`. Layers that keep no
-plain rows (states, windows, packed rows) know nothing of trunks.
+Each batch row keeps only the KV behind its trunk, its tail. All rows on a trunk attend to the same
+arrays: see `trunk_attention.py`. Only layers that keep the plain KV of every token have trunks:
+recurrent states, sliding windows and quantised KV have none.
 Owner: the inference thread.
 """
 
@@ -11,16 +12,16 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 
-PLAIN: Final = "KVCache"  # mlx-lm's and mlx-vlm's are alike
-# Tails grow by upstream's 256 tokens, or by fewer: rows without tokens yet are at most this part of
-# all, as short tails behind a trunk would else be mostly that.
+PLAIN: Final = "KVCache"  # the same name in mlx-lm and mlx-vlm
+# Buffers of tails grow by upstream's 256 tokens, or by fewer. The unused part is at most this share
+# of all KV; short tails behind a trunk would otherwise be mostly unused.
 SPARE_SHARE: Final = 1 / 32
 STEP_MIN: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTrunk:
-    """The first rows of one layer: K and V (1, heads, tokens, width). Never written again."""
+    """A trunk's KV in one layer: K and V (1, heads, tokens, width). Never written again."""
 
     keys: mx.array
     values: mx.array
@@ -36,13 +37,13 @@ class LayerTrunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trunk:
-    """The first `length` tokens of several rows of one lineage, and their KV.
+    """The first `length` tokens of several sequences of one lineage, and their KV.
 
-    A layer is cut from the first row that joins on it, and then stays as it is.
+    The KV of a layer is copied from the first sequence that joins on the trunk. It never changes.
     """
 
     length: int
-    layers: dict[int, LayerTrunk] = field(default_factory=dict)  # by their number in the model
+    layers: dict[int, LayerTrunk] = field(default_factory=dict)  # by the layer's number
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +52,7 @@ class Trunk:
 
 @dataclass(frozen=True, slots=True)
 class TailKVCache:
-    """One row's own KV in a layer, whose first rows are a trunk's. No model is given one."""
+    """One sequence's KV in a layer: a trunk and the tail behind it. Models never see this class."""
 
     tail: Any  # upstream's KVCache
     trunk: LayerTrunk
@@ -69,17 +70,18 @@ class TailKVCache:
         return int(self.tail.nbytes)
 
     def whole(self) -> Any:
-        """Return upstream's cache of all of it, a copy. Evaluated."""
-        return _lone_of(self.tail, *_rows(self, 0, self.offset))
+        """Return a copy of trunk and tail in upstream's cache, evaluated."""
+        return _single_cache(self.tail, *_copied_kv(self, 0, self.offset))
 
 
 class TrunkedKVCache:
-    """The KV of a batch's rows in one layer: a trunk for some of them, and each row's own tail.
+    """The KV of a batch in one layer: trunks for some of its rows, and a tail for each row.
 
-    Does what upstream's BatchKVCache does, under the same names. It holds one, of the tails, and
-    hides its `left_padding`: mlx-vlm's Qwen3.5 has attention of its own for a cache with that.
-    What `update_and_fetch` returns and `make_mask` masks are the tails; positions (`offset`) count
-    the trunk. Invariant: each row has a tail of at least one token.
+    It does what upstream's BatchKVCache does, under the same names. A BatchKVCache holds the tails.
+    Its `left_padding` is hidden: mlx-vlm's Qwen3.5 has another attention for a cache with it.
+    `update_and_fetch` returns the tails alone, and `make_mask` masks the tails alone. `offset`
+    counts the trunk's tokens too.
+    Invariant: each row has a tail of at least one token.
     Owner: the inference thread.
     """
 
@@ -88,56 +90,58 @@ class TrunkedKVCache:
         self.trunks = list(trunks)
         lengths = [trunk.length if trunk is not None else 0 for trunk in trunks]
         self.offset = tails.offset + mx.array(lengths)  # (rows,)
-        self._note_groups()
+        self._group_rows()
 
-    def _note_groups(self) -> None:
+    def _group_rows(self) -> None:
         rows: dict[LayerTrunk | None, list[int]] = {}
         for number, trunk in enumerate(self.trunks):
             rows.setdefault(trunk, []).append(number)
         without = rows.pop(None, [])
-        self.groups = [(trunk, mx.array(of)) for trunk, of in rows.items() if trunk is not None]
-        self.without = len(without)  # rows that have no trunk: the last of `order`
-        order = [number for of in rows.values() for number in of] + without
-        of_trunks = sum(trunk.length for trunk, _ in self.groups)
-        held = of_trunks + len(self.trunks) * int(self.tails.size())
-        step = int(held * SPARE_SHARE / len(self.trunks))
+        self.groups = [
+            (trunk, mx.array(numbers)) for trunk, numbers in rows.items() if trunk is not None
+        ]
+        self.rows_without_trunk = len(without)  # the last ones of `order`
+        order = [number for numbers in rows.values() for number in numbers] + without
+        trunk_tokens = sum(trunk.length for trunk, _ in self.groups)
+        tokens = trunk_tokens + len(self.trunks) * int(self.tails.size())
+        step = int(tokens * SPARE_SHARE / len(self.trunks))
         self.tails.step = min(type(self.tails).step, max(STEP_MIN, step))
-        places = sorted(range(len(order)), key=lambda place: order[place])
-        # Where each row stands among those of `groups`, one group behind the other.
-        self.places = None if places == list(range(len(order))) else mx.array(places)
+        indices = sorted(range(len(order)), key=lambda index: order[index])
+        # The index of each row when the rows are in the order of `groups`; None = the same order.
+        self.grouped_indices = None if indices == list(range(len(order))) else mx.array(indices)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the rows (batch, heads, n, width) of the next tokens; return those of the tails."""
+        """Append K and V (batch, heads, n, width) of the next tokens; return those of the tails."""
         self.offset = self.offset + keys.shape[2]
         return cast(tuple[mx.array, mx.array], self.tails.update_and_fetch(keys, values))
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
-        """Return which rows of its tail each of the next `N` tokens may see."""
+        """Return the mask of the tail's KV rows that each of the next `N` tokens may see."""
         if more.get("window_size") is not None:
             raise NotImplementedError("a window over rows that have a trunk")
         return cast(mx.array, self.tails.make_mask(N, return_array=return_array, **more))
 
     def filter(self, batch_indices: list[int]) -> None:
-        """Keep these rows, in this order."""
+        """Keep these batch rows, in this order."""
         self.tails.filter(batch_indices)
         self.offset = self.offset[mx.array(batch_indices)]
         self.trunks = [self.trunks[number] for number in batch_indices]
-        self._note_groups()
+        self._group_rows()
 
     def extend(self, other: "TrunkedKVCache") -> None:
-        """Take in the rows of another batch, behind those here."""
+        """Append the rows of another batch."""
         self.tails.extend(other.tails)
         self.offset = mx.concatenate([self.offset, other.offset])
         self.trunks += other.trunks
-        self._note_groups()
+        self._group_rows()
 
     def extract(self, idx: int) -> Any:
-        """Return a row in a cache of its own: upstream's, or its tail where it has a trunk."""
+        """Return a row in a cache of its own: a TailKVCache if it has a trunk, or upstream's."""
         tail, trunk = self.tails.extract(idx), self.trunks[idx]
         return tail if trunk is None else TailKVCache(tail, trunk)
 
     def without_trunks(self) -> Any:
-        """Return upstream's batch cache, which holds all where no row has a trunk any more."""
+        """Return upstream's batch cache. It holds all KV once no row has a trunk."""
         assert not self.groups, "rows of a trunk are in no tail"
         self.tails.step = type(self.tails).step
         return self.tails
@@ -154,21 +158,21 @@ class TrunkedKVCache:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the tails: who counts trunks counts each once."""
+        """The bytes of the tails. Trunks are counted apart, as several batches may share one."""
         return int(self.tails.nbytes)
 
 
 def can_stand_on_trunk(layer: Any) -> bool:
-    """Whether a lone cache's layer keeps plain rows, so that its first may be a trunk's."""
+    """Whether a sequence's layer keeps plain KV rows, so that a trunk may hold the first ones."""
     return isinstance(layer, TailKVCache) or type(layer).__name__ == PLAIN
 
 
 def merge_on_trunks(
     caches: Sequence[Any], trunks: Sequence[Trunk | None], number: int
 ) -> TrunkedKVCache:
-    """Return layer `number` of a batch of these rows, each on the trunk beside it.
+    """Return layer `number` of a batch of these caches, each on its trunk, if any.
 
-    A trunk that has no such layer yet gets it from the first row that stands on it.
+    A trunk without this layer gets it from the first cache that stands on it.
     """
     tails: list[Any] = []
     layers: list[LayerTrunk | None] = []
@@ -180,42 +184,42 @@ def merge_on_trunks(
             continue
         assert trunk.length < cache.offset, (trunk.length, cache.offset)
         if number not in trunk.layers:
-            trunk.layers[number] = LayerTrunk(*_rows(cache, 0, trunk.length))
+            trunk.layers[number] = LayerTrunk(*_copied_kv(cache, 0, trunk.length))
         layer = trunk.layers[number]
         if isinstance(cache, TailKVCache) and cache.trunk is layer:
             tails.append(cache.tail)
         else:
-            lone = cache.tail if isinstance(cache, TailKVCache) else cache
-            tails.append(_lone_of(lone, *_rows(cache, trunk.length, int(cache.offset))))
+            like = cache.tail if isinstance(cache, TailKVCache) else cache
+            tails.append(_single_cache(like, *_copied_kv(cache, trunk.length, int(cache.offset))))
         layers.append(layer)
     return TrunkedKVCache(tails[0].merge(tails), layers)
 
 
-def whole_rows(cache: list[Any]) -> None:
-    """Give a lone cache copies of its trunk's rows, a layer at a time."""
+def copy_trunk_rows(cache: list[Any]) -> None:
+    """Copy the trunk's KV rows into a sequence's own cache, one layer after another."""
     for number, layer in enumerate(cache):
         if isinstance(layer, TailKVCache):
             cache[number] = layer.whole()
 
 
-def _rows(cache: Any, start: int, end: int) -> tuple[mx.array, mx.array]:
-    """Return copies of the K and V of the tokens [start, end) of a lone cache. Evaluated."""
-    parts: list[tuple[Any, int]] = [(cache, 0)]  # and the token that each begins with
+def _copied_kv(cache: Any, start: int, end: int) -> tuple[mx.array, mx.array]:
+    """Return copies of K and V of the tokens [start, end) of one sequence, evaluated."""
+    parts: list[tuple[Any, int]] = [(cache, 0)]  # with the position of the part's first token
     if isinstance(cache, TailKVCache):
         parts = [(cache.trunk, 0), (cache.tail, cache.trunk.length)]
-    found = []
+    copies = []
     for name in ("keys", "values"):
         rows = [
             getattr(part, name)[..., max(0, start - first) : max(0, end - first), :]
             for part, first in parts
         ]
-        found.append(mx.contiguous(mx.concatenate(rows, axis=2)))
-    mx.eval(found)
-    return found[0], found[1]
+        copies.append(mx.contiguous(mx.concatenate(rows, axis=2)))
+    mx.eval(copies)
+    return copies[0], copies[1]
 
 
-def _lone_of(like: Any, keys: mx.array, values: mx.array) -> Any:
-    """Return a lone cache of the class of `like` that holds these rows."""
-    lone = type(like)()
-    lone.keys, lone.values, lone.offset = keys, values, keys.shape[2]
-    return lone
+def _single_cache(like: Any, keys: mx.array, values: mx.array) -> Any:
+    """Return a cache of one sequence that holds this KV, of the class of `like`."""
+    single = type(like)()
+    single.keys, single.values, single.offset = keys, values, keys.shape[2]
+    return single

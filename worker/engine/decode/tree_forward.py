@@ -1,8 +1,9 @@
-"""Feeds a draft with branches in one forward: a node sees its ancestors, at its depth's position.
+"""Feeds a draft with branches, a tree, in one forward.
 
-A layer's cache tells a model which rows a token sees, and at which position it is, so that a cache
-of one's own for the length of the forward is enough. Only a rope takes no more than one position
-for a row of a batch: it is wrapped meanwhile. What a model makes of all that is tried.
+Each node attends to its ancestors alone, and its position follows from its depth. A model asks each
+layer's cache for the mask and for the positions, so a wrapped cache is enough during the forward.
+Upstream's ropes take one position for each batch row, so they are wrapped too. `make_tree_forward`
+tries whether a model computes correctly so.
 Owner: the inference thread.
 """
 
@@ -16,11 +17,11 @@ from mlx import nn
 from hearth.worker.engine.decode.shared_trunk import PLAIN
 from hearth.worker.engine.vision.vlm_language_model import AXES
 
-ROPE_NAMES: Final = ("rope", "rotary")  # in the names of classes that turn rows by positions
+ROPE_NAMES: Final = ("rope", "rotary")  # parts of the class names of rotary embeddings
 
 
 class TreeForward:
-    """Runs a model's forwards of trees. No other forward of the model is touched.
+    """Runs a model's forwards of trees. The model's other forwards stay as they are.
 
     Owner: the inference thread.
     """
@@ -38,24 +39,24 @@ class TreeForward:
         cache: Sequence[Any],
         shift: int = 0,
     ) -> mx.array:
-        """Feed known tokens, one at least, and the tree behind them; return all their logits.
+        """Feed known tokens, at least one, and the tree behind them; return the logits of all.
 
-        The logits are (1, known + nodes, vocabulary), and the cache holds as many rows more.
-        `shift` is what positions differ from the number of tokens.
+        The logits are (1, known + nodes, vocabulary). The cache grows by as many KV rows.
+        `shift` is added to the number of tokens before to get a position.
         """
         assert known and len(tokens) == len(parents), (known, tokens, parents)
         assert can_hold_trees(cache), [type(layer).__name__ for layer in cache]
         rows = [*range(-1, len(known) - 1), *(len(known) + parent for parent in parents)]
-        held = cache[0].offset
-        # Which rows each sees, those before the tree among them: (rows, held + rows).
-        before = mx.ones((len(rows), held), dtype=mx.bool_)
+        cached = cache[0].offset
+        # Each token sees all rows in the cache, and its ancestors: (rows, cached + rows).
+        before = mx.ones((len(rows), cached), dtype=mx.bool_)
         mask = mx.concatenate([before, mx.array(ancestors(rows))], axis=1)
-        positions = mx.array([held + depth for depth in depths(rows)])  # (rows,)
+        positions = mx.array([cached + depth for depth in depths(rows)])  # (rows,)
         ids = mx.array([[*known, *tokens]], dtype=mx.uint32)
         if self._takes_positions:
-            told = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
+            position_ids = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
             layers = [_TreeLayer(layer, mask) for layer in cache]
-            return cast(mx.array, self._model(ids, cache=layers, position_ids=told))
+            return cast(mx.array, self._model(ids, cache=layers, position_ids=position_ids))
         assert not shift, "a model that takes no positions has none to shift"
         layers = [_TreeLayer(layer, mask, positions) for layer in cache]
         with _wrapped(self._ropes):
@@ -63,20 +64,20 @@ class TreeForward:
 
 
 def can_hold_trees(cache: Sequence[Any]) -> bool:
-    """Return whether every layer keeps plain rows of all tokens."""
+    """Whether every layer keeps the plain KV rows of all tokens."""
     return bool(cache) and all(type(layer).__name__ == PLAIN for layer in cache)
 
 
 def depths(parents: Sequence[int]) -> list[int]:
     """Return how many ancestors each row has."""
-    found: list[int] = []
+    counts: list[int] = []
     for parent in parents:
-        found.append(found[parent] + 1 if parent >= 0 else 0)
-    return found
+        counts.append(counts[parent] + 1 if parent >= 0 else 0)
+    return counts
 
 
 def ancestors(parents: Sequence[int]) -> list[list[bool]]:
-    """Return for each row which of all rows it sees: its ancestors and itself."""
+    """Return for each row the mask of the rows that it sees: its ancestors and itself."""
     seen: list[list[bool]] = []
     for row, parent in enumerate(parents):
         own = list(seen[parent]) if parent >= 0 else [False] * len(parents)
@@ -86,10 +87,10 @@ def ancestors(parents: Sequence[int]) -> list[list[bool]]:
 
 
 class _TreeLayer:
-    """A layer's cache for one forward of a tree, which writes into the layer's own.
+    """Wraps a layer's cache for one forward of a tree. KV is written into the wrapped cache.
 
-    A model that takes a position from the cache gets one for each token: `positions` (rows,).
-    Attributes that it has not are the layer's.
+    `offset` is `positions` (rows,), one for each token, for a model that reads positions from the
+    cache. All other attributes are those of the wrapped cache.
     """
 
     def __init__(self, layer: Any, mask: mx.array, positions: mx.array | None = None) -> None:
@@ -98,7 +99,7 @@ class _TreeLayer:
             self.offset = positions
 
     def make_mask(self, N: int, return_array: bool = False, window_size: Any = None) -> mx.array:
-        """Return which rows each token sees, as models ask of a cache."""
+        """Return the tree's mask, as models ask a cache for it."""
         if window_size is not None or self._mask.shape[0] != N:
             raise NotImplementedError(f"a tree of {N} rows in a window of {window_size}")
         return self._mask
@@ -117,7 +118,7 @@ class TokenRope:
         self._rope = rope
 
     def __call__(self, x: mx.array, offset: Any = 0, **more: Any) -> mx.array:
-        """Turn x (1, heads, rows, width); each token is given as a sequence of its own."""
+        """Rotate x (1, heads, rows, width). Each token is passed as a batch row of its own."""
         if not isinstance(offset, mx.array) or x.shape[0] != 1 or offset.shape != x.shape[2:3]:
             raise NotImplementedError("a rope that is not given a position for each token")
         turned: mx.array = self._rope(x.transpose(2, 1, 0, 3), offset=offset, **more)
@@ -127,7 +128,7 @@ class TokenRope:
         return getattr(self._rope, name)
 
 
-_Rope = tuple[Any, str, Any, TokenRope]  # who holds it, by which name, itself, wrapped
+_Rope = tuple[Any, str, Any, TokenRope]  # (module, name in the module, rope, wrapped rope)
 
 
 def _ropes(model: Any) -> Iterator[_Rope]:
@@ -140,7 +141,7 @@ def _ropes(model: Any) -> Iterator[_Rope]:
 
 @contextmanager
 def _wrapped(ropes: Sequence[_Rope]) -> Iterator[None]:
-    """Have the model call its ropes wrapped. A module is a dict of its parts, in their order."""
+    """Replace the model's ropes by the wrapped ones. A module is a dict of its parts."""
     try:
         for module, name, _, wrapped in ropes:
             module[name] = wrapped

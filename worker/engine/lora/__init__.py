@@ -1,1 +1,1 @@
-"""LoRA adapters of the model: their files, their layers, and who has them in a forward."""
+"""Loads LoRA adapters of the model, and applies them in the forwards of their requests."""

@@ -1,9 +1,9 @@
-"""Puts an adapter's layers into the model for the length of one forward.
+"""Puts an adapter's layers into the model during one forward.
 
-Between two forwards the model is the plain one, so that whatever else computes with it (trials,
-checks, image encoders, draft models) need not know of adapters, and a request without one computes
-as if there were none. Layers are exchanged by reference: nothing is copied, and what was computed
-lazily keeps the arrays that it was built with.
+Between two forwards the model has its own layers. So other users of the model (trials, checks,
+image encoders, draft models) need not know of adapters, and a request without an adapter computes
+as if there were none. Layers are exchanged by reference, and nothing is copied. Lazy arrays keep
+the weights that they were built with.
 Owner: the inference thread.
 """
 
@@ -17,9 +17,9 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedLayer:
-    """One layer of the model, and what an adapter has in its place.
+    """One layer of the model, and an adapter's layer to replace it.
 
-    `holder[key]` is where it stands: a module is a dict of its parts, and parts may be in a list.
+    The layer is `holder[key]`, in a module, which is a dict of its parts, or in a list of parts.
     """
 
     holder: Any
@@ -30,14 +30,14 @@ class AdaptedLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
-    """An adapter of the loaded model. Immutable; its name is the model name that asks for it."""
+    """An adapter of the loaded model. Immutable. Requests select it by `name` as their model."""
 
     name: str
-    identity: str  # of its bytes: KV of another one is never read
+    identity: str  # hash of its files, so that KV of other adapters is never read
     layers: tuple[AdaptedLayer, ...]
     arrays: tuple[mx.array, ...]
-    forward_bytes: int = 0  # that a forward takes beside the model's own ...
-    token_bytes: int = 0  # ... and for each of its tokens
+    forward_bytes: int = 0  # memory of a forward beside the model's own
+    token_bytes: int = 0  # memory for each token of a forward beside the model's own
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +51,12 @@ class LoraAdapters:
     by_name: Mapping[str, LoraAdapter] = field(default_factory=dict)
 
     def of(self, name: str) -> LoraAdapter | None:
-        """Return the adapter of a name that the prompt threads let pass; "" = none."""
+        """Return the adapter of a name that the prompt threads accepted; "" = none."""
         return self.by_name[name] if name else None
 
     @property
     def identities(self) -> dict[str, str]:
-        """Return by name what tells the bytes of each from all others."""
+        """The identities by adapter name."""
         return {name: adapter.identity for name, adapter in self.by_name.items()}
 
     @property
@@ -65,26 +65,23 @@ class LoraAdapters:
 
     @property
     def forward_bytes(self) -> int:
-        """What the greediest forward takes beside the model's own ..."""
-        return max((each.forward_bytes for each in self.by_name.values()), default=0)
+        """Memory of the largest forward with an adapter, beside the model's own."""
+        return max((adapter.forward_bytes for adapter in self.by_name.values()), default=0)
 
     @property
     def token_bytes(self) -> int:
-        """... and for each of its tokens."""
-        return max((each.token_bytes for each in self.by_name.values()), default=0)
+        """Memory for each token of such a forward, beside the model's own."""
+        return max((adapter.token_bytes for adapter in self.by_name.values()), default=0)
 
     def report(self) -> list[dict[str, Any]]:
-        """Return for `/v1/cache` what is loaded."""
-        rows = self.by_name.values()
-        return [{"name": e.name, "layers": len(e.layers), "bytes": e.nbytes} for e in rows]
+        """Return the loaded adapters for `/v1/cache`."""
+        adapters = self.by_name.values()
+        return [{"name": a.name, "layers": len(a.layers), "bytes": a.nbytes} for a in adapters]
 
 
 @contextmanager
 def applied(adapter: LoraAdapter | None) -> Iterator[None]:
-    """Have the model's forwards be those of `adapter`, until the end of the context.
-
-    None = those of the plain model.
-    """
+    """Put an adapter's layers into the model until the context ends; None = no adapter."""
     layers = adapter.layers if adapter is not None else ()
     for layer in layers:
         assert layer.holder[layer.key] is layer.plain, "two adapters share a forward"

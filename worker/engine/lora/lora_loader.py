@@ -1,7 +1,7 @@
-"""Loads the adapters of ADAPTERS beside the model, and counts their weights with those.
+"""Loads the adapters of ADAPTERS, and counts their weights with the model's.
 
 Two formats are read: mlx-lm's (adapters.safetensors) and PEFT's (adapter_model.safetensors). The
-layers are built by mlx-lm's LoRA layers.
+layers are mlx-lm's LoRA and DoRA layers.
 Owner: the inference thread.
 """
 
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 CONFIG: Final = "adapter_config.json"
 MLX_LM_WEIGHTS: Final = "adapters.safetensors"
 PEFT_WEIGHTS: Final = "adapter_model.safetensors"
-FILES: Final = (CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS)  # all that is fetched, read and hashed
+FILES: Final = (CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS)  # only these are fetched, read and hashed
 
-# PEFT's ways to begin that leave the model's own weights as they are.
+# PEFT's initialisations that leave the model's own weights as they are.
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal")
-# PEFT's options that a LoRA layer of mlx-lm has no place for.
+# PEFT's options that mlx-lm's LoRA layers do not have.
 _REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": "it trains whole modules",
     "fan_in_fan_out": "its weights are transposed",
@@ -61,25 +61,26 @@ _PEFT_NAME: Final = re.compile(
 )
 _MLX_LM_NAME: Final = re.compile(r"((?P<layer>.*)\.)?(?P<part>lora_a|lora_b|m)", re.DOTALL)
 _PEFT_PARTS: Final = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
-# What a name may begin with that says nothing: libraries wrap a model differently.
+# First parts of a layer's name that differ from library to library, as each wraps a model its way.
 _WRAPPERS: Final = ("base_model", "model", "language_model")
 _FLOAT32_BYTES: Final = 4
-# Arrays as large as a layer's weights that a DoRA layer makes in each forward: the weights
-# unpacked, the product of its two matrices, and their sum.
+# How many arrays of the size of a layer's weights a DoRA layer makes in each forward: the unpacked
+# weights, the product of its two matrices, and their sum.
 _DORA_ARRAYS: Final = 3
-# Arrays as large as a layer's output that a LoRA layer makes of float32: its product, and scaled.
+# How many float32 arrays of the size of a layer's output a LoRA layer makes: its product, and the
+# scaled product.
 _LORA_OUTPUTS: Final = 2
 
 _WEIGHTS: Final = frozenset(("weight", "scales", "biases"))
 
-LayerArrays = Mapping[str, Mapping[str, mx.array]]  # by the layer's name: its parts
+LayerArrays = Mapping[str, Mapping[str, mx.array]]  # layer name -> part name -> array
 
-Identify = Callable[..., WeightsIdentity]  # takes a directory and the patterns of its files
+Identify = Callable[..., WeightsIdentity]  # (directory, patterns of its files)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An adapter's files, as they are before the model is loaded: they may change until then."""
+    """An adapter's files, found before the model is loaded. They may change until it is read."""
 
     name: str
     source: str
@@ -88,7 +89,7 @@ class _Found:
 
 
 class LoraLoader:
-    """Finds the adapters before the model is loaded, and loads them behind that.
+    """Finds the adapters before the model is loaded, and loads them afterwards.
 
     Owner: the inference thread.
     """
@@ -97,7 +98,7 @@ class LoraLoader:
         """`admit` is called with the bytes of all weights before they are read.
 
         Raises:
-            StartError: ADAPTERS names something that is no adapter, or of a kind that is not taken.
+            StartError: an entry of ADAPTERS is not an adapter, or is of an unsupported kind.
         """
         self._admit = admit
         self._found: list[_Found] = []
@@ -105,12 +106,12 @@ class LoraLoader:
             try:
                 directory = find_directory(source)
                 weights = weights_file(directory, read_config(directory))
-            except Exception as error:  # whatever a hub or a file can raise
+            except Exception as error:  # any error of a hub or a file
                 raise _refusal(name, source, error) from error
             self._found.append(_Found(name, source, directory, weights))
 
     def admit(self, nbytes: int) -> None:
-        """Make ready for a model's weights of `nbytes`, and for those of the adapters.
+        """Admit a model's weights of `nbytes` together with the adapters' weights.
 
         Raises:
             StartError: they do not fit together.
@@ -124,19 +125,19 @@ class LoraLoader:
             raise StartError(f"{error} {own / GB:.1f} GB of them are those of ADAPTERS.") from error
 
     def load(self, loaded: LoadedModel, identify: Identify) -> LoadedModel:
-        """Return the model with its adapters, as it is where ADAPTERS is empty.
+        """Return the model with its adapters; unchanged if ADAPTERS is empty.
 
-        `identify` tells the files of a directory from others.
+        `identify` hashes the files of a directory.
 
         Raises:
             StartError: an adapter does not fit the model.
         """
-        made = {found.name: self._load(found, loaded, identify) for found in self._found}
-        return replace(loaded, adapters=LoraAdapters(made)) if made else loaded
+        adapters = {found.name: self._load(found, loaded, identify) for found in self._found}
+        return replace(loaded, adapters=LoraAdapters(adapters)) if adapters else loaded
 
     def _load(self, found: _Found, loaded: LoadedModel, identify: Identify) -> LoraAdapter:
         try:
-            identity = identify(found.directory, FILES)  # before they are read
+            identity = identify(found.directory, FILES)  # before the files are read
             config = read_config(found.directory)
             arrays = read_arrays(weights_file(found.directory, config), config)
             network, sees_images = network_of(loaded), loaded.vision is not None
@@ -144,7 +145,7 @@ class LoraLoader:
             adapter = replace(adapter, identity="\n".join(identity.parts()))
             if reason := why_not_computed(adapter, loaded.model):
                 raise ValueError(reason)
-        except Exception as error:  # whatever a file, an architecture or the device can raise
+        except Exception as error:  # any error of a file, an architecture or the device
             raise _refusal(found.name, found.source, error, loaded.facts.path) from error
         log.info(
             "adapter=%s layers=%d mb=%.1f", found.name, len(adapter.layers), adapter.nbytes / 2**20
@@ -162,26 +163,26 @@ def _refusal(name: str, source: str, error: Exception, model: str = "") -> Start
 
 
 class AdapterMisfit(ValueError):
-    """An adapter cannot be used with this model, or here at all; the text says why."""
+    """Raised for an adapter that cannot be used, with this model or at all. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """What an adapter_config.json says. Immutable."""
+    """The parsed content of an adapter_config.json. Immutable."""
 
     is_peft: bool
     is_dora: bool
     scale: float
-    keys: tuple[str, ...] | None = None  # the layers that it was trained on; None = it does not say
-    blocks: int = 0  # of mlx-lm, the last ones that have them; 0 = all
-    rank: int = 0  # of PEFT, whose scale was made of it; 0 = whatever the weights have
+    keys: tuple[str, ...] | None = None  # the layers that it was trained on; None = not given
+    blocks: int = 0  # mlx-lm: only the last so many blocks were trained; 0 = all
+    rank: int = 0  # PEFT: the rank that its scale was divided by; 0 = that of the weights
 
 
 def find_directory(source: str) -> Path:
-    """Return the directory of an adapter, fetched where `source` is a hub id.
+    """Return the directory of an adapter, fetched if `source` is a hub id.
 
     Raises:
-        AdapterMisfit: it is neither, or its files are not there.
+        AdapterMisfit: `source` is neither a directory nor a hub id, or files are missing.
     """
     directory = Path(source).expanduser()
     if not directory.is_dir():
@@ -194,13 +195,13 @@ def find_directory(source: str) -> Path:
 
 
 def read_config(directory: Path) -> LoraConfig:
-    """Return what an adapter is. Raises: AdapterMisfit: of a kind that is not taken."""
+    """Return an adapter's configuration. Raises AdapterMisfit if its kind is not supported."""
     config = read_json(directory / CONFIG)
     return _peft_config(config) if "peft_type" in config else _mlx_lm_config(config)
 
 
 def weights_file(directory: Path, config: LoraConfig) -> Path:
-    """Return the file of an adapter's weights. Raises: AdapterMisfit: it is not there."""
+    """Return the file of an adapter's weights. Raises AdapterMisfit if it is missing."""
     path = directory / (PEFT_WEIGHTS if config.is_peft else MLX_LM_WEIGHTS)
     if path.is_file():
         return path
@@ -213,10 +214,10 @@ def weights_file(directory: Path, config: LoraConfig) -> Path:
 
 
 def read_arrays(path: Path, config: LoraConfig) -> dict[str, dict[str, mx.array]]:
-    """Return by the name of each layer its lora_a (in, rank), lora_b (rank, out), and DoRA's m.
+    """Return each layer's arrays by name: lora_a (in, rank), lora_b (rank, out), and DoRA's m.
 
     Raises:
-        AdapterMisfit: the file holds something else, too, or not all of a layer's parts.
+        AdapterMisfit: the file holds other arrays too, or lacks parts of a layer.
     """
     found: dict[str, dict[str, mx.array]] = {}
     odd = []
@@ -269,8 +270,8 @@ def _mlx_lm_config(config: Mapping[str, Any]) -> LoraConfig:
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise AdapterMisfit(f"its lora_parameters have no scale, which mlx-lm's {CONFIG} has")
     names = tuple(map(str, keys)) if isinstance(keys, list) else None
-    is_told = isinstance(blocks, int) and blocks > 0
-    return LoraConfig(False, kind == "dora", float(scale), names, blocks if is_told else 0)
+    is_given = isinstance(blocks, int) and blocks > 0
+    return LoraConfig(False, kind == "dora", float(scale), names, blocks if is_given else 0)
 
 
 def _peft_config(config: Mapping[str, Any]) -> LoraConfig:
@@ -304,33 +305,33 @@ def make_adapter(
     *,
     sees_images: bool = False,
 ) -> LoraAdapter:
-    """Return an adapter of `network`, which is left as it was. Its arrays are evaluated.
+    """Return an adapter of `network`, without an identity. Its arrays are evaluated.
 
-    It has no identity yet.
+    `network` is not changed.
 
     Raises:
-        AdapterMisfit: it was made for another model.
+        AdapterMisfit: the adapter was made for another model.
     """
-    places = _places(network, config, arrays, sees_images)
-    layers = _adapted_layers(network, config, {at: arrays[each] for at, each in places.items()})
-    parts = tuple(array for each in arrays.values() for array in each.values())
+    names = _names_by_path(network, config, arrays, sees_images)
+    layers = _adapted_layers(network, config, {path: arrays[name] for path, name in names.items()})
+    parts = tuple(array for layer in arrays.values() for array in layer.values())
     mx.eval(parts)
     if not all(mx.all(mx.isfinite(array)).item() for array in parts):
         raise AdapterMisfit("its weights hold what are no numbers (NaN or infinity)")
-    sizes = [_sizes(each) for each in arrays.values()]
-    widest = max(taken * given for taken, given in sizes) if config.is_dora else 0
+    sizes = [_sizes(layer) for layer in arrays.values()]
+    widest = max(inputs * outputs for inputs, outputs in sizes) if config.is_dora else 0
     return LoraAdapter(
         name,
         "",
         layers,
         parts,
         forward_bytes=_FLOAT32_BYTES * _DORA_ARRAYS * widest,
-        token_bytes=_FLOAT32_BYTES * _LORA_OUTPUTS * max(given for _, given in sizes),
+        token_bytes=_FLOAT32_BYTES * _LORA_OUTPUTS * max(outputs for _, outputs in sizes),
     )
 
 
 class _Watched:
-    """Stands in an adapted layer's place, and notes how the model uses it."""
+    """Wraps an adapted layer, and records whether the model calls it or reads its weights."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -347,18 +348,22 @@ class _Watched:
 
 
 def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
-    """Return why the model does not compute with an adapter; "" where it does. Tries it.
+    """Return why the model does not compute with an adapter; "" if it does. Runs a trial.
 
-    Upstream may read a layer's weights past the layer, so it is watched in a forward of a prompt,
-    in one of a token behind that, and in one of a batch. Some layers take no part in short ones.
+    Upstream's code may read a layer's weights without calling the layer. So the layers are watched
+    in three forwards: of a prompt, of a token behind it, and of a batch. Not every layer has to be
+    called: some take no part in short forwards.
     """
     watched = [_Watched(layer.adapted) for layer in adapter.layers]
-    tried = [replace(at, adapted=to) for at, to in zip(adapter.layers, watched, strict=True)]
+    tried = [
+        replace(layer, adapted=watcher)
+        for layer, watcher in zip(adapter.layers, watched, strict=True)
+    ]
     cache = make_prompt_cache(model)
     forwards = (([[1, 2, 3]], cache), ([[4]], cache), ([[1], [2]], make_prompt_cache(model)))
     with mx.stream(generation_stream), applied(replace(adapter, layers=tuple(tried))):
-        for ids, kept in forwards:
-            logits = model(mx.array(ids), cache=kept)
+        for ids, forward_cache in forwards:
+            logits = model(mx.array(ids), cache=forward_cache)
             if not mx.all(mx.isfinite(logits)).item():
                 return "its logits are no numbers"
     if any(layer.is_read for layer in watched) or not any(layer.is_called for layer in watched):
@@ -367,26 +372,26 @@ def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
 
 
 def _sizes(parts: Mapping[str, mx.array]) -> tuple[int, int]:
-    """Return how many numbers a layer takes and gives for a token."""
+    """Return the numbers of a layer's inputs and outputs for a token."""
     is_of_experts = parts["lora_a"].ndim == 3  # (experts, rank, in), (experts, out, rank)
-    taken = parts["lora_a"].shape[-1 if is_of_experts else 0]
-    return taken, parts["lora_b"].shape[-2 if is_of_experts else -1]
+    inputs = parts["lora_a"].shape[-1 if is_of_experts else 0]
+    return inputs, parts["lora_b"].shape[-2 if is_of_experts else -1]
 
 
-def _places(
+def _names_by_path(
     network: nn.Module, config: LoraConfig, arrays: LayerArrays, sees_images: bool
 ) -> dict[str, str]:
-    """Return by its path in the network the adapter's name of each layer.
+    """Return the adapter's name of each layer by the layer's path in the network.
 
     Raises:
-        AdapterMisfit: the network has no such layer, or the adapter lacks one that it says it has.
+        AdapterMisfit: the network lacks a layer, or the adapter lacks a layer of its configuration.
     """
     paths = {_bare(path): path for path, _ in network.named_modules() if path}
     found = {paths[_bare(name)]: name for name in arrays if _bare(name) in paths}
     unknown = [name for name in arrays if _bare(name) not in paths]
     if unknown:
         raise AdapterMisfit(f"the model has no {listed(unknown)}")
-    if sees_images:  # whose embeddings are made beside the network, of images too
+    if sees_images:  # then embeddings are made outside the network, for images too
         outside = [name for name in arrays if not _bare(name).startswith("layers.")]
         if outside:
             raise AdapterMisfit(f"of a model that sees images, only blocks: {listed(outside)}")
@@ -399,7 +404,7 @@ def _places(
 
 
 def _bare(name: str) -> str:
-    """Return a layer's name without what libraries wrap a model in."""
+    """Return a layer's name without the names of a library's wrappers."""
     parts = name.split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         del parts[0]
@@ -407,7 +412,7 @@ def _bare(name: str) -> str:
 
 
 def _wanted(network: nn.Module, config: LoraConfig, paths: Mapping[str, str]) -> Iterable[str]:
-    """Yield the paths of the layers that an adapter was trained on, as far as it says that."""
+    """Yield the paths of the layers that an adapter was trained on, if it names them."""
     if config.keys is None:
         return
     first = max(0, len(network.layers) - config.blocks) if config.blocks else 0
@@ -428,9 +433,9 @@ def _wanted(network: nn.Module, config: LoraConfig, paths: Mapping[str, str]) ->
 def _adapted_layers(
     network: nn.Module, config: LoraConfig, arrays: LayerArrays
 ) -> tuple[AdaptedLayer, ...]:
-    """Return the layers with these arrays, by their paths; `network` is left as it was."""
+    """Return the adapted layers, made of `arrays` by path. `network` is not changed."""
     modules = dict(network.named_modules())
-    places = {path: _holder(network, path) for path in arrays}
+    holders = {path: _holder(network, path) for path in arrays}
     packed = [path for path in arrays if isinstance(modules[path], nn.QuantizedEmbedding)]
     if config.is_dora and packed:
         raise AdapterMisfit(f"{listed(packed)} is packed, and mlx-lm's DoRA takes no packed one")
@@ -441,11 +446,11 @@ def _adapted_layers(
         for rank, paths in by_rank.items():
             options = {"rank": rank, "scale": config.scale, "dropout": 0.0, "keys": paths}
             linear_to_lora_layers(network, 0, options, use_dora=config.is_dora)
-        adapted = {path: holder[key] for path, (holder, key) in places.items()}
-    except ValueError as error:  # a layer that upstream has no LoRA for
+        adapted = {path: holder[key] for path, (holder, key) in holders.items()}
+    except ValueError as error:  # upstream has no LoRA layer for some layer
         raise AdapterMisfit(str(error)) from error
     finally:
-        for path, (holder, key) in places.items():
+        for path, (holder, key) in holders.items():
             holder[key] = modules[path]
     for path, layer in adapted.items():
         assert layer is not modules[path], path
@@ -458,11 +463,11 @@ def _adapted_layers(
             raise AdapterMisfit(f"{odd[0]}{f' (and {len(odd) - 1} more)' if odd[1:] else ''}")
         layer.update(dict(arrays[path]))
         layer.eval()
-    return tuple(AdaptedLayer(*places[path], modules[path], adapted[path]) for path in arrays)
+    return tuple(AdaptedLayer(*holders[path], modules[path], adapted[path]) for path in arrays)
 
 
 def _holder(network: nn.Module, path: str) -> tuple[Any, str | int]:
-    """Return what holds the module at a path, and by which key."""
+    """Return the module or list that holds the module at a path, and its key there."""
     node: Any = network
     *before, last = path.split(".")
     for part in before:

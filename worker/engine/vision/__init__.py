@@ -1,1 +1,1 @@
-"""Loads models that see, and encodes images and videos for them."""
+"""Loads vision models, and encodes images and videos for them."""

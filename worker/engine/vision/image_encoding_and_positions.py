@@ -1,8 +1,8 @@
-"""Encodes each image once, and gives forwards its rows in place of the image's tokens.
+"""Encodes each image once, and gives forwards its embeddings in place of the image's tokens.
 
-A picture is encoded alone, so that it is the same in every prompt, and its positions follow from
-where it stands. Each forward is given the images of its prompt and where they stand. When a model
-is loaded it is checked that it reads images so as mlx-vlm has it read them.
+An image is encoded by itself, so that its embeddings are the same in every prompt. Its positions
+follow from where it stands. Each forward gets the images of its prompt with their places in it.
+When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
 """
 
 import logging
@@ -26,10 +26,10 @@ from hearth.worker.engine.vision.vlm_language_model import AXES, VLMLanguageMode
 
 log = logging.getLogger(__name__)
 
-POSITIONS_KEPT_MAX: Final = 128  # sizes of pictures whose positions are kept
+POSITIONS_KEPT_MAX: Final = 128  # image sizes for which positions are kept
 
-# What mlx-vlm says of a prompt with images, and we can cut. Positions we make ourselves; that
-# masks are left out is what the check at the start is for.
+# Mlx-vlm's inputs for a prompt with images that can be cut by tokens. Of the unused ones, positions
+# are made here, and masks are left out; `checked_vision` finds models that need them.
 _SLICED_INPUTS: Final = {
     "inputs_embeds",
     "visual_pos_masks",
@@ -38,12 +38,13 @@ _SLICED_INPUTS: Final = {
 }
 _UNUSED_INPUTS: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
 
-# Errors are 1 less the correlation of logits. Cutting a prompt anew rounds anew, in few bits by
-# much, so an image may err by some of what text does that is cut in the same places. In fp32 that
-# is nothing, and a position that is off by one errs by 3e-4 or more. Several texts are tried: the
-# routers of one with experts choose others where two are nearly tied, which no text has always.
+# An error is 1 minus the correlation of logits. A prompt that is cut differently rounds
+# differently, in 16 bits by much. So the error of an image may be a multiple of that of a text with
+# the same cuts. In fp32 the latter is nearly 0, and a position that is off by one gives 3e-4 or
+# more. Several texts are tried, as in a model with experts the router may choose others where two
+# are nearly tied, and not every text has such ties.
 ERROR_MAX: Final = 1e-4
-TEXT_ERRORS_MAX: Final = 10
+TEXT_ERRORS_MAX: Final = 10  # errors of an image, as a multiple of a text's error
 TEXTS: Final = 3
 _UNLIKE: Final = "it answers otherwise than mlx-vlm where the text before them is forwarded alone"
 _ONE_FORWARD: Final = (
@@ -54,16 +55,16 @@ BEFORE, BEHIND = "Here is a picture:", "What does it show? Tell me in a few word
 
 
 class UnknownImageInputs(Exception):
-    """Mlx-vlm gives the language model something of images that is not a row for each token."""
+    """Raised if mlx-vlm makes an input of images that does not have one row for each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """What a language model is given in place of some tokens."""
+    """The inputs of a language model in place of some tokens' ids."""
 
     embeds: mx.array  # (1, tokens, hidden)
-    is_visual: NDArray[np.bool_]  # (tokens,) whether `deepstack` has a row of it
-    deepstack: tuple[mx.array, ...]  # (visual tokens, hidden) each, one for each layer that adds it
+    is_visual: NDArray[np.bool_]  # (tokens,) whether `deepstack` has a row for the token
+    deepstack: tuple[mx.array, ...]  # (visual tokens, hidden), for each layer that adds one
     per_layer: mx.array | None  # (1, tokens, ...)
 
     @property
@@ -75,7 +76,7 @@ class ImageRows:
         return sum(array.nbytes for array in self.arrays)
 
     def part(self, start: int, end: int) -> "ImageRows":
-        """Return those of the tokens [start, end). Lazy."""
+        """Return the rows of the tokens [start, end). Lazy."""
         assert 0 <= start < end <= len(self.is_visual), (start, end, len(self.is_visual))
         first, last = (int(np.count_nonzero(self.is_visual[:n])) for n in (start, end))
         return ImageRows(
@@ -87,12 +88,12 @@ class ImageRows:
 
 
 class ImageEncoder:
-    """Encodes pictures, keeps their rows, and makes a forward's arguments of them.
+    """Encodes images, keeps their rows, and makes the arguments of forwards from them.
 
-    Keeps the rows used last, up to `bytes_max`, and always those of the newest picture and of
-    prompts that are being prefilled.
-    Invariant: `nbytes` is the sum over the rows kept.
-    `splits_images`: whether an image's tokens may be forwarded in several chunks.
+    It keeps the most recently used rows, up to `bytes_max`. The rows of the newest image and of
+    spared images, those of running prefills, are always kept.
+    Invariant: `nbytes` is the sum over the kept rows.
+    `splits_images`: whether an image's tokens may be split over several chunks.
     Owner: the inference thread.
     """
 
@@ -103,7 +104,7 @@ class ImageEncoder:
         self.encoder_calls = 0
         self.encoder_seconds = 0.0
         self.failures = 0  # images at which the encoder failed
-        self.nbytes = 0  # of the rows that are kept
+        self.nbytes = 0  # of the kept rows
         self._model = model
         self._language = language
         self._bytes_max = bytes_max
@@ -112,25 +113,25 @@ class ImageEncoder:
         self._relative_positions: MemoryByOwner[Any, NDArray[np.int32]]
         self._relative_positions = MemoryByOwner(POSITIONS_KEPT_MAX)
 
-    def is_encoded(self, picture: PromptImage) -> bool:
-        return picture.name in self._encoded
+    def is_encoded(self, image: PromptImage) -> bool:
+        return image.name in self._encoded
 
-    def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> None:
-        """Have the picture's rows at hand: evaluated, and now the newest.
+    def encode(self, image: PromptImage, spared: Container[ImageName] = ()) -> None:
+        """Encode an image, unless its rows are kept, and make it the newest.
 
-        Those of the names `spared` do not make way for them.
+        Other images are evicted for it, except those named in `spared`.
 
         Raises:
-            UnknownImageInputs: they cannot be cut by tokens.
+            UnknownImageInputs: the image's inputs cannot be cut by tokens.
         """
-        name = picture.name
+        name = image.name
         if name in self._encoded:
             self._encoded.move_to_end(name)
             return
         started = time.perf_counter()
         with mx.stream(generation_stream):
-            inputs = {name: mx.array(array) for name, array in picture.inputs().items()}
-            rows = self._rows(picture.ids, **inputs)
+            inputs = {name: mx.array(array) for name, array in image.inputs().items()}
+            rows = self._rows(image.ids, **inputs)
             mx.eval(rows.arrays)
         mx.clear_cache()
         self.encoder_calls += 1
@@ -142,30 +143,31 @@ class ImageEncoder:
                 self.nbytes -= self._encoded.pop(other).nbytes
 
     def bytes_beside(self, spared: Container[ImageName]) -> int:
-        """Return the bytes of all rows but those of the names `spared`."""
+        """Return the bytes of all kept rows, except those of the images named in `spared`."""
         return sum(rows.nbytes for name, rows in self._encoded.items() if name not in spared)
 
     def release(self, spared: Container[ImageName] = ()) -> None:
-        """Give up all rows but those of the names `spared`."""
+        """Drop all rows, except those of the images named in `spared`."""
         for name in [name for name in self._encoded if name not in spared]:
             self.nbytes -= self._encoded.pop(name).nbytes
         assert self.nbytes >= 0 and (self._encoded or self.nbytes == 0), self.nbytes
         mx.clear_cache()
 
     def shift(self, runs: Sequence[ImageRun], position: int) -> int:
-        """Return what a text token's position is beyond `position`, the number of those before.
+        """Return what to add to `position`, the number of tokens before a text token.
 
-        An image of many tokens takes few positions, so it is negative behind one.
+        The sum is the token's position for the model. An image takes fewer positions than tokens,
+        so the shift behind an image is negative.
         """
         return sum(self._advance(run.image) for run in runs if run.end <= position)
 
     def model_arguments(
         self, ids: Sequence[int], at: int, runs: Sequence[ImageRun]
     ) -> dict[str, Any]:
-        """Return what the language model is called with, beside the tokens `ids` [at, at + n).
+        """Return the other arguments of a forward of `ids`, the tokens [at, at + n) of a prompt.
 
-        `runs` are all images of the prompt, ascending. Pictures that the stretch covers, wholly
-        or in part, are encoded where they are not at hand.
+        `runs` are all images of the prompt in order. Images among these tokens are encoded, unless
+        their rows are kept.
         """
         end = at + len(ids)
         if not any(run.start < end and at < run.end for run in runs):
@@ -191,7 +193,7 @@ class ImageEncoder:
         return arguments
 
     def _rows(self, ids: Sequence[int], **inputs: mx.array) -> ImageRows:
-        """Return what mlx-vlm makes of `ids`, with the image that `inputs` are of, or as text."""
+        """Return mlx-vlm's inputs for the tokens `ids` of text, or of the image in `inputs`."""
         pixels = inputs.pop("pixel_values", None)
         if pixels is not None:
             inputs["mask"] = mx.ones((1, len(ids)), dtype=mx.int32)
@@ -201,7 +203,7 @@ class ImageEncoder:
         if odd:
             raise UnknownImageInputs(f"its language model is given {', '.join(sorted(odd))}")
         made = self._language.cast_inputs(made)
-        # The fields of mlx-vlm's InputEmbeddingsFeatures, as rows of tokens.
+        # The fields of mlx-vlm's InputEmbeddingsFeatures, with a row for each token.
         count = len(ids)
         visual = np.zeros(count, dtype=np.bool_)
         deepstack = made.get("deepstack_visual_embeds")
@@ -235,32 +237,32 @@ class ImageEncoder:
             shift += advance
         return positions
 
-    def _advance(self, picture: PromptImage) -> int:
-        """Return the positions that a picture takes beyond its number of tokens; 0 without mRoPE"""
+    def _advance(self, image: PromptImage) -> int:
+        """Return the image's positions minus its tokens; 0 without mRoPE."""
         if not self._language.takes_positions:
             return 0
-        return int(self._positions_of(picture).max()) + 1 - len(picture.ids)
+        return int(self._positions_of(image).max()) + 1 - len(image.ids)
 
-    def _positions_of(self, picture: PromptImage) -> NDArray[np.int32]:
-        """Return the positions (3, tokens) of a picture that stands at the prompt's start."""
-        key = (picture.grid, len(picture.ids))
-        known = self._relative_positions.get(picture.owner, key)
+    def _positions_of(self, image: PromptImage) -> NDArray[np.int32]:
+        """Return the positions (3, tokens) of an image at the start of a prompt."""
+        size = (image.grid, len(image.ids))
+        known = self._relative_positions.get(image.owner, size)
         if known is None:
             with mx.stream(generation_stream):
-                grid = mx.array(picture.grid) if picture.grid else None
+                grid = mx.array(image.grid) if image.grid else None
                 positions, _ = self._language.model.get_rope_index(
-                    mx.array([picture.ids], dtype=mx.int32), image_grid_thw=grid
+                    mx.array([image.ids], dtype=mx.int32), image_grid_thw=grid
                 )
                 positions = np.array(positions, dtype=np.int32)
-            if positions.shape != (AXES, 1, len(picture.ids)):
+            if positions.shape != (AXES, 1, len(image.ids)):
                 raise UnknownImageInputs(f"positions of shape {positions.shape}")
             known = positions[:, 0]
-            self._relative_positions.put(picture.owner, key, known)
+            self._relative_positions.put(image.owner, size, known)
         return known
 
 
 def _joined(parts: Sequence[ImageRows]) -> dict[str, Any]:
-    """Return the rows of one stretch, as the language model names them."""
+    """Return the arguments of the language model for adjacent rows."""
     arguments: dict[str, Any] = {
         "inputs_embeds": mx.concatenate([part.embeds for part in parts], axis=1)
     }
@@ -275,15 +277,13 @@ def _joined(parts: Sequence[ImageRows]) -> dict[str, Any]:
     return arguments
 
 
-def checked_vision(
-    loaded: LoadedModel, picture: PromptImage, bytes_max: int
-) -> ImageEncoder | None:
-    """Return what gives this model images; None, with one warning, where they would be misread.
+def checked_vision(loaded: LoadedModel, image: PromptImage, bytes_max: int) -> ImageEncoder | None:
+    """Return the image encoder of this model; None, with a warning, if it would misread images.
 
-    `picture` is any small one, as the model's processor made it.
+    `image` is any small image, as the model's processor made it.
     """
     assert loaded.vision is not None, "a model without a vision tower is given no images"
-    prompt = _TestPrompt(loaded, picture)
+    prompt = _TestPrompt(loaded, image)
     splits = reads = False
     try:
         with mx.stream(generation_stream):
@@ -292,7 +292,7 @@ def checked_vision(
                 splits = prompt.is_read_alike(in_two=True)
                 reads = splits or prompt.is_read_alike(in_two=False)
                 reason = _UNLIKE
-    except Exception as error:  # whatever an architecture raises on what it was not made for
+    except Exception as error:  # any error of an architecture that was not made for this
         reads, reason = False, " ".join(str(error).split()) or type(error).__name__
     mx.clear_cache()
     if not reads:
@@ -307,9 +307,9 @@ def checked_vision(
 
 
 class _TestPrompt:
-    """A picture between two texts, forwarded as prompts here are and as mlx-vlm does it."""
+    """A prompt with an image between two texts, forwarded as in this server and as in mlx-vlm."""
 
-    def __init__(self, loaded: LoadedModel, picture: PromptImage) -> None:
+    def __init__(self, loaded: LoadedModel, image: PromptImage) -> None:
         assert loaded.vision is not None
         self._model, self._language = loaded.vision.model, loaded.model
         self._vision = ImageEncoder(self._model, self._language, bytes_max=0)
@@ -317,13 +317,13 @@ class _TestPrompt:
             list(loaded.tokenizer.encode(text, add_special_tokens=False))
             for text in (BEFORE, BEHIND)
         )
-        self._picture = picture
-        self._ids = [*before, *picture.ids, *self._behind]
-        self._run = ImageRun(len(before), len(before) + len(picture.ids), picture)
+        self._image = image
+        self._ids = [*before, *image.ids, *self._behind]
+        self._run = ImageRun(len(before), len(before) + len(image.ids), image)
 
     def needs_one_forward(self) -> str:
-        """Return why mlx-vlm would not cut a prompt with this picture; "" where it would."""
-        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
+        """Return why mlx-vlm would not cut a prompt with this image; "" if it would."""
+        inputs = {name: self._spread(array) for name, array in self._image.inputs().items()}
         for model in (self._model, self._language.model):
             policy = getattr(model, "chunked_prefill_policy", None)
             if policy is not None:
@@ -332,27 +332,27 @@ class _TestPrompt:
         return ""
 
     def is_read_alike(self, in_two: bool) -> bool:
-        """Whether the logits behind the image are those of mlx-vlm; `in_two` cuts the image."""
+        """Whether the logits behind the image are those of mlx-vlm. `in_two` cuts the image."""
         run = self._run
         cuts = [0, run.start, run.end, len(self._ids)]
         if in_two:
             cuts.insert(2, (run.start + run.end) // 2)
         error = logits_error(self._in_forwards(self._ids, cuts, [run]), self._whole())
-        text_error = max(self._text_error(cuts, at) for at in range(TEXTS))
+        text_error = max(self._text_error(cuts, number) for number in range(TEXTS))
         log.debug("images: error %.1e, text %.1e, in_two=%s", error, text_error, in_two)
         return error <= ERROR_MAX + TEXT_ERRORS_MAX * text_error
 
-    def _text_error(self, cuts: Sequence[int], at: int) -> float:
-        """Return the error of text as long as the prompt, cut alike; another for each `at`."""
-        words = self._behind[at:] + self._behind[:at]
+    def _text_error(self, cuts: Sequence[int], number: int) -> float:
+        """Return the error of a text as long as the prompt with the same cuts; text `number`."""
+        words = self._behind[number:] + self._behind[:number]
         text = (words * len(self._ids))[: len(self._ids)]
         return logits_error(
             self._in_forwards(text, cuts, []), self._in_forwards(text, [0, len(text)], [])
         )
 
     def _whole(self) -> NDArray[Any]:
-        """Return the last logits of the prompt in one forward, as mlx-vlm makes it."""
-        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
+        """Return the last logits of the prompt in one forward, made as in mlx-vlm."""
+        inputs = {name: self._spread(array) for name, array in self._image.inputs().items()}
         ids, pixels = mx.array([self._ids]), inputs.pop("pixel_values")
         mask = mx.ones(ids.shape, dtype=mx.int32)
         made = self._model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
@@ -364,7 +364,7 @@ class _TestPrompt:
     def _in_forwards(
         self, tokens: Sequence[int], cuts: Sequence[int], runs: Sequence[ImageRun]
     ) -> NDArray[Any]:
-        """Return the last logits of tokens that are forwarded as prompts here are."""
+        """Return the last logits of tokens that are forwarded in chunks, as in this server."""
         cache = self._language.make_cache()
         for start, end in pairwise(cuts):
             ids = tokens[start:end]
@@ -373,12 +373,12 @@ class _TestPrompt:
         return self._last(logits)
 
     def _last(self, logits: mx.array) -> NDArray[Any]:
-        """Return the logits (n, vocabulary) of the text behind the image."""
+        """Return the logits (n, vocabulary) of the text behind the image, as floats."""
         return as_floats(logits[0, -len(self._behind) :])
 
     def _spread(self, array: NDArray[Any]) -> mx.array:
-        """Return an input for the whole prompt: one value for each token is 0 for the text's."""
-        if array.shape == (1, len(self._picture.ids)):
+        """Return an image's input for the whole prompt, with 0 for tokens of text."""
+        if array.shape == (1, len(self._image.ids)):
             behind = len(self._ids) - self._run.end
             array = np.pad(array, ((0, 0), (self._run.start, behind)))
         return mx.array(array)

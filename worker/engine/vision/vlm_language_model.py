@@ -9,21 +9,21 @@ from typing import Any, Final, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
-AXES: Final = 3  # time, height and width, in which mRoPE counts positions
+AXES: Final = 3  # of mRoPE's positions: time, height and width
 
 
 class VLMLanguageModel:
-    """A language model whose forwards depend on their arguments only, not on mlx-vlm's memory.
+    """A language model with forwards that depend on their arguments only.
 
-    A model with mRoPE keeps the positions of the request that it saw last, so that another one
-    beside it would continue with them. It only does where a call brings none: each call does.
+    Mlx-vlm's models with mRoPE remember the last request's positions, and use them in a call
+    without positions. With several requests these would be wrong, so each call here has positions.
     """
 
     def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
         self.model = model
-        self.make_cache = make_cache  # gives empty caches, one a layer, of mlx-vlm's own classes
+        self.make_cache = make_cache  # returns empty caches of mlx-vlm's classes, one for a layer
         self.takes_positions = _takes_positions(model)
-        self.input_dtype: mx.Dtype | None = None  # of what it is given of images; None = as made
+        self.input_dtype: mx.Dtype | None = None  # for inputs made of images; None = not cast
 
     def __call__(
         self,
@@ -32,11 +32,11 @@ class VLMLanguageModel:
         shift: int | list[int] = 0,
         **embeds: Any,
     ) -> mx.array:
-        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind those in `cache`.
+        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind the tokens in `cache`.
 
-        `shift` is what positions differ from the number of tokens before, by images there: one
-        for all rows, or one for each. `embeds` are inputs_embeds (1, n, hidden) and what else a
-        stretch with images needs.
+        `shift`, for all rows or for each row, is added to the number of tokens before to get the
+        position: images take fewer positions than tokens. `embeds` are inputs_embeds
+        (1, n, hidden) and the other arguments for tokens of images.
         """
         return cast(mx.array, self._output(ids, cache, shift, embeds).logits)
 
@@ -47,9 +47,10 @@ class VLMLanguageModel:
         shift: int | list[int] = 0,
         **embeds: Any,
     ) -> tuple[mx.array, mx.array]:
-        """Return the logits, and the hidden states (rows, n, hidden) that a draft model reads.
+        """Return the logits, and the hidden states (rows, n, hidden) for a draft model.
 
-        Some models hand them out as they are before the last norm, and say how those are read.
+        Some models return the hidden states before the last norm, and have a method to prepare
+        them.
         """
         output = self._output(ids, cache, shift, {"return_hidden": True, **embeds})
         hidden = output.hidden_states[-1]
@@ -63,21 +64,21 @@ class VLMLanguageModel:
         shift: int | list[int],
         arguments: dict[str, Any],
     ) -> Any:
-        """Return mlx-vlm's output for tokens with the positions that they have behind `cache`."""
+        """Return mlx-vlm's output for `ids`, with their positions behind `cache`."""
         if self.takes_positions and "position_ids" not in arguments:
-            held = _counted(cache) if cache else 0  # in a batch of several rows an array (rows,)
-            assert held is not None, (
+            depth = _counted(cache) if cache else 0  # an array (rows,) for a batch
+            assert depth is not None, (
                 "a model whose layers take positions has one that counts tokens"
             )
-            before = mx.array(held, dtype=mx.int32) + mx.array(shift, dtype=mx.int32)
+            before = mx.array(depth, dtype=mx.int32) + mx.array(shift, dtype=mx.int32)
             positions = before.reshape(-1, 1) + mx.arange(ids.shape[1], dtype=mx.int32)
             arguments["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
         return self.model(ids, cache=cache, **arguments)
 
     def cast_inputs(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what mlx-vlm made of images, in the dtype that this model computes in.
+        """Return the inputs that mlx-vlm made of images, cast to this model's dtype.
 
-        Its towers may have another one, and two of them together would be computed in float32.
+        A vision tower may have another dtype, and MLX computes two dtypes together in float32.
         """
         if self.input_dtype is None:
             return dict(made)
@@ -96,7 +97,7 @@ class VLMLanguageModel:
 
 
 def counted_depth(cache: Sequence[Any]) -> int | None:
-    """Return how many tokens the layers hold; None where none counts them, as some hybrids'."""
+    """Return how many tokens the cache holds; None if no layer counts them, as in some hybrids."""
     counted = _counted(cache)
     return None if counted is None else int(counted)
 
@@ -106,9 +107,9 @@ def _counted(cache: Sequence[Any]) -> Any:
 
 
 def _takes_positions(model: Any) -> bool:
-    """Whether the model is given mRoPE positions (3, 1, n), or (1, n) for text alone.
+    """Whether the model takes mRoPE positions (3, 1, n), or (1, n) for text alone.
 
-    A few have another layout (Ernie's is (1, n, 3)): those are left to count by themselves.
+    A few models have another layout (Ernie's is (1, n, 3)); they count positions by themselves.
     """
     if not hasattr(model, "get_rope_index"):
         return False

@@ -1,4 +1,4 @@
-"""Finds which checkpoints see images, and loads those. Mlx-vlm is imported here, and only then.
+"""Finds and loads checkpoints that see images. Mlx-vlm is imported only for these.
 
 Owner: the inference thread.
 """
@@ -16,8 +16,8 @@ from typing import Any, Final
 from hearth.shared.machine import has_vision
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 
-_VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json
-_TOWER_WEIGHT: Final = re.compile(r"(^|\.)(vis(ion|ual)\w*|img_\w+|vpm|vit)\.")  # names of weights
+_VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # keys in config.json
+_TOWER_WEIGHT: Final = re.compile(r"(^|\.)(vis(ion|ual)\w*|img_\w+|vpm|vit)\.")  # weights' names
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own limit
 
@@ -26,27 +26,27 @@ _HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own limit
 class VisionModel:
     """A checkpoint that sees images, as mlx-vlm loaded it."""
 
-    model: Any  # its towers, and `language_model`
+    model: Any  # the vision tower, and `language_model`
     language: VLMLanguageModel
-    processor: Any  # turns images and text into what `model` is given
+    processor: Any  # turns images and text into inputs of `model`
 
 
 def has_tower(directory: Path) -> bool:
-    """Whether a checkpoint has all that images take, its vision tower included.
+    """Whether a checkpoint has a vision tower: its configuration, a processor and its weights.
 
-    Conversions for text alone keep the configuration of a tower that they dropped.
+    Text-only conversions may keep the configuration of a tower whose weights they dropped.
     """
     config = read_json(directory / "config.json")
-    is_told = any(value and _VISION_KEY.match(name) for name, value in config.items())
+    is_configured = any(value and _VISION_KEY.match(name) for name, value in config.items())
     return (
-        is_told
+        is_configured
         and any((directory / name).is_file() for name in _PROCESSORS)
         and any(_TOWER_WEIGHT.search(name) for name in _weight_names(directory))
     )
 
 
 def sees_images(directory: Path) -> bool:
-    """Whether a checkpoint `has_tower` and mlx-vlm is installed and knows its kind."""
+    """Whether a checkpoint has a vision tower, and mlx-vlm is installed and knows its kind."""
     if not (has_vision() and has_tower(directory)):
         return False
     from mlx_vlm.utils import get_model_type
@@ -57,9 +57,10 @@ def sees_images(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def only_known_code(runs_code: bool) -> Iterator[None]:
-    """Have mlx-vlm refuse a `model_file` in the configuration that it loads, unless `runs_code`.
+    """Make mlx-vlm refuse a configuration with a `model_file`, unless `runs_code`.
 
-    It asks nobody, and what was looked at before may have changed or go by another name.
+    Mlx-vlm runs such a file without asking. `remote_code` finds it before, but the configuration
+    may have changed since, or have been read under another name.
     """
     from mlx_vlm import utils
 
@@ -78,14 +79,14 @@ def only_known_code(runs_code: bool) -> Iterator[None]:
 
 
 def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
-    """Load what `sees_images`, its weights not read yet.
+    """Load a checkpoint that sees images. The weights are not read yet.
 
-    `runs_code`: the checkpoint's own code may run.
+    `runs_code`: whether the checkpoint's own code may run.
     """
     from mlx_vlm import load
     from mlx_vlm.models.cache import make_prompt_cache
 
-    with only_known_code(runs_code):  # many of its processors trust code unless told otherwise
+    with only_known_code(runs_code):  # many processors of mlx-vlm trust code by default
         model, processor = load(str(directory), lazy=True, trust_remote_code=runs_code)
     missing = [n for n in ("language_model", "get_input_embeddings") if not hasattr(model, n)]
     if missing:
@@ -97,9 +98,9 @@ def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
 
 
 def chat_template(directory: Path) -> str | None:
-    """Return the template of chat_template.json, which only processors read.
+    """Return the template of chat_template.json, a file that only processors read.
 
-    None where the tokenizer brings its own.
+    It is None if the tokenizer has a template of its own.
     """
     tokenizer = read_json(directory / "tokenizer_config.json")
     if tokenizer.get("chat_template") or (directory / "chat_template.jinja").is_file():
@@ -109,7 +110,7 @@ def chat_template(directory: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file says; a missing or broken one says nothing, as for mlx-lm."""
+    """Return the object in a JSON file; empty for a missing or broken file, as in mlx-lm."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -127,16 +128,16 @@ def _weight_names(directory: Path) -> Iterator[str]:
 
 
 def weight_sizes(directory: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield the names of a checkpoint's weights, the bytes of each, and safetensors' dtype."""
+    """Yield the name, the bytes and safetensors' dtype of each weight of a checkpoint."""
     for path in sorted(directory.glob("*.safetensors")):
-        for name, told in _header(path).items():
+        for name, entry in _header(path).items():
             if name != "__metadata__":
-                begin, end = told["data_offsets"]
-                yield name, end - begin, told["dtype"]
+                begin, end = entry["data_offsets"]
+                yield name, end - begin, entry["dtype"]
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """Return the names in a safetensors file: its length in 8 bytes, then JSON."""
+    """Return the header of a safetensors file: a length of 8 bytes, then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         octets = file.read(length) if length <= _HEADER_BYTES_MAX else b""

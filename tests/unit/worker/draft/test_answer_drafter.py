@@ -79,7 +79,7 @@ def drafting(
         model=model,
     )
     length = DraftLength(FLAT)
-    length.note(9, 10)  # it may draft as it likes
+    length.record(9, 10)  # it may draft as it likes
     return AnswerDrafter(sources, length, lambda: "call" if is_call else "text", trees)
 
 
@@ -118,7 +118,7 @@ def test_of_a_tree_each_branch_learns_what_was_told_of_it() -> None:
     drafter.take([7, 8])
     draft = drafter.propose(7, 1)
     before = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
-    drafter.note(draft, [draft.tokens.index(60)], 1 + len(draft))
+    drafter.record(draft, [draft.tokens.index(60)], 1 + len(draft))
     after = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
     assert after[0] < before[0] and after[1] > before[1]
 
@@ -126,7 +126,7 @@ def test_of_a_tree_each_branch_learns_what_was_told_of_it() -> None:
 def test_a_draft_is_promised_behind_a_right_draft_for_a_while() -> None:
     drafter = drafting({"prompt": range(100)})
     drafter.take(range(10, 20))
-    drafter.note(drafter.propose(2, 1), [0, 1], 3)
+    drafter.record(drafter.propose(2, 1), [0, 1], 3)
     drafter.take([20, 21, 700])
     for token in range(701, 708):
         assert drafter.is_promising()
@@ -138,8 +138,8 @@ def test_a_draft_is_promised_behind_a_right_draft_for_a_while() -> None:
 def test_of_what_hangs_from_a_wrong_token_nothing_is_learned() -> None:
     drafter, rates = drafting({"prompt": range(100)}), AcceptanceRates()
     drafter.take(range(10, 12))
-    drafter.note(drafter.propose(7, 1), [], 8)
-    rates.note("history", "text", 2, right=False)
+    drafter.record(drafter.propose(7, 1), [], 8)
+    rates.record("history", "text", 2, right=False)
     for length in (2, 3, 4, 6, 9):
         told = drafter.rates.rate("history", "text", length)
         assert told == rates.rate("history", "text", length)
@@ -150,14 +150,14 @@ def test_kinds_of_text_are_learned_apart() -> None:
     drafter = AnswerDrafter(AnswerSources(range(100)), DraftLength(), lambda: kind[0])
     drafter.take([20, 21])
     before = drafter.rates.rate("history", "call", 2)
-    drafter.note(drafter.propose(1, 1), [], 2)
+    drafter.record(drafter.propose(1, 1), [], 2)
     after = drafter.rates.rate("history", "call", 2)
     assert drafter.rates.rate("history", "thinking", 2) < after < before
 
 
 def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:
     drafter = drafting({"prompt": [30, 31, 32, 33, 34, 35], "forced": [31, 32]})
-    drafter.note(drafter.propose(4, 1), [0, 1, 2], 5)
+    drafter.record(drafter.propose(4, 1), [0, 1, 2], 5)
     drafter.take([31, 32, 33, 700])
     drafter.take([701, 702])
     counts, total = drafter.counts, DraftCounts()
@@ -201,7 +201,7 @@ def test_the_dearer_its_tokens_are_the_shorter_are_a_models_drafts_and_the_less_
         drafter.take([500])
         draft = drafter.propose(7, 1)
         lengths.append(len(draft))
-        drafter.note(draft, range(min(2, len(draft))), 1 + len(draft))
+        drafter.record(draft, range(min(2, len(draft))), 1 + len(draft))
         drafter.take([900, 901, 500])
         saved.append(drafter.counts.saved)
     assert lengths == sorted(lengths, reverse=True)
@@ -216,7 +216,7 @@ def test_a_draft_model_that_is_wrong_is_asked_no_more_but_now_and_then_for_a_tok
         drafter.take([500])
         draft = drafter.propose(7, 1)
         if len(draft):
-            drafter.note(draft, [], 1 + len(draft))
+            drafter.record(draft, [], 1 + len(draft))
     asked = [tokens_max for _, _, tokens_max in model.asked]
     assert asked[0] > 1 and asked[-2:] == [1, 1] and len(asked) < 15
 

@@ -38,7 +38,7 @@ def test_tokens_are_drafted_as_far_as_they_are_likely_to_save_more_than_their_ro
     curve: dict[int, float], rate: float, waiting: int, drafted: int
 ) -> None:
     length = DraftLength(curve)
-    length.note(20, 21)  # a draft was right: it may be long
+    length.record(20, 21)  # a draft was right: it may be long
     assert length.count(sure(16, rate), waiting) == drafted
 
 
@@ -54,10 +54,10 @@ def test_what_was_wrong_is_held_for_less_likely_and_what_was_right_for_more() ->
     rates = DraftLength().rates
     before = rates.rate("history", "text", 5)
     for _ in range(6):
-        rates.note("history", "text", 5, right=False)
+        rates.record("history", "text", 5, right=False)
     assert rates.rate("history", "text", 5) < before / 2
     for _ in range(20):
-        rates.note("history", "text", 5, right=True)
+        rates.record("history", "text", 5, right=True)
     assert rates.rate("history", "text", 5) > before
 
 
@@ -66,7 +66,7 @@ def test_a_length_never_tried_is_as_good_as_its_source_has_been() -> None:
     before = {kind: rates.rate("history", kind, 20) for kind in ("text", "thinking")}
     other = rates.rate("answers", "text", 20)
     for _ in range(12):
-        rates.note("history", "text", 3, right=False)
+        rates.record("history", "text", 3, right=False)
     assert rates.rate("history", "text", 20) < before["text"] / 2
     assert rates.rate("history", "text", 20) < rates.rate("history", "thinking", 20)
     assert rates.rate("answers", "text", 20) == other
@@ -76,7 +76,7 @@ def test_forced_tokens_are_trusted_from_the_start_and_not_for_ever() -> None:
     rates = DraftLength().rates
     assert rates.rate("forced", "call", 0) > 0.95 > rates.rate("history", "call", 64)
     for _ in range(30):
-        rates.note("forced", "call", 0, right=False)
+        rates.record("forced", "call", 0, right=False)
     assert rates.rate("forced", "call", 0) < 0.15
 
 
@@ -85,7 +85,7 @@ def test_behind_a_right_probe_the_next_one_is_not_far() -> None:
 
     def tokens_to_probe() -> int:
         for tokens in range(1, 200):
-            length.take(1)
+            length.count_tokens(1)
             if length.count((0.01,), 1):
                 return tokens
         return 0
@@ -93,7 +93,7 @@ def test_behind_a_right_probe_the_next_one_is_not_far() -> None:
     waits = []
     for _ in range(4):
         waits.append(tokens_to_probe())
-        length.note(0, 2)
+        length.record(0, 2)
     tokens_to_probe()
-    length.note(1, 2)
+    length.record(1, 2)
     assert waits == [24, 48, 96, 96] and tokens_to_probe() == 24

@@ -84,7 +84,7 @@ def test_a_new_answer_starts_from_its_keys_rates() -> None:
     first = drafting(memory, "mine", [5, 6, 7, 8])
     first.take([5, 6])
     before = first.rates.rate("history", "text", 2)
-    first.note(first.propose(1, 1), [], 2)
+    first.record(first.propose(1, 1), [], 2)
     memory.keep("mine", first.answer)
     assert drafting(memory, "mine", [9]).rates.rate("history", "text", 2) < before
     assert drafting(memory, "theirs", [9]).rates.rate("history", "text", 2) == before

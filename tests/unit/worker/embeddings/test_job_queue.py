@@ -100,7 +100,7 @@ def test_forwards_come_to_take_no_longer_than_allowed_however_fast_the_machine_i
     pace = ForwardPace(0.025, 128)
     for a_token_s, _ in phases:
         for _ in range(60):
-            pace.note(pace.tokens, 0.001 + a_token_s * pace.tokens)
+            pace.record(pace.tokens, 0.001 + a_token_s * pace.tokens)
         took_s = 0.001 + a_token_s * pace.tokens
         is_bounded = took_s <= 0.025 or pace.tokens == TOKENS_MIN
         assert is_bounded and (took_s > 0.008 or pace.tokens > 8_000), (pace.tokens, took_s)
@@ -108,7 +108,7 @@ def test_forwards_come_to_take_no_longer_than_allowed_however_fast_the_machine_i
 
 def test_one_long_row_says_nothing_about_the_others() -> None:
     pace = ForwardPace(0.025, 128)
-    pace.note(8_000, 3.0)
+    pace.record(8_000, 3.0)
     assert pace.tokens == 128
 
 

@@ -96,7 +96,7 @@ def test_float16_is_chosen_where_it_is_forced_or_was_checked_on_a_chip_that_need
 def test_float16_that_only_stores_float32_is_never_computed_in(
     setting: str, name: str, architecture: str
 ) -> None:
-    chosen = choose_dtype(setting, "float16", architecture, True, told="float32")
+    chosen = choose_dtype(setting, "float16", architecture, True, config_dtype="float32")
     assert (chosen.name, chosen.is_cast) == (name, True)
     for told in ("", "float16", "bfloat16"):
         assert choose_dtype(setting, "float16", architecture, True, told).name == "float16"

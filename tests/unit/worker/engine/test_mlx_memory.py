@@ -85,7 +85,7 @@ def test_workers_share_what_their_models_leave(
     large.share.refresh()
     small.share.refresh()
     assert (large.share.limit, small.share.limit) == (37 * GB, 11 * GB)
-    small.share.give_up()
+    small.share.release()
     large.share.refresh()
     assert large.share.limit == 39 * GB
     with pytest.raises(StartError, match=r"20\.0 GB.*17\.1 GB.*beside the 30\.0 GB.*WORKERS"):

@@ -121,7 +121,7 @@ class Spied(TrunkedKVCache):
             self.offset = self.offset + 1
         if self.how == "another row's trunk":
             self.trunks = [*self.trunks[1:], self.trunks[0]]
-            self._note_groups()
+            self._group_rows()
 
     def make_mask(self, *args: Any, **named: Any) -> Any:
         mask = super().make_mask(*args, **named)

@@ -278,7 +278,7 @@ def test_a_directory_that_takes_no_file_costs_a_hash_at_each_start_and_no_more(
 def test_a_stamp_tells_a_change_once_it_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     now = time.time_ns()
-    assert FileStamp("/m", 1, 2, now - HOUR_NS | 1, 4).is_telling
-    assert not FileStamp("/m", 1, 2, now, 4).is_telling, "it may change within this very tick"
+    assert FileStamp("/m", 1, 2, now - HOUR_NS | 1, 4).shows_changes
+    assert not FileStamp("/m", 1, 2, now, 4).shows_changes, "it may change within this very tick"
     coarse = (now - HOUR_NS) // 10_000_000 * 10_000_000
-    assert not FileStamp("/m", 1, 2, coarse, 4).is_telling, "exFAT knows no time of change"
+    assert not FileStamp("/m", 1, 2, coarse, 4).shows_changes, "exFAT knows no time of change"

@@ -114,8 +114,8 @@ def test_who_shares_a_forward_is_decided_by_the_memory_of_rank_0(ranks: ReplicaR
         worker.step()
     ranks.settle()
     follower = ranks.followers[0].follower
-    assert asked and worker.engine.decoder.batch_keys
-    assert follower.engine.decoder.batch_keys == worker.engine.decoder.batch_keys
+    assert asked and worker.engine.decoder.batch_request_ids
+    assert follower.engine.decoder.batch_request_ids == worker.engine.decoder.batch_request_ids
 
 
 def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(ranks: ReplicaRanks) -> None:

@@ -206,7 +206,7 @@ def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     for slot in list(warm.keeper.slots):
         if not slot.is_busy:
             warm.keeper.release_slot(slot)
-    assert warm.engine.decoder.batch_keys, "both are in a batch"
+    assert warm.engine.decoder.batch_request_ids, "both are in a batch"
     worker.limit = worker.held() + 300 * ROW
     waiting = warm.submit(ids(1_800, 3), tokens_max=10)
     for _ in range(20):

@@ -91,7 +91,7 @@ def test_kept_kv_follows_the_workers_share_of_the_machine(
     other.share.claim(30_000 * MB)
     one.measure()
     assert 0.4 * alone < budget.bytes_max < 0.6 * alone
-    other.share.give_up()
+    other.share.release()
     one.measure()
     assert budget.bytes_max == alone
 

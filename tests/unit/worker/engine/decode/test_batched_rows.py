@@ -17,8 +17,8 @@ from hearth.worker.engine.decode.shared_trunk import (
     TailKVCache,
     Trunk,
     can_stand_on_trunk,
+    copy_trunk_rows,
     merge_on_trunks,
-    whole_rows,
 )
 from hearth.worker.engine.decode.trunk_attention import attend_with_trunks
 
@@ -126,7 +126,7 @@ class Batch:
             left = [take_row(self.layer, row)]
             if trunk is not None:
                 assert left[0].trunk is self._trunks[trunk].layers[0], "by reference"
-            whole_rows(left)
+            copy_trunk_rows(left)
             assert same(left[0], cache), row
         if self.alone:
             assert self.layer.offset.tolist() == [cache.offset for _, cache in self.alone]

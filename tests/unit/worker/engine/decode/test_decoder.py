@@ -44,7 +44,10 @@ def test_a_long_row_and_a_short_one_share_no_batch_where_padding_costs_more_than
     lengths = {"long": 600, "short": 9, "longer": 900, "shorter": 12}
     decoder = decoder_of(lengths, ReadCost(weight_bytes=700, row_bytes=1))
     decoder.step()
-    assert sorted(map(sorted, decoder.batch_keys)) == [["long", "longer"], ["short", "shorter"]]
+    assert sorted(map(sorted, decoder.batch_request_ids)) == [
+        ["long", "longer"],
+        ["short", "shorter"],
+    ]
 
 
 def test_where_padding_to_the_longest_has_no_room_the_others_share_a_batch() -> None:
@@ -57,7 +60,7 @@ def test_where_padding_to_the_longest_has_no_room_the_others_share_a_batch() -> 
     decoder = decoder_of({"a": 9, "long": 900, "b": 12, "c": 10})
     decoder.has_room = has_room
     decoder.step()
-    assert decoder.batch_keys == [{"a", "b", "c"}] and len(decoder) == 4
+    assert decoder.batch_request_ids == [{"a", "b", "c"}] and len(decoder) == 4
     assert max(asked) >= 2 * 888, "it was asked for all of them first"
 
 
@@ -68,7 +71,7 @@ def test_a_batch_that_others_find_no_room_in_stays_as_it_is() -> None:
     decoder.add(sequence("long", 400))
     for _ in range(3):
         decoder.step()
-    assert decoder.batch_keys == [{"a", "b"}] and len(decoder) == 3
+    assert decoder.batch_request_ids == [{"a", "b"}] and len(decoder) == 3
 
 
 def test_what_joining_copies_is_asked_for_too() -> None:
@@ -77,11 +80,11 @@ def test_what_joining_copies_is_asked_for_too() -> None:
     for key, nbytes in (("a", 30), ("b", 70), ("c", 20)):
         decoder.add(sequence(key, 20, join_bytes=lambda nbytes=nbytes: nbytes))
     decoder.step()
-    assert decoder.batch_keys == [{"a", "c"}], "all three copy 120 bytes"
+    assert decoder.batch_request_ids == [{"a", "c"}], "all three copy 120 bytes"
     decoder.has_room = lambda nbytes: nbytes <= 10
     decoder.add(sequence("d", 20))
     decoder.step()
-    assert "d" in decoder.batch_keys[0], "who is in a batch has copied"
+    assert "d" in decoder.batch_request_ids[0], "who is in a batch has copied"
 
 
 def test_removing_what_is_not_there_does_nothing() -> None:
@@ -200,7 +203,7 @@ def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
     for number, lineage in enumerate("ab"):
         decoder.add(branch(number, lineage))
         said(decoder, 2)
-    assert len(decoder.batch_keys[0]) == 2 and asked == []
+    assert len(decoder.batch_request_ids[0]) == 2 and asked == []
     for number in (2, 3):
         decoder.add(branch(number))
         said(decoder, 2)

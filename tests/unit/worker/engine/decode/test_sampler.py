@@ -12,7 +12,7 @@ from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.sampler import (
     SamplingDefaults,
     check,
-    make_token_choice,
+    make_sampling_params,
     sampling_defaults,
 )
 
@@ -22,7 +22,7 @@ OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def draws(sampling: Sampling, logits: mx.array, count: int = 200) -> list[int]:
-    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
+    choice = make_sampling_params(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return [int(choice.sampler(logprobs, [place]).item()) for place in range(count)]
 
@@ -43,7 +43,7 @@ def test_a_seed_repeats_its_draws_and_another_one_does_not() -> None:
 
 def test_tokens_of_several_places_are_drawn_together_as_one_by_one() -> None:
     sampling = Sampling(temperature=1.0, seed=7, **{**OFF, "top_p": 0.9})
-    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
+    choice = make_sampling_params(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logits = mx.concatenate([ramp(), ramp() * 0.5, -ramp()])
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     places = [4, 5, 9]
@@ -69,7 +69,7 @@ def test_filters_keep_only_the_likeliest(limits: dict[str, float], allowed: set[
 
 def test_the_draws_follow_the_probabilities() -> None:
     logits = mx.log(mx.array([[0.7, 0.2, 0.1]]))
-    choice = make_token_choice(
+    choice = make_sampling_params(
         Sampling(temperature=1.0, seed=3, **OFF), DEFAULTS, 3, prompt_length=2
     )
     counts = [0, 0, 0]
@@ -80,7 +80,7 @@ def test_the_draws_follow_the_probabilities() -> None:
 
 
 def processed(sampling: Sampling, tokens: list[int]) -> list[float]:
-    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
+    choice = make_sampling_params(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logits = mx.ones((1, VOCABULARY))
     for process in choice.processors:
         logits = process(mx.array(tokens), logits)
@@ -117,7 +117,7 @@ def test_the_rounding_of_a_forward_of_several_tokens_changes_no_seeded_draw() ->
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     rounded = logprobs + mx.array(noise.normal(0, 5e-6, (1, size)).astype(np.float32))
     unfiltered = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=7)
-    sample = make_token_choice(unfiltered, DEFAULTS, size, prompt_length=2).sampler
+    sample = make_sampling_params(unfiltered, DEFAULTS, size, prompt_length=2).sampler
     drawn = [[sample(each, [place]).item() for place in range(300)] for each in (logprobs, rounded)]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 100
 
