@@ -94,7 +94,7 @@ class ForcedTexts:
         return tokens if is_sure else tokens[:-1]
 
     def _tokenise(self, text: bytes) -> list[int]:
-        """Return the tokens of a text; remember them, and the tokens of each rest of the text."""
+        """Return the tokens of a text; remember them, and the tokens of its rest after each."""
         if len(self._tokens) >= TEXTS_MAX:
             self._tokens.clear()
         # The text may end within a character.
@@ -248,9 +248,9 @@ class CallDrafts:
         return rest
 
     def _reread_in_any_order(self, text: bytes) -> tuple[Positions, int]:
-        """Read the call again with members in any order; the answer's next calls are read so, too.
+        """Read the call again with members in any order.
 
-        A call that does not fit in any order either keeps the schema's order for the next calls.
+        If it fits, the next calls are read in any order, too; otherwise in the schema's order.
         """
         self._order.is_kept = False
         positions: Positions = ()

@@ -19,7 +19,8 @@ MOVED: Final = "#/$defs/#"  # beginning of a reference whose target was moved in
 _LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
-# These keywords apply to what the listed keywords do not name: without those they forbid more.
+# Each keyword applies to members or items that the listed keywords do not name. Without the listed
+# keywords it would forbid more.
 _ALL_OTHERS: Final = {
     "additionalProperties": _BY_NAME,
     "unevaluatedProperties": _BY_NAME,

@@ -321,8 +321,8 @@ def _report_bits(
 def check_batches(context: CheckContext) -> Steps:
     """Decode four sequences alone, then in one batch: the answers must not depend on the batch.
 
-    Each prompt is also read in two forwards instead of one. A batch may change no more than the
-    rounding of such a cut does.
+    Each prompt is also read in two forwards instead of one. A batch may change the answer no more
+    than this does.
     """
     if not context.engine.decoder.is_mergeable:
         raise LeftOut("this model's sequences do not share forwards")

@@ -254,12 +254,12 @@ class _CastLayer:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with _cast(self._slots, self._dtype):
             result = self._layer(*arguments, **named)
-            made = _arrays(result)
+            outputs = _arrays(result)
             caches = [value for value in (*arguments, *named.values()) if hasattr(value, "state")]
-            mx.eval(made, [cache.state for cache in caches])
+            mx.eval(outputs, [cache.state for cache in caches])
         if self._on_activations is not None:
             self._on_activations(
-                [array for array in made if mx.issubdtype(array.dtype, mx.floating)]
+                [array for array in outputs if mx.issubdtype(array.dtype, mx.floating)]
             )
         return result
 

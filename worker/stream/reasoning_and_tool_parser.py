@@ -52,7 +52,7 @@ class AnswerOptions:
     is_thinking: bool  # the prompt left a think block open
     may_think: bool  # the model may begin with a think block without its opening mark
     takes_calls: bool
-    is_continued: bool  # the prompt ends amid content
+    is_continued: bool  # the prompt ends within content
 
 
 class _CallCollector(AnswerCollector):

@@ -31,7 +31,7 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 log = logging.getLogger(__name__)
 
 BLOCK_CHARS_MAX: Final = 100_000  # of a call that is parsed once it is whole
-LINES_MAX: Final = 32  # of a Python block that are parsed one by one, as one may be malformed
+LINES_MAX: Final = 32  # of a Python block; they are parsed one by one if a line is malformed
 
 BLANKS: Final = regex.compile(r"\s*+")
 # Characters that a model may write after a call by mistake.

@@ -1,6 +1,6 @@
 """Parses calls in JSON, as `{"name": ..., "arguments": {...}}`, and writes calls.
 
-A call is held back until the parser is certain that it is a call.
+Text is held back until the parser is certain that it is a call.
 """
 
 from collections.abc import Callable
