@@ -1,1 +1,1 @@
-"""Holds answers to a JSON schema, to tool calls, or to a thinking budget, token by token."""
+"""Constrains answers to a JSON schema, to tool calls or to a thinking budget, token by token."""

@@ -1,6 +1,6 @@
-"""Compiles one request's grammar, names what of it is refused, and follows answers through it.
+"""Compiles one request's grammar, names the part that is refused, and follows answers through it.
 
-Each request has a limit of CPU time, and each token of an answer.
+Each request has a limit of CPU time, and so has each token of an answer.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ from hearth.worker.constraint.grammar_trial import (
     matcher_of,
     meaning_of,
 )
-from hearth.worker.constraint.json_schemas import SchemaPattern, fault, patterns_of, widened
+from hearth.worker.constraint.json_schemas import SchemaPattern, find_fault, patterns_of, widened
 
-STEP_CPU_S: Final = 0.5  # for one step of an answer: what its tokens may save up
-STEP_REFILL_CPU_S: Final = 0.02  # that each token of it adds
-DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead, behind which the draft is cut
-RENEW_CPU_S_MAX: Final = 0.25  # that a grammar may take to be compiled amid an answer
-USED_CPU_S_MAX: Final = 0.1  # of its answers, behind which its lexer's states are let go
-WALK_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
-_OF_PARSER: Final = "Parser Error"  # how llguidance begins to tell what no copy shares
+STEP_CPU_S: Final = 0.5  # for one step of an answer, and the most that its tokens save up
+STEP_REFILL_CPU_S: Final = 0.02  # added by each token of an answer
+DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead; the rest of the draft is cut
+RENEW_CPU_S_MAX: Final = 0.25  # to compile a grammar again during an answer
+USED_CPU_S_MAX: Final = 0.1  # of a lexer: after so much the next answer gets a new lexer
+WALK_STEPS: Final = 64  # tokens of random answers that try a pattern
+_OF_PARSER: Final = "Parser Error"  # beginning of llguidance's errors that concern one copy alone
 COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
 SCHEMA_BYTES_MAX: Final = 1_000_000
-TRIALS_MAX: Final = 20  # processes for one request, each of which takes some 0.2 s to start
+TRIALS_MAX: Final = 20  # processes for one request; each takes some 0.2 s to start
 PATTERNS_TRIED: Final = 8  # of one request, before its grammar is compiled
-TRIED_REPEATS: Final = 1_000  # a pattern that repeats a part less often is not tried
+TRIED_REPEATS: Final = 1_000  # a pattern with fewer repeats of a part is not tried
 _OTHER_CAUSES: Final = (
     "It has too many parts, too many values to choose from, or a large multipleOf."
 )
@@ -48,52 +48,53 @@ _OTHER_CAUSES: Final = (
 
 @dataclass(slots=True)
 class Grammar:
-    """A compiled grammar, whose answers share one lexer. `matcher` stays where answers begin."""
+    """A compiled grammar. Its answers share one lexer; `matcher` stays at the beginning."""
 
     matcher: LLMatcher
-    compile: Callable[[], LLMatcher]  # it anew. Raises GrammarError
-    compile_s: float  # that this takes, of CPU time
+    compile: Callable[[], LLMatcher]  # compiles the grammar again. Raises GrammarError
+    compile_s: float  # CPU time of one compilation
     largest_pattern: str  # a sentence for the client
-    held_bytes: int  # as far as that was measured
-    used_s: float = 0.0  # of CPU time, by its answers
-    is_broken: bool = False  # for an answer at least: the lexer may be
-    used_at: float = 0.0  # when an answer last began
+    held_bytes: int  # memory of the grammar, 0 if it was not measured
+    used_s: float = 0.0  # CPU time of its answers
+    is_broken: bool = False  # an answer failed, maybe by the shared lexer
+    used_at: float = 0.0  # time at which the last answer began
 
     @property
     def is_renewable(self) -> bool:
-        """Whether an answer under way may have it compiled anew."""
+        """Whether the grammar may be compiled again during an answer."""
         return self.compile_s <= RENEW_CPU_S_MAX
 
     @property
     def is_spent(self) -> bool:
-        """Whether the next answer should have another lexer.
+        """Whether the next answer should get a new lexer.
 
-        This one may be broken or have grown large, or its answers could have no other later on.
+        That is so if this lexer may be broken or large, or if answers could not renew it later.
         """
         return self.is_broken or self.used_s > USED_CPU_S_MAX or not self.is_renewable
 
 
 class GrammarAnswer:
-    """One answer's place in a grammar. Owner: the inference thread.
+    """One answer's position in a grammar. Owner: the inference thread.
 
-    Invariant: neither another answer of the grammar nor a look ahead ends an answer: llguidance's
-    copies share a lexer, and what it fails by. A matcher that fails is replaced once, by one with a
-    lexer of its own that is told the same tokens, and from then on nothing is looked at ahead.
-    Where a grammar takes long to compile, each answer has its own lexer and looks ahead nowhere.
+    Invariant: no other answer of the grammar and no look ahead can end this answer, although
+    llguidance's copies share a lexer and its failures. A matcher that fails is replaced once: the
+    new matcher has its own lexer and gets the same tokens, and the answer looks ahead no more. If a
+    grammar takes long to compile, each answer has its own lexer from the beginning and never looks
+    ahead.
     """
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
         self._matcher = grammar.matcher.deep_copy()
         self._is_renewable = grammar.is_renewable
-        self._mask: bytes | None = None  # behind all tokens; None = not asked for yet
+        self._mask: bytes | None = None  # mask after all tokens; None = not computed yet
         self._tokens: list[int] = []
-        self._left_s = self._ahead_left_s = STEP_CPU_S  # looks ahead shorten no step's time
+        self._left_s = self._ahead_left_s = STEP_CPU_S  # looking ahead has a budget of its own
 
     def mask(self, tokens: Sequence[int]) -> bytes:
-        """Return which token may come behind `tokens`, those since the last call of any method.
+        """Return the mask of tokens that may come after `tokens`.
 
-        Raises GrammarError, as all methods do.
+        `tokens` are the tokens since the last call of any method. All methods raise GrammarError.
         """
         self._take(tokens)
         while self._mask is None:
@@ -106,41 +107,42 @@ class GrammarAnswer:
         return self._mask
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> list[bytes]:
-        """Return `mask(tokens)`, and those behind each part of `draft` that may come then.
+        """Return `mask(tokens)`, and the masks after each token of `draft` that may come.
 
-        They are no more than the draft's tokens and one; the draft is not taken. A copy looks
-        ahead: llguidance's rollback leaves rows behind that give a wrong mask later.
+        There is at most one mask more than the draft has tokens. The draft is not added to the
+        answer. A copy looks ahead, because llguidance's rollback leaves state that gives a wrong
+        mask later.
         """
         masks = [self.mask(tokens)]
         if draft and self._may_look_ahead():
-            walk, began = self._matcher.deep_copy(), time.thread_time()
+            lookahead, began = self._matcher.deep_copy(), time.thread_time()
             for token in draft:
-                place, bit = divmod(token, 8)
-                may_come = place < len(masks[-1]) and masks[-1][place] >> bit & 1
+                byte, bit = divmod(token, 8)
+                may_come = byte < len(masks[-1]) and masks[-1][byte] >> bit & 1
                 if not may_come or time.thread_time() - began > DRAFT_CPU_S:
                     break
-                _consume(walk, token)
-                mask = walk.compute_bitmask()
-                if walk.is_error():
-                    self._renew(walk)
+                _consume(lookahead, token)
+                mask = lookahead.compute_bitmask()
+                if lookahead.is_error():
+                    self._renew(lookahead)
                     break
                 masks.append(mask)
             self._ahead_left_s -= time.thread_time() - began
         return masks
 
     def forced(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens that have to come behind `tokens`, those since the last call.
+        """Return the tokens that have to come after `tokens`, the tokens since the last call.
 
-        A text that is forced is told in the tokens that its tokenizer reads it as.
+        A forced text is returned in the tokens that the tokenizer makes of it.
         """
         self._take(tokens)
         if not self._may_look_ahead():
             return []
-        walk, began = self._matcher.deep_copy(), time.thread_time()
-        forced = walk.compute_ff_tokens()
+        lookahead, began = self._matcher.deep_copy(), time.thread_time()
+        forced = lookahead.compute_ff_tokens()
         self._ahead_left_s -= time.thread_time() - began
-        if walk.is_error():
-            self._renew(walk)
+        if lookahead.is_error():
+            self._renew(lookahead)
         return forced
 
     def _may_look_ahead(self) -> bool:
@@ -159,7 +161,7 @@ class GrammarAnswer:
 
     @contextlib.contextmanager
     def _charged(self) -> Iterator[None]:
-        """Charge what is done within to the answer. Raises GrammarEnded where nothing is left."""
+        """Charge the CPU time of the block to the answer. Raises GrammarEnded if none is left."""
         began = time.thread_time()
         yield
         spent_s = time.thread_time() - began
@@ -169,9 +171,9 @@ class GrammarAnswer:
             raise GrammarEnded(f"a token of it takes more than {STEP_CPU_S:g} s of CPU time")
 
     def _renew(self, failed: LLMatcher) -> None:
-        """Go on with a lexer of its own where what failed, this answer or a copy, may be the lexer.
+        """Go on with a new lexer after a failure of this answer or of its copy.
 
-        Raises GrammarError where it may not, or had one.
+        Raises GrammarError if the lexer cannot be the cause, or if the answer has its own lexer.
         """
         error = failed.get_error()
         is_of_parser = error.startswith(_OF_PARSER)
@@ -187,15 +189,16 @@ class GrammarAnswer:
 
 
 def walk(matcher: LLMatcher, cpu_s: float) -> None:
-    """Write random answers with a grammar, as some fail at a later token; it has a lexer less then.
+    """Write random answers with a grammar, because some grammars fail at a later token.
 
-    Raises GrammarError; and GrammarEnded where it takes more than `cpu_s` of CPU time.
+    The lexer of `matcher` is used up by it. Raises GrammarError, and GrammarEnded if it takes more
+    than `cpu_s` of CPU time.
     """
     dice, began, answer = random.Random(0), time.thread_time(), matcher.deep_copy()
     for _ in range(WALK_STEPS):
         mask = mask_of(answer)
         bits, start = int.from_bytes(mask, "little"), dice.randrange(len(mask) * 8)
-        rest = bits >> start << start or bits  # from a random bit on
+        rest = bits >> start << start or bits  # the bits from a random bit on
         answer.consume_token((rest & -rest).bit_length() - 1)
         if answer.is_stopped() and not answer.is_error():
             answer = matcher.deep_copy()
@@ -205,29 +208,30 @@ def walk(matcher: LLMatcher, cpu_s: float) -> None:
 
 
 def _consume(matcher: LLMatcher, token: int) -> None:
-    """Go on by a token. A grammar that has ended takes none: what follows is the turn's end."""
+    """Consume a token. A grammar that has ended takes no token: the turn ends there."""
     if not matcher.is_stopped():
         matcher.consume_token(token)
 
 
-# ---------------------------------------------------------------- what is compiled
+# ---------------------------------------------------------------- compiling
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSchema:
-    """A schema of a request, `whose` in words, `param` as the client wrote it. Immutable."""
+    """A schema of a request. Immutable."""
 
     schema: dict[str, Any]
-    whose: str
-    param: str
-    options: Mapping[str, bool]  # of llguidance
+    subject: str  # what the schema describes, in words
+    param: str  # the request's parameter that holds the schema
+    options: Mapping[str, bool]  # options of llguidance
 
 
 class GrammarBuild:
-    """Compiles what one request asks for. Owner: the prompt thread.
+    """Compiles the grammar of one request. Owner: the prompt thread.
 
-    All that is compiled draws on one limit of time: each part that is looked at alone, so that a
-    refusal can name it, and the whole. What is not plain has a process of its own before.
+    One limit of CPU time holds for the whole grammar and for all parts that are compiled alone, so
+    that a refusal can name a part. A grammar that is not plain is compiled in another process
+    first.
     """
 
     def __init__(
@@ -237,46 +241,46 @@ class GrammarBuild:
         schemas: Sequence[NamedSchema],
         source_of: Callable[[Sequence[NamedSchema]], str],
     ) -> None:
-        """`source_of` writes the grammar with other schemas in their places."""
+        """`source_of` writes the grammar with other schemas in place of `schemas`."""
         self.left_out: list[str] = []  # keywords of tools' schemas that the grammar lacks
-        self.is_ended = False  # it has passed a limit
-        self._held_bytes = 0  # by what was compiled last, as far as that was measured
+        self.is_ended = False  # a limit was passed
+        self._held_bytes = 0  # memory of the last compiled grammar, 0 if it was not measured
         self._tokenizer = tokenizer
         self._left_s = COMPILE_CPU_S
         self._trials_left = TRIALS_MAX
         self._source_of = source_of
         self._marks = marks
         self._schemas = schemas
-        found = [(each, pattern) for each in schemas for pattern in patterns_of(each.schema)]
-        self._patterns = sorted(found, key=lambda row: -row[1].repeats)[:PATTERNS_TRIED]
+        found = [(named, pattern) for named in schemas for pattern in patterns_of(named.schema)]
+        self._patterns = sorted(found, key=lambda pair: -pair[1].repeats)[:PATTERNS_TRIED]
 
     @property
     def largest_pattern(self) -> str:
-        """The pattern that repeats most, as a sentence; "" where none repeats anything."""
+        """A sentence about the pattern that repeats most; "" if no pattern repeats a part."""
         if not self._patterns or self._patterns[0][1].repeats <= 1:
             return ""
         schema, pattern = self._patterns[0]
-        return f"The pattern that repeats most is {pattern} in the JSON schema of {schema.whose}."
+        return f"The pattern that repeats most is {pattern} in the JSON schema of {schema.subject}."
 
     def compile(self, source: str) -> Grammar:
-        """Return the grammar `source`, or what can be enforced of it.
+        """Return the compiled grammar `source`, or the part of it that can be enforced.
 
-        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit.
+        Raises RequestError if it cannot be compiled, allows no answer, or passes a limit.
         """
         try:
             for schema, pattern in self._patterns:
                 if pattern.repeats >= TRIED_REPEATS:
-                    self._try(schema, pattern)
+                    self._try_pattern(schema, pattern)
             for schema in self._schemas:
-                if not schema.options:  # what is left unenforced elsewhere is refused in these
+                if not schema.options:  # such a schema is refused if a part cannot be enforced
                     self._check(schema)
             try:
                 return self._grammar(source)
             except GrammarEnded:
                 raise
             except GrammarError:
-                # One by one they take longer than all of them together.
-                source = self._source_of([self._held(schema) for schema in self._schemas])
+                # Schemas are checked one by one only now: that takes longer than all together.
+                source = self._source_of([self._enforceable(schema) for schema in self._schemas])
             return self._grammar(source)
         except GrammarEnded as error:
             raise refused(
@@ -289,11 +293,11 @@ class GrammarBuild:
 
     def _grammar(self, source: str) -> Grammar:
         matcher, spent_s = self._compiled(source)
-        anew = functools.partial(matcher_of, self._tokenizer, source)
-        return Grammar(matcher, anew, spent_s, self.largest_pattern, self._held_bytes)
+        compile_again = functools.partial(matcher_of, self._tokenizer, source)
+        return Grammar(matcher, compile_again, spent_s, self.largest_pattern, self._held_bytes)
 
     def _compiled(self, source: str) -> tuple[LLMatcher, float]:
-        """Compile a grammar; tell how much CPU time that took. Raises GrammarError."""
+        """Compile a grammar; return the matcher and the CPU time. Raises GrammarError."""
         try:
             if not is_plain(source):
                 self._trials_left -= 1
@@ -312,8 +316,11 @@ class GrammarBuild:
             self.is_ended = True
             raise
 
-    def _held(self, named: NamedSchema) -> NamedSchema:
-        """Return what can be enforced of a tool's schema. Raises RequestError for the answer's."""
+    def _enforceable(self, named: NamedSchema) -> NamedSchema:
+        """Return a tool's schema without what cannot be enforced.
+
+        Raises RequestError if a part of the answer's own schema cannot be enforced.
+        """
         if not named.options:
             self._check(named)
             return named
@@ -321,40 +328,40 @@ class GrammarBuild:
         schema, left_out = widened(
             named.schema,
             self._error_of(lambda part: self._source(part, named.options)),
-            self._error_of(lambda held: self._source_of([replace(named, schema=held)])),
+            self._error_of(lambda whole: self._source_of([replace(named, schema=whole)])),
         )
         if self.is_ended:
             raise GrammarEnded("too much of it cannot be enforced")
         self.left_out += left_out
         return replace(named, schema=schema)
 
-    def _try(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
-        """Raise RequestError where a pattern fails by itself, maybe at a later character."""
+    def _try_pattern(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
+        """Raise RequestError if a pattern fails on its own, maybe at a later character."""
         text = {"type": "string", "pattern": pattern.pattern}
         try:
             walk(self._compiled(self._source(text, schema.options))[0], self._left_s)
         except GrammarError as error:
             is_limit = isinstance(error, GrammarEnded) or meaning_of(error_text(error)).is_limit
             if schema.options and not is_limit:
-                return  # what cannot be enforced of a tool's schema is left out
+                return  # the pattern is left out of a tool's schema
             raise refused(
-                f"The JSON schema of {schema.whose}: {pattern}, cannot be followed: "
+                f"The JSON schema of {schema.subject}: {pattern}, cannot be followed: "
                 f"{error_text(error)}. Let it repeat less.",
                 schema.param,
             ) from error
 
     def _check(self, named: NamedSchema) -> None:
-        """Raise RequestError where a schema cannot be compiled, or allows no value."""
-        place, said = fault(
+        """Raise RequestError if a schema cannot be compiled, or allows no value."""
+        pointer, error = find_fault(
             named.schema, self._error_of(lambda part: self._source(part, named.options))
         )
-        if said:
-            raise refused(f"The JSON schema of {named.whose} at {place}: {said}.", named.param)
+        if error:
+            raise refused(f"The JSON schema of {named.subject} at {pointer}: {error}.", named.param)
 
     def _error_of(self, source_of: Callable[[Any], str]) -> Callable[[Any], str]:
-        """Return what tells llguidance's words against a schema's grammar, "" without any.
+        """Return a function that compiles a schema and returns llguidance's error, or "".
 
-        Once it has any, the limits only end the search for a smaller part.
+        After the first error, passing a limit only ends the search for a smaller part.
         """
         has_error = False
 
@@ -380,18 +387,18 @@ class GrammarBuild:
 
 
 def check_size(named: NamedSchema) -> None:
-    """Raise RequestError where a schema is too large to be looked at."""
+    """Raise RequestError if a schema is too large."""
     size = len(json.dumps(named.schema))
     if size > SCHEMA_BYTES_MAX:
         raise refused(
-            f"The JSON schema of {named.whose} is {size:,} bytes; the limit is "
+            f"The JSON schema of {named.subject} is {size:,} bytes; the limit is "
             f"{SCHEMA_BYTES_MAX:,}.",
             named.param,
         )
 
 
 def refused(text: str, param: str | None) -> RequestError:
-    """Return the refusal of a schema."""
+    """Return the error that refuses a schema."""
     return RequestError(
         f"{text} Only what can be enforced is accepted; leave that out, or ask in words.",
         code="invalid_grammar",

@@ -1,4 +1,4 @@
-"""Compiles what an answer has to be into a mask of the tokens that may come next."""
+"""Compiles the constraints of an answer into a mask of the tokens that may come next."""
 
 import functools
 import json
@@ -35,24 +35,24 @@ from hearth.worker.constraint.compiled_grammar import (
     check_size,
     refused,
 )
-from hearth.worker.constraint.json_schemas import ToolSchema, quoted, tool_of
+from hearth.worker.constraint.json_schemas import ToolSchema, tool_of, with_quoted_references
 from hearth.worker.constraint.token_mask import ThinkingBudget, TokenMask, think_marks
 
 log = logging.getLogger(__name__)
 
-OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
-IDLE_S: Final = 45.0  # that a grammar is kept which nobody uses: it is gone within a minute
+OWNERS_MAX: Final = 64  # API keys with remembered forced texts: some 100 KB each
+IDLE_S: Final = 45.0  # an unused grammar is kept so long, and is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
-GRAMMAR_BYTES: Final = 12 << 20  # of one, beside what was measured: its lexer grows with answers
+GRAMMAR_BYTES: Final = 12 << 20  # added to the measured memory of each: its lexer grows
 ANY_OBJECT: Final = {"type": "object"}
 COUNTED: Final = ("refused", "ended", "left_out", "answers_ended", "call_drafts_ended")
 
 
 class GrammarCompiler:
-    """Makes token masks for one model's answers. Any thread may ask.
+    """Makes token masks for one model's answers. Any thread may use it.
 
-    Invariant: remembered grammars hold at most HELD_BYTES_MAX, each for the one owner that asked
-    for it. An answer starts no process.
+    Invariant: remembered grammars hold at most HELD_BYTES_MAX. A grammar is remembered only for the
+    owner, an API key, of its request. Writing an answer starts no process.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class GrammarCompiler:
         marks: tuple[str, ...],
         is_thinking_open: Callable[[str], bool],
     ) -> None:
-        """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
+        """`tokenizer` is mlx-lm's TokenizerWrapper, `vocab_size` the number of logits.
 
-        `grammar` is of the model's calls, or of its answers' messages; `marks` open and close
-        thinking, which `is_thinking_open` says a prompt to have begun.
+        The tokens `end_ids` end a turn. `grammar` describes the model's calls, or its messages.
+        `marks` open and close thinking. `is_thinking_open` returns whether a prompt begins
+        thinking.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -81,10 +82,10 @@ class GrammarCompiler:
         self._marks = _marks(tokenizer, marks, self._call_grammar)
         self._tokens: LLTokenizer | None = None  # see `load`
         self._loading = threading.Lock()
-        self.clock = awake_s  # what is idle ends by it
+        self.clock = awake_s  # measures how long a grammar was idle
         # Kept for one key: compiled grammars, 256 MB
         self._compiled: MemoryByOwner[str, Grammar] = MemoryByOwner(  # by source
-            HELD_BYTES_MAX, lambda _, each: GRAMMAR_BYTES + each.held_bytes
+            HELD_BYTES_MAX, lambda _, grammar: GRAMMAR_BYTES + grammar.held_bytes
         )
         self._lock = threading.Lock()  # of the counts
         self.counts: Counter[str] = Counter()
@@ -92,10 +93,10 @@ class GrammarCompiler:
         self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)
 
     def report(self) -> dict[str, int]:
-        """Return how many requests were refused for their schemas, and what ended by a limit.
+        """Return the counts of remembered grammars, refused requests and passed limits.
 
-        `left_out` counts grammars that lack a part of a tool's schema. Where the drafts of an
-        answer's calls ended the answer goes on without them.
+        `left_out` counts grammars that lack a part of a tool's schema. `call_drafts_ended` counts
+        answers that went on without drafts of their calls.
         """
         return {"remembered": len(self._compiled)} | {name: self.counts[name] for name in COUNTED}
 
@@ -107,14 +108,14 @@ class GrammarCompiler:
         prompt_tokens: int,
         owner: str = "",
     ) -> TokenMask | None:
-        """Return the mask that holds an answer to its constraints; None where it has none.
+        """Return the mask that enforces an answer's constraints; None without constraints.
 
-        `tools` are those that may be called, in OpenAI's shape; `opening` is the generation
-        prompt, and `prompt_tokens` the length of the whole one. What is compiled is remembered
-        for `owner` alone: how fast it is tells nobody what another asked for.
+        `tools` are the callable tools in OpenAI's shape. `opening` is the generation prompt, and
+        `prompt_tokens` the length of the whole prompt. A compiled grammar is remembered for `owner`
+        alone, so that its speed shows no other API key what was asked.
 
         Raises:
-            RequestError: a schema cannot be compiled, or the model has no way to do what is asked.
+            RequestError: a schema cannot be compiled, or the model's format cannot be constrained.
         """
         assert prompt_tokens >= 0, prompt_tokens
         is_open = self._is_thinking_open(opening)
@@ -132,17 +133,17 @@ class GrammarCompiler:
         banned = None
         if constraints.tool_choice == "none" and compiled is None:
             mark = self._call_grammar.mark if self._call_grammar else ""
-            banned = next((self._marks[each] for each in self._marks if each in mark), None)
+            banned = next((self._marks[token] for token in self._marks if token in mark), None)
         if compiled is None and thinking is None and banned is None:
             return None
         answer = GrammarAnswer(compiled) if compiled is not None else None
         return TokenMask(prompt_tokens, answer, thinking, banned, self.counts)
 
     def load(self) -> None:
-        """Read the tokenizer, before anybody waits for an answer.
+        """Read the tokenizer before the first request.
 
-        llguidance holds up every thread meanwhile: a second for 150,000 tokens. One that cannot be
-        read is told to whoever asks for a constraint.
+        llguidance blocks every thread meanwhile: a second for 150,000 tokens. If the tokenizer
+        cannot be read, requests with constraints are refused later.
         """
         try:
             self._ll_tokenizer()
@@ -154,24 +155,24 @@ class GrammarCompiler:
     def call_drafts(
         self, constraints: Constraints, tools: list[Any], owner: str | None = ""
     ) -> CallDrafts | None:
-        """Return what knows how the answer's calls go on; None where it has nothing to tell.
+        """Return a predictor of the answer's calls; None if it could predict nothing.
 
-        That is so where no tool may be called, the model's format has no grammar, or the token
-        mask holds the whole answer to one. `tools` are those that may be called. What is forced is
-        put into tokens once for each owner; where that is None, nothing is remembered.
+        That is so if no tool may be called, if the model's format has no grammar, or if the token
+        mask constrains the whole answer. `tools` are the callable tools. Forced text is tokenised
+        once for each owner; for the owner None nothing is remembered.
         """
         grammar = self._messages or self._call_grammar
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
         if grammar is None or not grammar.mark or not tools or not is_free:
             return None
-        made = CallShape(is_as_templates=not self._messages)
+        builder = CallShape(is_as_templates=not self._messages)
         calls: CallsWriter = (
             grammar.addressed_call if isinstance(grammar, MessageGrammar) else grammar.expression
         )
         try:
-            known = [tool.contained() for tool in _callable(constraints, tools)]
-            shape = made.shape(calls(made, known, constraints.parallel_calls))
-        except Exception as error:  # a client's schema may be of any shape; the answer needs none
+            known = [tool.contained() for tool in _callable_tools(constraints, tools)]
+            shape = builder.shape(calls(builder, known, constraints.parallel_calls))
+        except Exception as error:  # a client's schema may be anything; drafts are optional
             log.info("calls of an answer are not drafted: %s", type(error).__name__)
             self.counts["call_drafts_ended"] += 1
             return None
@@ -180,7 +181,7 @@ class GrammarCompiler:
             texts = ForcedTexts(self._tokens_of, self._token_bytes, frozenset(self._marks.values()))
             if owner is not None:
                 self._draft_texts.put(owner, "", texts)
-        return CallDrafts(grammar.mark, shape, made.order, texts, self.counts)
+        return CallDrafts(grammar.mark, shape, builder.order, texts, self.counts)
 
     def _tokens_of(self, text: str) -> Sequence[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -196,21 +197,24 @@ class GrammarCompiler:
         is_open: bool,
         owner: str,
     ) -> Grammar | None:
-        """Return the grammar of the whole answer, None where it needs none. Raises RequestError."""
+        """Return the grammar of the whole answer, None if it needs none. Raises RequestError."""
         try:
-            callable_tools = _callable(constraints, tools)
+            callable_tools = _callable_tools(constraints, tools)
             if constraints.tool_choice == "required" or constraints.is_json:
                 callable_tools = [
-                    replace(tool, schema=quoted(tool.schema)) for tool in callable_tools
+                    replace(tool, schema=with_quoted_references(tool.schema))
+                    for tool in callable_tools
                 ]
             if constraints.schema is not None:
                 check_size(NamedSchema(constraints.schema, "the answer", "response_format", {}))
-                constraints = replace(constraints, schema=quoted(constraints.schema))
+                constraints = replace(
+                    constraints, schema=with_quoted_references(constraints.schema)
+                )
             write = functools.partial(self._source, constraints, opening=opening, is_open=is_open)
             source = write(callable_tools)
             if source is None:
                 return None
-            self._compiled.drop(lambda each: each.is_spent)
+            self._compiled.drop(lambda grammar: grammar.is_spent)
             compiled = self._compiled.get(owner, source)
             if compiled is None:
                 compiled = self._compile(source, constraints, callable_tools, write)
@@ -230,7 +234,7 @@ class GrammarCompiler:
         opening: str,
         is_open: bool,
     ) -> str | None:
-        """Return the grammar in Lark, None where the answer needs none."""
+        """Return the grammar in Lark, None if the answer needs none."""
         messages = self._messages if constraints.tool_choice == "none" else None
         if constraints.tool_choice != "required" and not constraints.is_json and not messages:
             return None
@@ -241,7 +245,7 @@ class GrammarCompiler:
             last = lark.json(ANY_OBJECT if constraints.schema is None else constraints.schema)
             if self._messages:
                 last = self._messages.final_message(lark, last)
-            # The model may call instead.
+            # The model may call a tool instead.
             if (
                 constraints.tool_choice == "auto"
                 and callable_tools
@@ -267,7 +271,7 @@ class GrammarCompiler:
         return self._call_grammar.expression(lark, tools, is_parallel)
 
     def _answer(self, lark: Lark, last: Expression, opening: str, is_open: bool) -> Expression:
-        """Return a whole answer that ends with `last`; there may be thinking in front of it."""
+        """Return a whole answer that ends with `last`, maybe after thinking."""
         if self._messages:
             return self._messages.turn(lark, last, opening)
         if self.think_marks is None:
@@ -275,21 +279,21 @@ class GrammarCompiler:
         start, end = self.think_marks.start, self.think_marks.end
         if is_open:
             ends = map(lark.text_until, (end, *self.think_marks.others))
-            return lark.row(lark.any_of(ends), NEWLINES, last)
+            return lark.concat(lark.any_of(ends), NEWLINES, last)
         if end in opening:
-            return lark.row(NEWLINES, last)
+            return lark.concat(NEWLINES, last)
         block = lark.optional(start, lark.text_until(end), NEWLINES)
-        return lark.row(NEWLINES, block, last)
+        return lark.concat(NEWLINES, block, last)
 
     # ------------------------------------------------------------ memory
 
     def end_idle(self, idle_s: float = IDLE_S) -> None:
-        """Forget what nobody has used for `idle_s` seconds, but for what answers go on from.
+        """Forget grammars that were not used for `idle_s` seconds; answers keep their own.
 
-        The inference thread asks at each turn, and where the cache is emptied.
+        The inference thread calls this at each iteration, and when the cache is emptied.
         """
-        since = self.clock() - idle_s
-        self._compiled.drop(lambda each: each.is_spent or each.used_at <= since)
+        oldest = self.clock() - idle_s
+        self._compiled.drop(lambda grammar: grammar.is_spent or grammar.used_at <= oldest)
 
     def _compile(
         self,
@@ -298,9 +302,9 @@ class GrammarCompiler:
         tools: list[ToolSchema],
         write: Callable[[list[ToolSchema]], str | None],
     ) -> Grammar:
-        """Return a grammar, and count what of it is not enforced. Raises RequestError.
+        """Compile a grammar, and count it if a part is not enforced. Raises RequestError.
 
-        `write` gives the answer's source with other schemas of the tools.
+        `write` returns the answer's source with other schemas of the tools.
         """
         schemas = [
             NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
@@ -311,8 +315,8 @@ class GrammarCompiler:
             self._ll_tokenizer(),
             self._marks,
             schemas,
-            lambda held: (
-                write([replace(a, schema=b.schema) for a, b in zip(tools, held, strict=False)])
+            lambda enforced: (
+                write([replace(a, schema=b.schema) for a, b in zip(tools, enforced, strict=False)])
                 or ""
             ),
         )
@@ -329,7 +333,7 @@ class GrammarCompiler:
         return grammar
 
     def _ll_tokenizer(self) -> LLTokenizer:
-        """Return llguidance's tokenizer of the model's tokens. Raises RequestError without one."""
+        """Return llguidance's tokenizer for the model. Raises RequestError if it has none."""
         with self._loading:
             if self._tokens is None:
                 config, ends = self.tokenizer_config(), sorted(self.end_ids)
@@ -341,9 +345,9 @@ class GrammarCompiler:
             return self._tokens
 
     def tokenizer_config(self) -> str:
-        """Return the tokenizer's JSON with the marks as tokens that are never part of a text.
+        """Return the tokenizer's JSON, in which marks are tokens that never stand for text.
 
-        Raises RequestError where there is none.
+        Raises RequestError if the tokenizer has no JSON.
         """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -355,8 +359,8 @@ class GrammarCompiler:
         return json.dumps(config)
 
 
-def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
-    """Return the tools that may be called. Raises RequestError where one must be and none may."""
+def _callable_tools(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
+    """Return the callable tools. Raises RequestError if a tool must be called and none may be."""
     offered = [tool_of(tool["function"]) for tool in tools]
     names = constraints.tool_names
     chosen = [tool for tool in offered if not names or tool.name in names]
@@ -375,9 +379,9 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
 def _marks(
     tokenizer: Any, think_marks: tuple[str, ...], grammar: CallGrammar | None
 ) -> dict[str, int]:
-    """Return the added tokens that mean something: special ones, and those the format is made of.
+    """Return the added tokens that are marks: special tokens, and tokens of the model's format.
 
-    Others are ordinary text, as runs of blanks and HTML tags are in some vocabularies.
+    Others are ordinary text, for example runs of blanks and HTML tags in some vocabularies.
     """
     lark = Lark({})
     probe = ToolSchema("", {"properties": {"x": {}}})

@@ -1,8 +1,8 @@
-"""Tries a grammar in a process that can be ended: this module, run as a program.
+"""Tries a grammar in a process that can be killed: this module, run as a program.
 
-llguidance compiles within no limit of time, and its recursion has none of depth. A grammar that is
-not plain, by its size and its keywords, is compiled here first, with the kernel's limits. Imports
-no MLX. Nothing that is tried is logged, or told in an argument.
+llguidance limits neither the time of a compilation nor the depth of its recursion. A grammar that
+is not plain, by its size and its keywords, is compiled here first, under the kernel's limits.
+Imports no MLX. No grammar is logged, or passed in an argument of the process.
 """
 
 import contextlib
@@ -27,52 +27,52 @@ from hearth.worker.constraint.json_schemas import patterns_of
 
 MODULE: Final = "hearth.worker.constraint.grammar_trial"
 MEMORY_BYTES_MAX: Final = 128 << 20
-WAIT_S_MAX: Final = 30.0  # a machine may be busy; what it computes, its own limit ends
-STACK_BYTES: Final = 1 << 20  # the thread that compiles the grammar next has twice as much
+WAIT_S_MAX: Final = 30.0  # for a busy machine; the process has its own limit of CPU time
+STACK_BYTES: Final = 1 << 20  # the worker's thread that compiles afterwards has twice as much
 STATES_MAX: Final = 50_000  # of a lexer: each takes some KB
-SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
+SILENT: Final = 0  # llguidance's log level; at higher levels it quotes the answer on stderr
 LIMITS: Final = LLParserLimits(verbose_errors=False, max_lexer_states=STATES_MAX)
 
-# A grammar with no more than this is plain: it is compiled in some 0.3 s and 10 MB.
+# A grammar within these limits is plain: it compiles in some 0.3 s and 10 MB.
 CHARS_MAX: Final = 100_000
 RULES_MAX: Final = 1_000
 NODES_MAX: Final = 4_000  # of all its JSON
-LEVELS_MAX: Final = 200  # of JSON in JSON, each reference counted as one that holds all others
+LEVELS_MAX: Final = 200  # of nesting, as if each reference contained all others
 PROPERTIES_MAX: Final = 200  # of one object: each may be left out
-MERGED_MAX: Final = 4  # schemas that hold beside another: each may double what is compiled
+MERGED_MAX: Final = 4  # schemas that apply beside another: each may double the compiled size
 NUMBERS_MAX: Final = 50  # bounds of numbers
-NUMBER_MAX: Final = 2**53  # of size: a bound of -(2**63) ends the stack
-DIGITS_MAX: Final = 4  # of all numbers whose multiples are asked for: `allOf` may multiply them
+NUMBER_MAX: Final = 2**53  # absolute value: a bound of -(2**63) overflows the stack
+DIGITS_MAX: Final = 4  # of all values of multipleOf together: `allOf` may multiply them
 PATTERNS_MAX: Final = 50
 PATTERN_CHARS_MAX: Final = 500
 REPEATS_MAX: Final = 1_000  # of a part of a pattern
 _COMBINED: Final = ("$ref", "anyOf", "oneOf")
 _OPTIONS: Final = "x-guidance"
-# What llguidance merges with nothing:
+# Keywords that llguidance does not merge:
 _NOTES: Final = frozenset(
     ("$defs", "definitions", "$schema", "$comment", "title", "description", "default")
 )
 _BOUNDS: Final = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DOCUMENT: Final = re.compile(r"^r\d+: %json (.*)$", re.MULTILINE)
 _MARK: Final = re.compile(r"<\[\d+\]>")
-_ENVIRONMENT: Final = ("PATH", "PYTHONPATH")  # all that is passed on
+_ENVIRONMENT: Final = ("PATH", "PYTHONPATH")  # the only variables that the process gets
 
 
 class GrammarError(Exception):
-    """llguidance cannot go on; the text says why and may quote the grammar."""
+    """llguidance refuses a grammar or cannot go on; the text says why and may quote the grammar."""
 
 
 class GrammarEnded(GrammarError):
-    """A grammar passed a limit of time or memory; the text says which."""
+    """A grammar passed a limit of time or memory; the text names the limit."""
 
 
 def is_plain(source: str) -> bool:
-    """Return whether a grammar is surely compiled soon, with little memory and stack."""
-    documents = [json.loads(each) for each in _DOCUMENT.findall(source)]
+    """Return whether a grammar surely compiles fast, with little memory and stack."""
+    documents = [json.loads(document) for document in _DOCUMENT.findall(source)]
     levels, counts, references, multiples = 0, Counter[str](), set[str](), set[str]()
     for document in documents:
-        document.pop(_OPTIONS, None)  # ours, beside all of it
-    todo = [(each, 1) for each in documents]
+        document.pop(_OPTIONS, None)  # Hearth's own entry
+    todo = [(document, 1) for document in documents]
     while todo:
         node, depth = todo.pop()
         levels, counts["nodes"] = max(levels, depth), counts["nodes"] + 1
@@ -80,28 +80,28 @@ def is_plain(source: str) -> bool:
             counts["bounds"] += sum(key in node for key in _BOUNDS)
             multiples.add(str(node.get("multipleOf", "")).replace(".", ""))
             counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
-            # Schemas that a value has to fit at once:
+            # Schemas that a value has to fit at the same time:
             others = node.keys() - {"allOf", *_COMBINED} - _NOTES
             combined = sum(key in node for key in _COMBINED) + len(_parts(node.get("allOf")))
             counts["merged"] += max(0, combined + bool(others) - 1)
             references.update(str(node[key]) for key in node if key == "$ref")
         if isinstance(node, int | float):
-            counts["large"] += not abs(node) <= NUMBER_MAX  # nor is NaN
+            counts["large"] += not abs(node) <= NUMBER_MAX  # NaN counts as large
         todo += [(part, depth + 1) for part in _parts(node)]
-    patterns = [each for document in documents for each in patterns_of(document)]
+    patterns = [pattern for document in documents for pattern in patterns_of(document)]
     return (
         len(source) <= CHARS_MAX
         and source.count("\n") <= RULES_MAX
         and counts["nodes"] <= NODES_MAX
         and not counts["large"]
-        # What is merged is written out, references too: a chain of them may double at each.
+        # Merged schemas are written out with their references: a chain may double at each link.
         and counts["merged"] <= (0 if references else MERGED_MAX)
         and counts["bounds"] <= NUMBERS_MAX
         and sum(map(len, multiples)) <= DIGITS_MAX
         and levels * max(1, len(references)) <= LEVELS_MAX
         and len(patterns) <= PATTERNS_MAX
-        and all(each.repeats < REPEATS_MAX for each in patterns)
-        and all(len(each.pattern) <= PATTERN_CHARS_MAX for each in patterns)
+        and all(pattern.repeats < REPEATS_MAX for pattern in patterns)
+        and all(len(pattern.pattern) <= PATTERN_CHARS_MAX for pattern in patterns)
     )
 
 
@@ -112,75 +112,78 @@ def _parts(node: Any) -> list[Any]:
 
 
 def compile_apart(source: str, cpu_s: float) -> tuple[float, int]:
-    """Compile a grammar in a process of its own; return the CPU time and the memory it took.
+    """Compile a grammar in a process of its own; return its CPU time and its memory in bytes.
 
     Raises:
-        GrammarError: llguidance refuses.
+        GrammarError: llguidance refuses the grammar.
         GrammarEnded: it takes more than `cpu_s` of CPU time, or too much memory or stack.
-        Overloaded: the system gives no process, or has ended it.
+        Overloaded: the system starts no process, or has ended it.
     """
     environment = {name: value for name, value in os.environ.items() if name in _ENVIRONMENT}
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE, f"{cpu_s:.3f}", str(MEMORY_BYTES_MAX)],
-            input=_MARK.sub("<[1]>", source).encode(),  # it knows bytes alone
+            input=_MARK.sub("<[1]>", source).encode(),  # its tokenizer has only bytes
             env=environment | {"MALLOC_ARENA_MAX": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a panic in llguidance quotes what it was at
+            stderr=subprocess.DEVNULL,  # a panic in llguidance quotes the grammar
             timeout=WAIT_S_MAX,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _lost(type(error).__name__) from error
+        raise _no_process(type(error).__name__) from error
     if done.returncode == -signal.SIGPROF:
         raise GrammarEnded(f"it takes more than {cpu_s:.2g} s of CPU time")
     if done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM):
-        raise _lost("the system has ended it")
+        raise _no_process("the system has ended it")
     if done.returncode:
         raise GrammarEnded(
             f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory, or is nested too deeply"
         )
-    figures, _, said = done.stdout.decode().partition("\n")
-    if said:
-        raise GrammarError(said)
+    figures, _, error_message = done.stdout.decode().partition("\n")
+    if error_message:
+        raise GrammarError(error_message)
     spent_s, grown = figures.split()
     if int(grown) > MEMORY_BYTES_MAX:
         raise GrammarEnded(f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory")
     return float(spent_s), int(grown)
 
 
-def _lost(why: str) -> Overloaded:
+def _no_process(why: str) -> Overloaded:
     return Overloaded(f"No process can be started for the answer's grammar: {why}. Send it again.")
 
 
 def matcher_of(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Compile a grammar; its first mask is computed. Raises GrammarError."""
+    """Compile a grammar, and compute its first mask. Raises GrammarError."""
     matcher = LLMatcher(tokenizer, source, log_level=SILENT, limits=LIMITS)
     mask_of(matcher)
     return matcher
 
 
 def mask_of(matcher: LLMatcher) -> bytes:
-    """Return which token may come next: a bit each, lowest first. Raises GrammarError."""
+    """Return the mask of tokens that may come next: a bit each, lowest first.
+
+    Raises GrammarError.
+    """
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
     return mask
 
 
-# ---------------------------------------------------------------- what errors mean
+# ---------------------------------------------------------------- the meaning of errors
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error means for whoever wrote the schema. Immutable."""
+    """The meaning of an error for the author of the schema. Immutable."""
 
     cause: str
     remedy: str = ""
-    is_limit: bool = False  # the schema asks for more than can be followed
-    is_of_patterns: bool = False  # it is a pattern that asks for it
+    is_limit: bool = False  # the schema is too large to be followed
+    is_of_patterns: bool = False  # patterns make it too large
 
 
-_MEANINGS: Final = (  # by llguidance's words
+_MEANINGS: Final = (  # by patterns of llguidance's texts
     (
         re.compile(r"items; max is|too many items", re.IGNORECASE),
         Meaning(
@@ -227,23 +230,23 @@ _MEANINGS: Final = (  # by llguidance's words
 _ADVICE: Final = re.compile(r"; (consider making your grammar|try avoiding single-byte).*")
 
 
-def meaning_of(said: str) -> Meaning:
-    """Return what an error means; one that already says it is its own cause."""
-    found = (meaning for words, meaning in _MEANINGS if words.search(said))
-    return next(found, Meaning(said))
+def meaning_of(text: str) -> Meaning:
+    """Return the meaning of an error's text; the cause of an unknown error is its own text."""
+    found = (meaning for words, meaning in _MEANINGS if words.search(text))
+    return next(found, Meaning(text))
 
 
 def explained(error: Exception) -> str:
-    """Return what an error means, its own words, and the remedy, without a stop at the end."""
-    said = error_text(error)
-    meaning = meaning_of(said)
-    return said if meaning.cause == said else f"{meaning.cause} ({said}). {meaning.remedy}"
+    """Return the error's meaning, its own text and the remedy, without a full stop at the end."""
+    text = error_text(error)
+    meaning = meaning_of(text)
+    return text if meaning.cause == text else f"{meaning.cause} ({text}). {meaning.remedy}"
 
 
 def error_text(error: Exception) -> str:
-    """Return the words of llguidance's error without its listing of our grammar.
+    """Return the text of llguidance's error without its listing of the grammar.
 
-    Its advice to whoever writes a grammar is left out too: a client writes a schema.
+    Its advice to authors of grammars is left out, too: a client writes a schema.
     """
     text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
     lines = filter(None, map(str.strip, text.splitlines()))
@@ -256,19 +259,19 @@ def error_text(error: Exception) -> str:
 
 
 def main() -> None:
-    """Compile the grammar on standard input; tell what it took, and what is against it."""
-    source, tokenizer, said = sys.stdin.read(), LLTokenizer("byte"), "it cannot be compiled"
+    """Compile the grammar on standard input; print CPU time, memory and the error."""
+    source, tokenizer, message = sys.stdin.read(), LLTokenizer("byte"), "it cannot be compiled"
 
     def compile_it() -> None:
-        nonlocal said
+        nonlocal message
         try:
             matcher_of(tokenizer, source)
-            said = ""
+            message = ""
         except GrammarError as error:
-            said = str(error)
+            message = str(error)
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
-    signal.alarm(round(WAIT_S_MAX))  # its worker may be gone
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold a client's text
+    signal.alarm(round(WAIT_S_MAX))  # the worker that waits may have ended
     before = resident_bytes()
     with contextlib.suppress(OSError, ValueError):  # macOS has no such limit: see compile_apart
         limit = virtual_bytes() + int(sys.argv[2])
@@ -280,7 +283,7 @@ def main() -> None:
     thread.start()
     thread.join()
     print(time.process_time() - began, resident_bytes() - before)
-    print(said, end="")
+    print(message, end="")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reads JSON schemas: a tool's parameters, references, patterns, where a fault is."""
+"""Reads JSON schemas: a tool's parameters, references and patterns, and the place of a fault."""
 
 import json
 import re
@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from hearth.worker.stream.tool_calls.request_tools import referred
+from hearth.worker.stream.tool_calls.request_tools import referenced_schema
 
 HOPS_MAX: Final = 16  # from one $ref to the next
 CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
-CHOICES_MAX: Final = 256  # all of them together: values with more are JSON
-CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
-TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
-MOVED: Final = "#/$defs/#"  # what a reference to something begins with that was elsewhere
+CHOICES_MAX: Final = 256  # all of them together: a value with more choices is JSON
+CHARACTERS_MAX: Final = 10_000  # a higher limit on text is not enforced
+TRIES_MAX: Final = 200  # parts of a faulty schema that are tried
+MOVED: Final = "#/$defs/#"  # beginning of a reference whose target was moved into $defs
 _LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
-# What a keyword says of all that others do not: with one of these less it would forbid more.
+# Each keyword applies to members or items that the listed keywords do not name. Without the listed
+# keywords it would forbid more.
 _ALL_OTHERS: Final = {
     "additionalProperties": _BY_NAME,
     "unevaluatedProperties": _BY_NAME,
@@ -29,12 +30,12 @@ _ALL_OTHERS: Final = {
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ALONE: Final = ("items", "additionalProperties", "not")
 _TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf")
-COPIED_CHARS_MAX: Final = 50_000  # each argument of a call may carry them
-SHARED: Final = ("$defs", "definitions")  # what each part of a schema carries
+COPIED_CHARS_MAX: Final = 50_000  # of copied targets: each argument of a call may have them
+SHARED: Final = ("$defs", "definitions")  # definitions that each part of a schema needs
 _PLAIN: Final = re.compile(r"#/(\$defs|definitions)/[^/]+")
-_DATA: Final = ("const", "enum", "default", "examples")  # nothing in them is a schema
+_DATA: Final = ("const", "enum", "default", "examples")  # keywords with values, not schemas
 _NAMED: Final = ("properties", "patternProperties", "dependentSchemas", *SHARED)
-REPEATS_MAX: Final = 10**12  # more than that are not told apart
+REPEATS_MAX: Final = 10**12  # a higher count is cut to this
 _PIECE: Final = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<low>\d{1,12})(?:,(?P<high>\d{0,12}))?\}|.", re.DOTALL
 )
@@ -45,23 +46,23 @@ class Parameter:
     """One parameter of a tool. Immutable."""
 
     name: str
-    schema: dict[str, Any]  # complete in itself: what its references lead to is in it
+    schema: dict[str, Any]  # with the definitions that its references need
     is_required: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool that may be called; `schema` is that of its arguments, an object. Immutable."""
+    """A tool that may be called; `schema` describes its arguments, an object. Immutable."""
 
     name: str
     schema: dict[str, Any]
 
     def contained(self) -> "ToolSchema":
-        """Return the tool with a schema of which each part is complete with its `$defs`."""
+        """Return the tool with a schema whose references all lead into its `$defs`."""
         return replace(self, schema=self_contained(self.schema))
 
     def parameters(self) -> list[Parameter]:
-        """Return what may be given, in the schema's order."""
+        """Return the tool's parameters in the schema's order."""
         root = resolved(self.schema, self.schema)
         known = _mapping(root.get("properties"))
         required = root.get("required")
@@ -69,15 +70,15 @@ class ToolSchema:
         needed = dict.fromkeys(name for name in required if isinstance(name, str))
         names = dict.fromkeys([*known, *needed])
         return [
-            Parameter(name, whole(known.get(name, {}), self.schema), name in needed)
+            Parameter(name, with_definitions(known.get(name, {}), self.schema), name in needed)
             for name in names
         ]
 
 
 def tool_of(function: Mapping[str, Any]) -> ToolSchema:
-    """Return the tool in a function definition as OpenAI's API has it.
+    """Return the tool of a function definition in OpenAI's API.
 
-    A model invents no parameters that the schema does not name, unless the schema says it may.
+    The tool takes no parameters that the schema does not name, unless the schema allows them.
     """
     schema = {"type": "object", **_mapping(function.get("parameters"))}
     if not any(key in schema for key in (*_COMBINERS, "additionalProperties")):
@@ -86,47 +87,47 @@ def tool_of(function: Mapping[str, Any]) -> ToolSchema:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a schema that is only a reference stands for; any other as it is."""
+    """Return the target of a schema that is a reference; any other schema as it is."""
     for _ in range(HOPS_MAX):
-        target = referred(_mapping(schema).get("$ref"), root)
+        target = referenced_schema(_mapping(schema).get("$ref"), root)
         if target is None:
             break
         schema = target
     return _mapping(schema)
 
 
-def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of `root` with what references inside it lead to."""
+def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of `root` with the definitions of `root`."""
     return {**{key: root[key] for key in SHARED if key in root}, **_mapping(schema)}
 
 
 def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Return whether formats without types write such a value as bare text: a string or null."""
+    """Return whether formats without types write the value as bare text: a string or null."""
     return _is_text(schema, root, CHOICES_DEPTH_MAX, iter(range(CHOICES_MAX)))
 
 
 def _is_text(schema: Any, root: Mapping[str, Any], depth: int, left: Iterator[int]) -> bool:
-    """`left` gives something for each schema that may yet be looked at."""
+    """`left` yields an item for each schema that may still be read."""
     if not depth or next(left, None) is None:
         return False
     schema = resolved(schema, root)
-    if "$ref" in schema:  # it leads to where only llguidance may find something
+    if "$ref" in schema:  # only llguidance may find its target
         return False
     if not any(key in schema for key in _TYPED):
         return True
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            kinds = [resolved(each, root) for each in schema[key][:CHOICES_MAX]]
+            kinds = [resolved(choice, root) for choice in schema[key][:CHOICES_MAX]]
             others = [kind for kind in kinds if kind.get("type") != "null"]
             return bool(others) and all(_is_text(kind, root, depth - 1, left) for kind in others)
     if "type" not in schema:
-        return words(schema, root) is not None
+        return allowed_strings(schema, root) is not None
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return "string" in types and all(kind in ("string", "null") for kind in types)
 
 
-def words(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """Return the strings that a value must be one of; None where it may be others."""
+def allowed_strings(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
+    """Return the strings that a value is limited to; None without such a limit."""
     schema = resolved(schema, root)
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(choices, list) or not choices:
@@ -135,46 +136,46 @@ def words(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
 
 
 def characters_max(schema: Any, root: Mapping[str, Any]) -> int | None:
-    """Return how many characters a text may have, None where nothing sensible is said."""
+    """Return how many characters a text may have, None without a usable limit."""
     longest = resolved(schema, root).get("maxLength")
     return longest if type(longest) is int and 0 <= longest <= CHARACTERS_MAX else None
 
 
-def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, str]:
-    """Return where a schema cannot be compiled, as a JSON pointer, and the error there.
+def find_fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, str]:
+    """Return the JSON pointer of the part that cannot be compiled, and the error there.
 
-    `error_of` returns "" for a schema that can be. The place is the smallest part that alone
-    cannot be either.
+    `error_of` returns "" for a schema that can be compiled. The part is the smallest that cannot be
+    compiled on its own.
     """
-    place, said = "", error_of(schema)
+    pointer, error = "", error_of(schema)
     node = root = self_contained(schema)
     tries = iter(range(TRIES_MAX))
     while True:
         for _, (step, part) in zip(tries, _parts(node, root), strict=False):
-            found = error_of(whole(part, root))
-            # A part alone may lack what it refers to by an $anchor or an $id.
-            if found and (not _LACKING.search(found) or _LACKING.search(said)):
-                place = step if step.startswith("#") else place + step
-                said, node = found, part
+            part_error = error_of(with_definitions(part, root))
+            # A part on its own may lack the target of a reference by an $anchor or an $id.
+            if part_error and (not _LACKING.search(part_error) or _LACKING.search(error)):
+                pointer = step if step.startswith("#") else pointer + step
+                error, node = part_error, part
                 break
         else:
-            return place.removeprefix("#") or "/", said
+            return pointer.removeprefix("#") or "/", error
 
 
 def widened(
     schema: dict[str, Any], error_of: Callable[[Any], str], error_of_whole: Callable[[Any], str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a schema that can be compiled, and the keywords of `schema` that it lacks for that.
+    """Return a schema that can be compiled, and the keywords of `schema` that were left out.
 
-    It holds all else. `error_of` is that of `fault`, for parts; the format of calls has its own
-    for a whole schema, of which it may make several documents.
+    All other keywords are kept. `error_of` tests a part, as in `find_fault`. `error_of_whole` tests
+    a whole schema, because a format of calls may make several documents of it.
     """
     if not error_of_whole(schema):
         return schema, []
     root, left_out, seen = deepcopy(self_contained(schema)), list[str](), set[int]()
 
-    def error_with(node: dict[str, Any], held: dict[str, Any]) -> str:
-        return error_of_whole(held) if node is root else error_of(whole(held, root))
+    def error_with(node: dict[str, Any], kept: dict[str, Any]) -> str:
+        return error_of_whole(kept) if node is root else error_of(with_definitions(kept, root))
 
     def widen(node: dict[str, Any]) -> None:
         if id(node) in seen or not error_with(node, node):
@@ -186,7 +187,7 @@ def widened(
         if error_with(node, node):
             kept, lacking = dict[str, Any](), set[str]()
             for key, value in sorted(node.items(), key=lambda item: item[0] in _ALL_OTHERS):
-                if key in _BY_NAME:  # what is no schema says nothing
+                if key in _BY_NAME:  # a value that is no schema becomes an empty schema
                     named = _mapping(value).items()
                     value = {n: p if isinstance(p, dict | bool) else {} for n, p in named}
                 is_all = not lacking.isdisjoint(_ALL_OTHERS.get(key, ()))
@@ -203,24 +204,24 @@ def widened(
 
 
 def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas inside a schema with the step that leads there, "#..." from the root."""
+    """Yield (step, schema) for each schema in a schema; a step from the root begins with "#"."""
     if not isinstance(node, dict):
         return
     for key in _BY_NAME:
         for name, part in _mapping(node.get(key)).items():
-            yield f"/{key}/{escaped(name)}", part
+            yield f"/{key}/{pointer_step(name)}", part
     for key in _BY_NUMBER:
         for number, part in enumerate(node[key] if isinstance(node.get(key), list) else ()):
             yield f"/{key}/{number}", part
     for key in _ALONE:
         if isinstance(node.get(key), dict):
             yield f"/{key}", node[key]
-    target = referred(node.get("$ref"), root)
+    target = referenced_schema(node.get("$ref"), root)
     if target is not None and target is not node:
-        place = unquote(str(node["$ref"]))
-        if place.startswith(MOVED):  # as its client wrote it
-            place = "#" + place.removeprefix(MOVED).replace("~1", "/").replace("~0", "~")
-        yield place, target
+        pointer = unquote(str(node["$ref"]))
+        if pointer.startswith(MOVED):  # return the pointer that the client wrote
+            pointer = "#" + pointer.removeprefix(MOVED).replace("~1", "/").replace("~0", "~")
+        yield pointer, target
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -230,39 +231,39 @@ def _mapping(value: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- references
 
 
-def quoted(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that means the same, whose pointers are written as in URIs."""
-    made: dict[str, Any] = _rewritten(
+def with_quoted_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return an equivalent schema with all pointers percent-encoded, as in URIs."""
+    rewritten: dict[str, Any] = _rewritten(
         schema,
         lambda name: (
             quote(unquote(name), safe="#/~$", errors="replace") if name.startswith("#/") else name
         ),
     )
-    return made
+    return rewritten
 
 
 def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that means the same, and refers to nothing in it but what is in its `$defs`.
+    """Return an equivalent schema whose references all lead into its `$defs`.
 
-    What is referred to elsewhere is there too, by its pointer as its name. A reference that leads
-    nowhere, or by an anchor, or to too much, stays as it is, and so do parts with an `$id`.
+    Targets outside of `$defs` are copied there, named by their pointers. A reference without a
+    target, by an anchor, or to a too large target stays as it is, and so does a part with an `$id`.
     """
     id_key = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-    root = {key: part for key, part in schema.items() if key != id_key}  # one has the `$id`
+    root = {key: part for key, part in schema.items() if key != id_key}  # without the `$id`
     copies: dict[str, Any] = {}
     chars_left = COPIED_CHARS_MAX
 
     def moved(reference: str) -> str:
         nonlocal chars_left
-        target = referred(reference, schema)
+        target = referenced_schema(reference, schema)
         if target is None or _PLAIN.fullmatch(reference):
             return reference
         name = "#" + unquote(reference.partition("#")[2])
         if name not in copies and chars_left > 0:
             chars_left -= len(json.dumps(target))
-            copies[name] = None  # it may refer to itself
+            copies[name] = None  # a target may refer to itself
             copies[name] = _rewritten(root if target is schema else target, moved, id_key)
-        known = f"#/$defs/{quote(escaped(name), safe='~', errors='replace')}"
+        known = f"#/$defs/{quote(pointer_step(name), safe='~', errors='replace')}"
         return known if name in copies else reference
 
     copy = {**schema, **_rewritten(root, moved, id_key)}
@@ -274,9 +275,9 @@ def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
 def _rewritten(
     node: Any, new: Callable[[str], str], id_key: str = "", is_named: bool = False
 ) -> Any:
-    """Return a schema with `new` references, but for parts in it that have an `id_key`.
+    """Return a schema with references rewritten by `new`, except in parts with an `id_key`.
 
-    `is_named`: its keys are names that the client gave.
+    `is_named`: the keys of `node` are names from the client.
     """
     if isinstance(node, list):
         return [_rewritten(part, new, id_key) for part in node]
@@ -295,7 +296,7 @@ def _rewritten(
     return parts
 
 
-def escaped(name: str) -> str:
+def pointer_step(name: str) -> str:
     """Return a name as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
@@ -305,23 +306,23 @@ def escaped(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPattern:
-    """A pattern of a schema; `place` is its JSON pointer, `repeats` as of `repeats`. Immutable."""
+    """A pattern in a schema, with its JSON pointer and the count of `repeats`. Immutable."""
 
-    place: str
+    pointer: str
     pattern: str
     repeats: int
 
     def __str__(self) -> str:
         return (
-            f"{self.pattern[:200]!r} at {self.place}, which repeats a part {self.repeats:,} times"
+            f"{self.pattern[:200]!r} at {self.pointer}, which repeats a part {self.repeats:,} times"
         )
 
 
 def repeats(pattern: str) -> int:
-    """Return how often the part of a pattern that is repeated most may stand, 1 where none is.
+    """Return the highest number of repeats of a part of a pattern, 1 without repeats.
 
-    The counts of repeats within each other are multiplied. `*` and `+` count as 1: they cost as
-    much as one character.
+    Counts of nested repeats are multiplied. `*` and `+` count as 1: they cost as much as one
+    character.
     """
     inner, last, most = [1], 1, 1
     for piece in _PIECE.finditer(pattern):
@@ -342,19 +343,21 @@ def repeats(pattern: str) -> int:
 
 
 def patterns_of(schema: Any) -> list[SchemaPattern]:
-    """Return all patterns of a schema, also those that names are held to."""
+    """Return all patterns of a schema, those for property names included."""
     found, todo = list[SchemaPattern](), [("", schema)]
     while todo:
-        place, node = todo.pop()
+        pointer, node = todo.pop()
         if isinstance(node, dict):
             if isinstance(node.get("pattern"), str):
                 pattern = node["pattern"]
-                found.append(SchemaPattern(f"{place}/pattern", pattern, repeats(pattern)))
+                found.append(SchemaPattern(f"{pointer}/pattern", pattern, repeats(pattern)))
             found += [
-                SchemaPattern(f"{place}/patternProperties/{escaped(name)}", name, repeats(name))
+                SchemaPattern(
+                    f"{pointer}/patternProperties/{pointer_step(name)}", name, repeats(name)
+                )
                 for name in _mapping(node.get("patternProperties"))
             ]
-            todo += [(f"{place}/{escaped(str(key))}", part) for key, part in node.items()]
+            todo += [(f"{pointer}/{pointer_step(str(key))}", part) for key, part in node.items()]
         elif isinstance(node, list):
-            todo += [(f"{place}/{number}", part) for number, part in enumerate(node)]
+            todo += [(f"{pointer}/{number}", part) for number, part in enumerate(node)]
     return found

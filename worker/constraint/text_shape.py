@@ -1,8 +1,8 @@
-"""Follows text of a known shape as it is written, and says what it must go on with.
+"""Follows text of a known shape while it is written, and finds the text that forced come next.
 
-A shape is made of parts that read bytes and of parts that stand for others. What is followed is a
-set of places, each a part with what comes behind it: in calls hardly ever more than a few. Nothing
-here is a client's program: each step costs what the bytes and the places do, and no more.
+A shape consists of readers, which read bytes, and branches, which stand for other parts. The state
+is a set of positions in the shape, as of a nondeterministic automaton: in calls seldom more than a
+few. A step costs time in proportion to its bytes and positions, whatever shape a client asks for.
 """
 
 import re
@@ -11,52 +11,55 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-PLACES_MAX: Final = 512  # a text that may be in more is followed no more
-STEPS_MAX: Final = 1_024  # parts that are read for one text, which may fit in many ways
-REST_BYTES_MAX: Final = 128  # of one part that are told at once, whatever a client calls things
-WHOLE: Final = -1  # the state of a part that has read all of it
-WRONG: Final = -2  # and of one that the text does not fit
+POSITIONS_MAX: Final = 512  # a text with more possible positions is not followed further
+STEPS_MAX: Final = 1_024  # reads of parts for one text, which may fit in many ways
+REST_BYTES_MAX: Final = 128  # of one part that are returned at once: a client's names may be long
+COMPLETE: Final = -1  # state of a part that has read all of its text
+MISMATCH: Final = -2  # state of a part that the text does not fit
 
 _QUOTE, _ESCAPE = b'"\\'
 _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # in a string of JSON
 _NUMBER: Final = re.compile(rb"[-+.eE0-9]*")
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
-_BEHIND_VALUE: Final = b",]})< \n\t\r"  # in any format: a bare word has none of them
+_AFTER_VALUE: Final = b",]})< \n\t\r"  # bytes that end a bare word in any format
 
 
 class Reader:
     """A part that reads bytes. Immutable; a state is a number, 0 at first."""
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
-        """Read on from `start`; return the place behind what was read, and the state there.
+        """Read on from `start`; return the index after the bytes that were read, and the state.
 
-        It reads to the text's end, or is WHOLE or WRONG.
+        The part reads to the end of the text, or its state is COMPLETE or MISMATCH.
         """
         raise NotImplementedError
 
     def rest(self, state: int) -> bytes:
-        """Return what must come next; b"" where that is not known."""
+        """Return the bytes that forced come next; b"" if that is not known."""
         return b""
 
 
 class Branch:
-    """A part that stands for others. Immutable; a state is a number, 0 at first."""
+    """A part that stands for other parts. Immutable; a state is a number, 0 at first."""
 
-    def ways(self, state: int, behind: "Place | None") -> "Iterator[Place | None]":
-        """Yield the places that it stands for."""
+    def expand(self, state: int, following: "Position | None") -> "Iterator[Position | None]":
+        """Yield the positions that this part stands for; `following` comes after all of them."""
         raise NotImplementedError
 
 
 Shape = Reader | Branch
 
 
-class Place(NamedTuple):
-    """Where a text may be: in a part, with what comes behind it; None is the end of all."""
+class Position(NamedTuple):
+    """A position in a shape: a part, its state, and the position after it.
+
+    None in place of a position is the end of the shape.
+    """
 
     shape: Shape
     state: int
-    behind: "Place | None"
+    following: "Position | None"
 
 
 # ---------------------------------------------------------------- parts that read
@@ -64,16 +67,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal(Reader):
-    """These bytes. The state is how many of them were read."""
+    """Reads exactly these bytes. The state is the number of bytes that were read."""
 
     text: bytes
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
         rest = len(self.text) - state
         if len(text) - start >= rest:
-            return start + rest, WHOLE if text.startswith(self.text[state:], start) else WRONG
+            return start + rest, COMPLETE if text.startswith(self.text[state:], start) else MISMATCH
         is_right = self.text.startswith(text[start:], state)
-        return len(text), state + len(text) - start if is_right else WRONG
+        return len(text), state + len(text) - start if is_right else MISMATCH
 
     def rest(self, state: int) -> bytes:
         return self.text[state : state + REST_BYTES_MAX]
@@ -81,37 +84,37 @@ class Literal(Reader):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonString(Reader):
-    """The rest of a string of JSON, its closing quote too. The state: 1 behind a backslash."""
+    """Reads the rest of a JSON string with its closing quote. The state is 1 after a backslash."""
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
-        at = start + state
-        while at < len(text):
-            found = _SPECIAL.search(text, at)
+        index = start + state
+        while index < len(text):
+            found = _SPECIAL.search(text, index)
             if found is None:
                 return len(text), 0
-            at = found.start()
-            if text[at] == _QUOTE:
-                return at + 1, WHOLE
-            if text[at] != _ESCAPE:
-                return at, WRONG
-            at += 2
-        return len(text), at - len(text)
+            index = found.start()
+            if text[index] == _QUOTE:
+                return index + 1, COMPLETE
+            if text[index] != _ESCAPE:
+                return index, MISMATCH
+            index += 2
+        return len(text), index - len(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextUntil(Reader):
-    """Any text, and the mark that ends it. The state is how much of the mark was read."""
+    """Reads any text and the mark that ends it. The state is the number of read mark bytes."""
 
     end: bytes
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
         size = len(self.end)
         joined = self.end[:state] + text[start : start + size]  # the mark may have begun before
-        at = joined.find(self.end)
-        if at >= 0:
-            return start + at - state + size, WHOLE
-        if (at := text.find(self.end, start)) >= 0:
-            return at + size, WHOLE
+        index = joined.find(self.end)
+        if index >= 0:
+            return start + index - state + size, COMPLETE
+        if (index := text.find(self.end, start)) >= 0:
+            return index + size, COMPLETE
         joined = joined if len(text) - start <= size else text[1 - size :]
         lengths = range(min(size - 1, len(joined)), 0, -1)
         return len(text), next((n for n in lengths if joined.endswith(self.end[:n])), 0)
@@ -119,104 +122,104 @@ class TextUntil(Reader):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonNumber(Reader):
-    """A number; the byte behind it tells that it is whole. The state: 1 once it has begun."""
+    """Reads a number, which ends before the first other byte. The state is 1 once it has begun."""
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
         found = _NUMBER.match(text, start)
         end = found.end() if found is not None else start
         if end == len(text):
             return end, 1
-        return end, WHOLE if state or end > start else WRONG
+        return end, COMPLETE if state or end > start else MISMATCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonValue(Reader):
-    """Any value of JSON, of which only the end is looked for.
+    """Reads any JSON value, of which only the end is searched.
 
-    The state: 0 in front of it, 1 in a bare word or number, else 4 for each array or object that
-    is open, and 2 in a string, 3 behind a backslash in one.
+    The state is 0 before the value and 1 in a bare word or number. Otherwise it is 4 for each open
+    array or object, plus 2 in a string, or plus 3 after a backslash in a string.
     """
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
-        for at in range(start, len(text)):
-            state = self._behind(state, text[at])
-            if state == WHOLE:
-                return at + 1, WHOLE
-            if state == WRONG:
-                return at, WRONG
-            if state == _BEFORE:
-                return at, WHOLE
+        for index in range(start, len(text)):
+            state = self._next_state(state, text[index])
+            if state == COMPLETE:
+                return index + 1, COMPLETE
+            if state == MISMATCH:
+                return index, MISMATCH
+            if state == _ENDED_BEFORE:
+                return index, COMPLETE
         return len(text), state
 
     @staticmethod
-    def _behind(state: int, byte: int) -> int:
+    def _next_state(state: int, byte: int) -> int:
         depth, kind = divmod(state, 4)
         if kind >= 2:  # in a string
             if kind == 3:
                 return state - 1
             if byte == _ESCAPE:
                 return state + 1
-            return (state - 2 or WHOLE) if byte == _QUOTE else state
+            return (state - 2 or COMPLETE) if byte == _QUOTE else state
         if kind == 1:
-            return _BEFORE if byte in _BEHIND_VALUE else state
+            return _ENDED_BEFORE if byte in _AFTER_VALUE else state
         if byte == _QUOTE:
             return state + 2
         if byte in _OPENING:
             return state + 4
         if byte in _CLOSING:
-            return (state - 4 or WHOLE) if depth else WRONG
+            return (state - 4 or COMPLETE) if depth else MISMATCH
         return state if depth or byte in b" \n\t\r" else 1
 
 
-_BEFORE: Final = -3  # the value was whole in front of this byte
+_ENDED_BEFORE: Final = -3  # state of a value that ended before this byte
 
 
-# ---------------------------------------------------------------- parts that stand for others
+# ---------------------------------------------------------------- parts that stand for other parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row(Branch):
-    """Parts one behind the other, maybe none."""
+class Concat(Branch):
+    """Parts one after another, maybe none."""
 
     parts: Sequence[Shape] = ()
 
-    def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
+    def expand(self, state: int, following: Position | None) -> Iterator[Position | None]:
         for part in reversed(self.parts):
-            behind = Place(part, 0, behind)
-        yield behind
+            following = Position(part, 0, following)
+        yield following
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice(Branch):
-    """One of some parts."""
+    """One of several parts."""
 
     parts: Sequence[Shape]
 
-    def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
+    def expand(self, state: int, following: Position | None) -> Iterator[Position | None]:
         for part in self.parts:
-            yield Place(part, 0, behind)
+            yield Position(part, 0, following)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Branch):
-    """A part, which is not empty, any number of times."""
+    """A part any number of times; the part forced not be empty."""
 
     part: Shape
 
-    def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
-        yield behind
-        yield Place(self.part, 0, Place(self, 0, behind))
+    def expand(self, state: int, following: Position | None) -> Iterator[Position | None]:
+        yield following
+        yield Position(self.part, 0, Position(self, 0, following))
 
 
 @dataclass(slots=True)
 class Order:
-    """Whether members come in their order. One for all that belong together; it may change."""
+    """Whether members come in their order. All objects of a shape share it, and it may change."""
 
     is_kept: bool = True
 
 
 class Member(NamedTuple):
-    """Something that stands at most once among others."""
+    """A part that may stand once among other members."""
 
     shape: Shape
     is_required: bool
@@ -224,114 +227,122 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members(Branch):
-    """Members with a separator between each two, in their order or, where that is not kept, in any.
+    """Members with separators between them, in their order, or in any if no order is kept.
 
-    The state has a bit for each that has come, so that it grows with the members and not with
-    their orders.
+    The state has a bit for each member that was read, so it does not grow with the number of
+    possible orders.
     """
 
     members: Sequence[Member]
     separator: Shape | None
     order: Order
 
-    def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
+    def expand(self, state: int, following: Position | None) -> Iterator[Position | None]:
         is_whole, is_in_order = True, self.order.is_kept
-        for at, member in enumerate(self.members):
-            if state >> at & 1 or (is_in_order and state >> at):
+        for index, member in enumerate(self.members):
+            if state >> index & 1 or (is_in_order and state >> index):
                 continue
-            place = Place(member.shape, 0, Place(self, state | 1 << at, behind))
-            yield Place(self.separator, 0, place) if state and self.separator else place
+            position = Position(member.shape, 0, Position(self, state | 1 << index, following))
+            yield Position(self.separator, 0, position) if state and self.separator else position
             if member.is_required:
                 is_whole = False
                 if is_in_order:
                     break
         if is_whole:
-            yield behind
+            yield following
 
 
-# ---------------------------------------------------------------- where a text is
+# ---------------------------------------------------------------- the positions of a text
 
-Places = tuple[Place | None, ...]
-
-
-class TooWide(Exception):
-    """A text may be in too many places."""
+Positions = tuple[Position | None, ...]
 
 
-def begin(shape: Shape) -> Places:
-    """Return the places of a text that has not begun."""
-    return tuple(_readers([Place(shape, 0, None)]))
+class TooManyPositions(Exception):
+    """A text has too many possible positions."""
 
 
-def behind(places: Places, text: bytes, steps_max: int = STEPS_MAX) -> tuple[Places, int]:
-    """Return where a text is when `text` has come, and what of it came behind its end, in bytes.
+def start_positions(shape: Shape) -> Positions:
+    """Return the positions before any text."""
+    return tuple(_readers([Position(shape, 0, None)]))
 
-    There are no places where the text ended before, or does not fit: then 0 came behind it.
-    Raises TooWide.
+
+def advance(positions: Positions, text: bytes, steps_max: int = STEPS_MAX) -> tuple[Positions, int]:
+    """Return the positions after `text`, and the number of its bytes after the shape's end.
+
+    There are no positions if the shape ended before the end of `text`, or if `text` does not fit;
+    in the latter case the number is 0. Raises TooManyPositions.
     """
-    if len(places) == 1 and text and (place := places[0]) is not None:
-        assert isinstance(place.shape, Reader), place.shape
-        _, state = place.shape.read(place.state, text, 0)
-        if state != WHOLE:  # as nearly always
-            return ((Place(place.shape, state, place.behind),), 0) if state != WRONG else ((), 0)
-    found: list[Place | None] = []
+    if len(positions) == 1 and text and (position := positions[0]) is not None:
+        assert isinstance(position.shape, Reader), position.shape
+        _, state = position.shape.read(position.state, text, 0)
+        if state != COMPLETE:  # as nearly always
+            return (
+                ((Position(position.shape, state, position.following),), 0)
+                if state != MISMATCH
+                else ((), 0)
+            )
+    found: list[Position | None] = []
     left = steps = 0
-    stack = [(place, 0) for place in places]
+    stack = [(position, 0) for position in positions]
     while stack:
-        place, at = stack.pop()
-        if at == len(text):
-            found.append(place)
-        elif place is None:
-            left = min(left or len(text), len(text) - at)  # behind the last end that it had
+        position, index = stack.pop()
+        if index == len(text):
+            found.append(position)
+        elif position is None:
+            left = min(left or len(text), len(text) - index)  # after the last possible end
         else:
-            assert isinstance(place.shape, Reader), place.shape
-            at, state = place.shape.read(place.state, text, at)
-            if state == WHOLE:
-                stack.extend((each, at) for each in _readers([place.behind]))
-            elif state != WRONG:
-                found.append(Place(place.shape, state, place.behind))
+            assert isinstance(position.shape, Reader), position.shape
+            index, state = position.shape.read(position.state, text, index)
+            if state == COMPLETE:
+                stack.extend((reader, index) for reader in _readers([position.following]))
+            elif state != MISMATCH:
+                found.append(Position(position.shape, state, position.following))
         steps += 1
-        if len(found) + len(stack) > PLACES_MAX or steps > steps_max:
-            raise TooWide
-    # Two ways to one place are one: else each item of a list could double them.
+        if len(found) + len(stack) > POSITIONS_MAX or steps > steps_max:
+            raise TooManyPositions
+    # Equal positions are merged: otherwise each item of a list could double their number.
     return tuple(dict.fromkeys(found)), 0 if found else left
 
 
-def forced(places: Places, bytes_max: int) -> tuple[bytes, Places]:
-    """Return the text that must come next, and where it leads: some `bytes_max` at most.
+def forced_text(positions: Positions, bytes_max: int) -> tuple[bytes, Positions]:
+    """Return the text that forced come next, and the positions after it.
 
-    Raises TooWide.
+    The search ends once the text has `bytes_max` bytes. Raises TooManyPositions.
     """
     text = b""
-    while places and len(text) < bytes_max:
+    while positions and len(text) < bytes_max:
         rests = [
-            place.shape.rest(place.state) if place and isinstance(place.shape, Reader) else b""
-            for place in places
+            position.shape.rest(position.state)
+            if position and isinstance(position.shape, Reader)
+            else b""
+            for position in positions
         ]
-        must = rests[0] if len(rests) == 1 else common(rests)
-        if not must:
+        forced = rests[0] if len(rests) == 1 else common_prefix(rests)
+        if not forced:
             break
-        text += must
-        places, _ = behind(places, must)
-    return text, places
+        text += forced
+        positions, _ = advance(positions, forced)
+    return text, positions
 
 
-def common(texts: Sequence[bytes]) -> bytes:
-    """Return what all texts begin with: all of them do if the least and the greatest one do."""
+def common_prefix(texts: Sequence[bytes]) -> bytes:
+    """Return the common beginning of all texts, which the least and the greatest text share."""
     least, greatest = min(texts), max(texts)
     pairs = enumerate(zip(least, greatest, strict=False))
-    return least[: next((at for at, (one, other) in pairs if one != other), len(least))]
+    return least[: next((index for index, (a, b) in pairs if a != b), len(least))]
 
 
-def _readers(places: Iterable[Place | None]) -> Iterator[Place | None]:
-    """Yield the places that read among those that these stand for, and the end."""
-    stack, count = list(places), 0
+def _readers(positions: Iterable[Position | None]) -> Iterator[Position | None]:
+    """Yield the positions of readers, and the end, that the given positions stand for."""
+    stack, count = list(positions), 0
     while stack:
-        place = stack.pop()
-        if place is not None and isinstance(place.shape, Branch):
-            stack.extend(islice(place.shape.ways(place.state, place.behind), PLACES_MAX + 1))
+        position = stack.pop()
+        if position is not None and isinstance(position.shape, Branch):
+            stack.extend(
+                islice(position.shape.expand(position.state, position.following), POSITIONS_MAX + 1)
+            )
         else:
             count += 1
-            yield place
-        if count + len(stack) > PLACES_MAX:  # each of these stands for one at least
-            raise TooWide
+            yield position
+        if count + len(stack) > POSITIONS_MAX:  # each stands for at least one reader
+            raise TooManyPositions

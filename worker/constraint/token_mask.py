@@ -1,7 +1,7 @@
 """Masks the logits of one answer so that only tokens can come that its constraints allow.
 
-These are a grammar, a token that never may come, and a budget of tokens for thinking, whose block
-is ended where it is spent.
+The constraints are a grammar, a banned token, and a budget of thinking tokens: the think block is
+closed when the budget is spent.
 """
 
 import codecs
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 NEVER = -float("inf")
 
-CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
-TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
+CHARACTER_TOKENS_MAX: Final = 3  # further tokens of thinking for an unfinished character
+TAIL_BYTES: Final = 64  # of the answer that are searched for a mark; all marks are shorter
 
 T = TypeVar("T")
 
@@ -41,25 +41,23 @@ class ThinkMarks:
 
     start: str
     end: str
-    forced: tuple[int, ...]  # the tokens that are written where it has to end
-    again: int | None = (
-        None  # the token that would begin another right behind them; None = none may
-    )
-    in_front: bytes = b""  # what stands in front of `again`
-    others: tuple[str, ...] = ()  # what ends it, too
+    forced: tuple[int, ...]  # tokens that close the block when it has to end
+    again: int | None = None  # token that would begin another block after `forced`; None = none can
+    before_again: bytes = b""  # text before `again`
+    others: tuple[str, ...] = ()  # other marks that end the block
 
     @property
     def is_first_only(self) -> bool:
-        """Whether a block begins the answer; otherwise it may begin anywhere, several times."""
+        """Whether the only block begins the answer; otherwise blocks may begin anywhere."""
         return self.again is None
 
 
 def think_marks(
     tokenizer: Any, messages: MessageGrammar | None, marks: tuple[str, ...]
 ) -> ThinkMarks | None:
-    """Return the marks with which the model of mlx-lm's `tokenizer` thinks; None without any.
+    """Return the think marks of the model with mlx-lm's `tokenizer`; None without marks.
 
-    `marks` open and close its think block; what is behind them closes it, too.
+    The first of `marks` opens the think block, the second closes it, and all others close it, too.
     """
 
     def tokens(text: str) -> tuple[int, ...]:
@@ -76,16 +74,16 @@ def think_marks(
 
 
 def _close(tokenizer: Any, end: str) -> str:
-    """Return what the template writes between thinking and an answer: `end`, and newlines."""
+    """Return the text that the template writes between thinking and an answer."""
     messages = [
         {"role": "user", "content": "alpha"},
         {"role": "assistant", "reasoning_content": "sigma", "content": "omega"},
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except StartError:  # it does not end
+    except StartError:  # the template does not end
         raise
-    except Exception as error:  # a template raises what it likes; then it tells nothing
+    except Exception as error:  # a template may raise anything; then the default is used
         log.debug("template probe refused: %s", error)
         text = ""
     found = re.search(rf"sigma(\n?{re.escape(end)}\n{{0,2}})omega", text)
@@ -93,9 +91,9 @@ def _close(tokenizer: Any, end: str) -> str:
 
 
 class ThinkingBudget:
-    """Counts the tokens of the think block and forces those that end it.
+    """Counts the tokens of the think block, and forces the tokens that close it.
 
-    Invariant: tokens are forced only while the block is open, and only once it is due.
+    Invariant: tokens are forced only while the block is open and its budget is spent.
     Owner: the inference thread.
     """
 
@@ -106,16 +104,16 @@ class ThinkingBudget:
         is_open: bool,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        """`budget` is how many tokens the block may have; `is_open`: the prompt has begun it."""
+        """`budget` is how many tokens all blocks may have; `is_open`: the prompt has begun one."""
         assert marks.forced, "nothing would end the block"
         self._marks = marks
         self._left = budget
         self._token_bytes = token_bytes
         self._is_open = is_open
         self._may_open = not (is_open and marks.is_first_only)
-        self._tail = b""  # the bytes that were written last: in the block, or since it
+        self._tail = b""  # the last bytes, since the block began or ended
         # Kept for a moment: forced tokens of one answer
-        self.to_come: deque[int] = deque()  # tokens, one behind the other
+        self.to_come: deque[int] = deque()  # forced tokens that are not written yet
         self._waits_left = CHARACTER_TOKENS_MAX
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._close_if_due()
@@ -127,20 +125,24 @@ class ThinkingBudget:
 
     @property
     def banned(self) -> int | None:
-        """The token that must not come next, as it would begin what was closed."""
+        """The token that must not come next, as it would begin another block."""
         is_spent = self._left <= 0 and not self._is_open
-        return self._marks.again if is_spent and self._tail.endswith(self._marks.in_front) else None
+        return (
+            self._marks.again
+            if is_spent and self._tail.endswith(self._marks.before_again)
+            else None
+        )
 
     def copy(self) -> "ThinkingBudget":
-        """Return one that goes on from here alone, to look ahead with."""
+        """Return an independent copy, to look ahead with."""
         other = copy.copy(self)
         other.to_come = self.to_come.copy()
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())
         return other
 
-    def see(self, token: int) -> None:
-        """Take the next token of the answer."""
+    def add(self, token: int) -> None:
+        """Count the next token of the answer."""
         self._tail = (self._tail + self._token_bytes(token))[-TAIL_BYTES:]
         if self.to_come:
             self.to_come.popleft()
@@ -148,22 +150,22 @@ class ThinkingBudget:
         elif self._is_open:
             self._left -= 1
             self._decoder.decode(self._token_bytes(token))
-            self._turn(
+            self._toggle_if(
                 any(end.encode() in self._tail for end in (self._marks.end, *self._marks.others))
             )
         elif self._may_open:
-            self._turn(self._begins())
+            self._toggle_if(self._opens_block())
         self._close_if_due()
 
-    def _turn(self, is_turning: bool) -> None:
-        """Open the block, or close it."""
-        if is_turning:
+    def _toggle_if(self, is_mark: bool) -> None:
+        """Open or close the block if a mark was written."""
+        if is_mark:
             self._is_open = not self._is_open
             self._tail = b""
             self._may_open = not self._marks.is_first_only
 
-    def _begins(self) -> bool:
-        """Return whether what was written opens a block; stop looking where it no longer can."""
+    def _opens_block(self) -> bool:
+        """Return whether the written text opens a block; if it cannot any more, stop looking."""
         start = self._marks.start.encode()
         if not self._marks.is_first_only:
             return start in self._tail
@@ -185,15 +187,15 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """Which tokens may come at one place of an answer. Immutable."""
+class _PositionMask:
+    """The tokens that may come at one position of an answer. Immutable."""
 
-    forced: int | None = None  # nothing else may
+    forced: int | None = None  # the only token that may come
     banned: tuple[int, ...] = ()
-    mask: bytes | None = None  # the grammar's: a bit for each token, lowest first; None = all
+    mask: bytes | None = None  # of the grammar: a bit for each token, lowest first; None = all may
 
     def may_come(self, token: int) -> bool:
-        """Return whether all but the grammar lets a token come."""
+        """Return whether a token may come, if the grammar allows it."""
         return token not in self.banned if self.forced is None else token == self.forced
 
     @property
@@ -209,7 +211,7 @@ class _Row:
         if self.mask is not None:
             bits = np.unpackbits(np.frombuffer(self.mask, np.uint8), bitorder="little")
             allowed = mx.array(bits[:width])
-            # Logits that the tokenizer has no token for are none.
+            # Logits without a token in the tokenizer are not allowed.
             allowed = mx.pad(allowed, (0, width - allowed.shape[0]))
             logits = mx.where(allowed > 0, logits, NEVER)
         for banned in self.banned:
@@ -218,41 +220,42 @@ class _Row:
 
 
 class TokenMask:
-    """Leaves the sampler only the tokens that may come next.
+    """Masks all tokens but those that may come next.
 
     Invariants:
-      quiet   it never raises, as in a batch that would break other requests' answers too. When it
-              cannot go on, `failure` says why and nothing is masked any more: the sampler ends the
-              request.
-      equal   row j of `process_rows` is what `process` would return, had the draft's first j
-              tokens been said; and whatever is looked at ahead, it is so afterwards too
+      quiet   No method raises, because in a batch that would break other requests' answers. When
+              the mask cannot go on, `failure` says why, and nothing is masked any more: the sampler
+              ends the request.
+      equal   Row j of `process_rows` is the result of `process` after the draft's first j tokens.
+              Looking ahead changes no later result.
     Owner: the inference thread.
     """
 
     def __init__(
         self,
         prompt_tokens: int,
-        answer: GrammarAnswer | None = None,  # the whole answer's; the mask advances it
+        answer: GrammarAnswer | None = None,  # position in the grammar; the mask advances it
         thinking: ThinkingBudget | None = None,
-        banned: int | None = None,  # a token that never may come
+        banned: int | None = None,  # token that may never come
         counts: Counter[str] | None = None,
     ) -> None:
         self.failure = ""
-        self.failure_status = 500  # of HTTP; 400 where the grammar is what is wrong
+        self.failure_status = 500  # HTTP status; 400 if the client's schema is the cause
         self._prompt_tokens = prompt_tokens
         self._answer = answer
         self._counts: Counter[str] = Counter() if counts is None else counts
-        self._unread: list[int] = []  # tokens of the answer that the grammar has not had yet
+        self._unread: list[int] = []  # tokens of the answer that the grammar has not read yet
         self._thinking = thinking
         self._banned = banned
         self._seen = 0  # tokens of the answer
-        self._draft: tuple[int, ...] = ()  # that was looked at behind them
-        self._rows: list[_Row] = []  # in front of each of its tokens that may come, and the last
+        self._draft: tuple[int, ...] = ()  # the draft of `_position_masks`
+        # Before each token of the draft that may come, and after the last of them:
+        self._position_masks: list[_PositionMask] = []
 
     def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Return `logits` (1, vocabulary), -inf where a token must not follow `tokens` (n,).
 
-        The tokens are the prompt's and the answer's; they are read where they decide anything.
+        `tokens` are the prompt and the answer. They are read only if a constraint depends on them.
         """
 
         def masked() -> mx.array:
@@ -260,54 +263,54 @@ class TokenMask:
                 known = self._prompt_tokens + self._seen
                 assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
                 unseen: Any = tokens[known:].tolist()
-                self._see(unseen)
-            return self._rows_of(())[0].masked(logits)
+                self._add(unseen)
+            return self._masks_for(())[0].masked(logits)
 
         return self._guarded(masked, logits)
 
     def close(self) -> None:
-        """Let the grammar go: the answer is over."""
+        """Release the grammar: the answer is over."""
         self._answer = None
 
     # ------------------------------------------------------------ drafts
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take the answer's next tokens; `process` reads only those behind them."""
-        self._guarded(lambda: self._see(tokens), None)
+        """Add the answer's next tokens; `process` reads only the tokens after them."""
+        self._guarded(lambda: self._add(tokens), None)
 
     def forced(self, tokens_max: int) -> list[int]:
-        """Return tokens that have to come next; none where that is not known."""
+        """Return tokens that have to come next; none if that is not known."""
         nothing: list[int] = []
         return self._guarded(self._forced, nothing)[:tokens_max]
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Return how many tokens of a draft may come, from its first one on.
+        """Return how many tokens of a draft may come, from its first token on.
 
-        Where it takes long to look further, the others count as those that may not.
+        If looking ahead takes long, the remaining tokens do not count.
         """
-        return self._guarded(lambda: len(self._rows_of(draft)) - 1, 0)
+        return self._guarded(lambda: len(self._masks_for(draft)) - 1, 0)
 
     def process_rows(self, draft: Sequence[int], logits: mx.array) -> mx.array:
-        """Return `logits` (n + 1, vocabulary), row j masked as behind the draft's first j tokens.
+        """Return `logits` (n + 1, vocabulary), row j masked as after the draft's first j tokens.
 
-        Rows behind a token that does not fit are left as they are: no answer comes there. Nothing
-        of the draft is taken.
+        Rows after a token that may not come stay as they are: their samples are not used. The draft
+        is not added to the answer.
         """
 
         def masked() -> mx.array:
             assert logits.shape[0] == len(draft) + 1, (logits.shape, len(draft))
-            rows = self._rows_of(draft)
-            if all(row.is_free for row in rows):
+            masks = self._masks_for(draft)
+            if all(mask.is_free for mask in masks):
                 return logits
-            found = [row.masked(logits[n : n + 1]) for n, row in enumerate(rows)]
-            return mx.concatenate([*found, logits[len(rows) :]])
+            found = [mask.masked(logits[n : n + 1]) for n, mask in enumerate(masks)]
+            return mx.concatenate([*found, logits[len(masks) :]])
 
         return self._guarded(masked, logits)
 
     # ------------------------------------------------------------ failures
 
     def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
-        """Return what `act` gives; where it raises, or something did before, fail instead."""
+        """Return the result of `act`; if it raises, set `failure`; after a failure, `otherwise`."""
         if self.failure:
             return otherwise
         try:
@@ -315,33 +318,33 @@ class TokenMask:
         except GrammarError as error:
             self._counts["answers_ended"] += 1
             log.warning("a grammar ended amid its answer by %s", type(error).__name__)
-            said, meaning = explained(error), meaning_of(error_text(error))
-            if meaning.is_limit:  # what is too large to go on with is the client's to change
+            text, meaning = explained(error), meaning_of(error_text(error))
+            if meaning.is_limit:  # the client can make a too large schema smaller
                 self.failure_status = 400
                 if self._answer and meaning.is_of_patterns:
-                    said += f". {self._answer.grammar.largest_pattern}"
-            said = " ".join(said.split()).rstrip(". ")  # whoever tells it ends the sentence
-            self.failure = f"its grammar could not go on: {said}"
+                    text += f". {self._answer.grammar.largest_pattern}"
+            text = " ".join(text.split()).rstrip(". ")  # the error that quotes it adds a full stop
+            self.failure = f"its grammar could not go on: {text}"
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
         return otherwise
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ positions
 
-    def _see(self, tokens: Sequence[int]) -> None:
+    def _add(self, tokens: Sequence[int]) -> None:
         if not tokens:
             return
         self._seen += len(tokens)
-        self._draft, self._rows = (), []
+        self._draft, self._position_masks = (), []
         if self._thinking is not None:
             for token in tokens:
-                self._thinking.see(token)
+                self._thinking.add(token)
         if self._answer is not None:
             self._unread += tokens
 
-    def _read(self) -> list[int]:
-        """Return the tokens that the grammar has to have first; it has them then."""
+    def _take_unread(self) -> list[int]:
+        """Return the tokens that the grammar has to read first, and count them as read."""
         unread, self._unread = self._unread, []
         return unread
 
@@ -350,36 +353,41 @@ class TokenMask:
             return list(self._thinking.to_come)
         if self._answer is None:
             return []
-        forced = self._answer.forced(self._read())
-        return forced[: len(self._rows_without_grammar(forced)) - 1]
+        forced = self._answer.forced(self._take_unread())
+        return forced[: len(self._masks_without_grammar(forced)) - 1]
 
-    def _rows_of(self, draft: Sequence[int]) -> list[_Row]:
-        """Return the rows in front of each of a draft's tokens that may come, and one behind."""
+    def _masks_for(self, draft: Sequence[int]) -> list[_PositionMask]:
+        """Return a mask before each token of a draft that may come, and one after them."""
         draft = tuple(draft)
-        if not self._rows or self._draft[: len(draft)] != draft:
-            rows = self._rows_without_grammar(draft)
-            if self._answer is not None and rows[0].forced is not None:
-                # What is forced may be against the grammar, which fails only where it is asked.
-                rows = list(itertools.takewhile(lambda row: row.forced is not None, rows))
+        if not self._position_masks or self._draft[: len(draft)] != draft:
+            position_masks = self._masks_without_grammar(draft)
+            if self._answer is not None and position_masks[0].forced is not None:
+                # A forced token may break the grammar, which fails only when it is used.
+                position_masks = list(
+                    itertools.takewhile(lambda allowed: allowed.forced is not None, position_masks)
+                )
             elif self._answer is not None:
-                masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
-                rows = [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
-            self._draft, self._rows = draft, rows
-        return self._rows[: len(draft) + 1]
+                masks = self._answer.masks(self._take_unread(), draft[: len(position_masks) - 1])
+                position_masks = [
+                    replace(allowed, mask=mask)
+                    for allowed, mask in zip(position_masks, masks, strict=False)
+                ]
+            self._draft, self._position_masks = draft, position_masks
+        return self._position_masks[: len(draft) + 1]
 
-    def _rows_without_grammar(self, draft: Sequence[int]) -> list[_Row]:
-        """Return the rows as far as all but the grammar lets a draft come."""
+    def _masks_without_grammar(self, draft: Sequence[int]) -> list[_PositionMask]:
+        """Return the masks of a draft's tokens without the grammar's part."""
         thinking = self._thinking
-        rows = [self._row(thinking)]
+        position_masks = [self._mask_without_grammar(thinking)]
         for token in draft:
-            if not rows[-1].may_come(token):
+            if not position_masks[-1].may_come(token):
                 break
             if thinking is not None:
                 thinking = thinking.copy() if thinking is self._thinking else thinking
-                thinking.see(token)
-            rows.append(self._row(thinking))
-        return rows
+                thinking.add(token)
+            position_masks.append(self._mask_without_grammar(thinking))
+        return position_masks
 
-    def _row(self, thinking: ThinkingBudget | None) -> _Row:
+    def _mask_without_grammar(self, thinking: ThinkingBudget | None) -> _PositionMask:
         forced, banned = (None, None) if thinking is None else (thinking.forced, thinking.banned)
-        return _Row(forced, tuple(n for n in (self._banned, banned) if n is not None))
+        return _PositionMask(forced, tuple(n for n in (self._banned, banned) if n is not None))

@@ -1,1 +1,1 @@
-"""Checks on this machine and model what the cache relies on, and says what was found."""
+"""Checks the assumptions of the cache on this machine and model, and reports the findings."""

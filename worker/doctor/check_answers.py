@@ -1,7 +1,7 @@
-"""Checks answers against cold ones, and measures what forwards that verify drafts cost.
+"""Checks answers against cold answers, and measures the cost of forwards that verify drafts.
 
-The answers are warm, in exact mode and by default, rewound, restored, in a batch with others, and
-drafted. A conversation is played through a KV manager of the checks' own, as the scheduler does.
+The answers are warm, in exact and in default mode, rewound, restored, batched and drafted. Each
+conversation runs through a separate KV manager, in the way that the scheduler uses one.
 Owner: the inference thread.
 """
 
@@ -28,11 +28,11 @@ from hearth.worker.doctor.check_context import (
     UpstreamSequence,
     as_numbers,
     cold_answer,
+    combined,
     difference,
     forced_choice,
     rounding_limit,
     timed,
-    together,
 )
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.draft.draft import Draft, chain
@@ -47,58 +47,58 @@ from hearth.worker.prompt.prefill_cuts import SYSTEM_STEP_MAX
 
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
 DEFAULT, BATCHES, DRAFTS = "default", "batches", "drafts"
-FORKED_TURN: Final = 2  # of the canary's, counted from 0: another one is asked in its place
-LENGTHS: Final = (40, 47, 55, 61)  # tokens of the sequences that share a batch: it pads to one
-STEPS: Final = 6  # tokens that each of them says
-ROW_COUNTS: Final = (2, 4, 8)  # of a forward that verifies; none has more
-WARM_UP_STEPS: Final = 3  # the first forwards of a shape
+FORKED_TURN: Final = 2  # index of the canary's turn that is replaced by another message
+LENGTHS: Final = (40, 47, 55, 61)  # prompt tokens of the sequences in a batch, which pads them
+STEPS: Final = 6  # tokens decoded for each sequence
+ROW_COUNTS: Final = (2, 4, 8)  # rows of a verifying forward; no forward has more
+WARM_UP_STEPS: Final = 3  # first forwards of a shape, which are not counted
 TIMED_FORWARDS: Final = WARM_UP_STEPS + 5
-CUTS_BESIDE_CHUNKS: Final = 16  # at most, of a canary: message headers
-SPARE_ROWS: Final = 3  # times the last prompt: a slot, what is kept of it, what is being restored
+CUTS_BESIDE_CHUNKS: Final = 16  # highest number of message headers in a canary
+SPARE_ROWS: Final = 3  # times the last prompt: the slot, the kept KV, and the KV being restored
 
 
-# ---------------------------------------------------------------- a conversation whose KV is kept
+# ---------------------------------------------------------------- a conversation with kept KV
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer, and from where its prompt was resumed."""
+    """An answer, and where its prompt resumed."""
 
     answer: Answer
-    position: int
+    position: int  # position at which the prompt resumed
     source: str  # "slot", "ram" or "none"
-    is_rewound: bool  # the slot was taken back
-    ends: tuple[int, ...]  # of the forwards that read the prompt, from `position` on
+    is_rewound: bool  # the slot was rewound
+    ends: tuple[int, ...]  # end positions of the forwards that read the prompt from `position` on
 
 
 def bytes_needed(layers: LayerMap, depth: int, chunk: int) -> int:
-    """Return what a conversation of the canary may take at most."""
+    """Return how many bytes a conversation of the canary may take at most."""
     cuts = depth // min(chunk, SYSTEM_STEP_MAX) + CUTS_BESIDE_CHUNKS
     a_cut = layers.state_bytes + layers.window_bytes(min(layers.layout.window, depth))
     return SPARE_ROWS * layers.slot_bytes(depth, None) + cuts * a_cut
 
 
 class KnownAnswer:
-    """Drafts what is said next anyway: the `tokens` of an answer, and the last one ever after.
+    """Drafts the known `tokens` of an answer, and repeats the last token after them.
 
-    `forwards` has the rows of each forward that verified; those that it drafts for have `rows`.
+    A forward with a draft has `rows` rows. `forwards` has the rows of each verifying forward.
     """
 
     def __init__(self, tokens: Sequence[int], rows: int) -> None:
         self.forwards: list[int] = []
         self._tokens = [*tokens, *[tokens[-1]] * rows]
         self._rows = rows
-        self._said = 0
+        self._taken = 0
 
     def take(self, tokens: Sequence[int]) -> None:
-        self._said += len(tokens)
+        self._taken += len(tokens)
 
     def is_promising(self) -> bool:
         return True
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
         length = min(tokens_max, self._rows - waiting)
-        tokens = self._tokens[self._said : self._said + length]
+        tokens = self._tokens[self._taken : self._taken + length]
         return chain(tokens, ["prediction"] * len(tokens))
 
     def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
@@ -106,15 +106,15 @@ class KnownAnswer:
 
 
 class KeptConversation:
-    """One conversation whose KV is kept. Owner: the inference thread."""
+    """One conversation with kept KV. Owner: the inference thread."""
 
     def __init__(self, context: CheckContext, is_exact: bool) -> None:
-        """Raises: LeftOut: there is nothing to compare with, or no room."""
-        context.needs_cold()
+        """Raises: LeftOut: there are no cold answers to compare with, or no memory."""
+        context.require_cold_answers()
         assert context.canary is not None
         layers, chunk = context.layers(), context.rule.chunk
         nbytes = bytes_needed(layers, context.canary.depth, chunk)
-        context.needs(nbytes, "the canary's KV")
+        context.require_bytes(nbytes, "the canary's KV")
         self._context = context
         self._layers = layers
         rules = KeepRules(slots_max=2, chunk=chunk, is_exact=is_exact)
@@ -123,13 +123,13 @@ class KeptConversation:
     def ask(
         self, ids: Sequence[int], forced: Sequence[int], rows: int = 1
     ) -> Generator[None, None, KeptAnswer]:
-        """Read a prompt from where it is resumed; answer it with the tokens `forced`.
+        """Read a prompt from where it resumes, and answer it with the tokens `forced`.
 
-        A forward verifies a draft of them where it has several `rows`.
+        With several `rows`, each forward verifies a draft of these tokens.
         """
-        kv_manager, keys = self._kv_manager, pack(ids)
+        kv_manager, prompt_keys = self._kv_manager, pack(ids)
         cuts = self._context.rule.cuts(list(ids))
-        query = PrefixQuery(keys, cuts, prefix_hashes(ROOT, keys, cuts))
+        query = PrefixQuery(prompt_keys, cuts, prefix_hashes(ROOT, prompt_keys, cuts))
         depths = {slot.number: slot.position for slot in kv_manager.slots}
         slot, plan = kv_manager.open(query, len(ids) + len(forced))
         is_rewound = plan.slot is not None and depths[plan.slot] > plan.position
@@ -137,7 +137,7 @@ class KeptConversation:
         for cut, name in zip(cuts, query.names, strict=True):
             if cut > slot.position:
                 self._context.engine.prefill(slot.cache, list(ids[slot.position : cut]))
-                kv_manager.commit(slot, keys[:cut], name)
+                kv_manager.commit(slot, prompt_keys[:cut], name)
                 ends.append(cut)
                 yield
         answer = yield from self._decode(slot, ids, forced, rows)
@@ -147,7 +147,7 @@ class KeptConversation:
         self, slot: Any, ids: Sequence[int], forced: Sequence[int], rows: int
     ) -> Generator[None, None, Answer]:
         kv_manager = self._kv_manager
-        seen: list[Any] = []
+        logprobs: list[Any] = []
         decoder = Decoder(self._context.model, generation_stream, False)
         position = slot.position
         drafter = KnownAnswer(forced, rows) if rows > 1 else None
@@ -157,8 +157,8 @@ class KeptConversation:
                 cache=slot.cache,
                 tokens=list(ids[:position]),
                 tail=list(ids[position:]),
-                sampling=SamplingParams(forced_choice(forced, seen), (), None),
-                tokens_max=len(forced) + (rows if drafter else 0),  # each forward has all rows
+                sampling=SamplingParams(forced_choice(forced, logprobs), (), None),
+                tokens_max=len(forced) + (rows if drafter else 0),  # so that each draft is full
                 before_forward=partial(kv_manager.grow, slot),
                 drafter=drafter,
                 before_draft=partial(kv_manager.grow_for_draft, slot),
@@ -171,18 +171,18 @@ class KeptConversation:
             returned += len(decoder.step())
             yield
         assert drafter is None or set(drafter.forwards) == {rows}, (drafter.forwards, rows)
-        left = decoder.remove("canary", len(forced))
-        assert left is not None
-        kv_manager.close(slot, left.cache, pack(left.tokens), is_prefilled=True)
-        return Answer(np.stack([as_numbers(row) for row in seen[: len(forced)]]))
+        removed = decoder.remove("canary", len(forced))
+        assert removed is not None
+        kv_manager.close(slot, removed.cache, pack(removed.tokens), is_prefilled=True)
+        return Answer(np.stack([as_numbers(row) for row in logprobs[: len(forced)]]))
 
-    def give_up_slots(self) -> None:
-        """Copy what the live slots hold into what is kept, and empty them."""
+    def release_slots(self) -> None:
+        """Copy the KV of the live slots into the store, and empty the slots."""
         for slot in self._kv_manager.slots:
             self._kv_manager.release_slot(slot)
 
     def through_files(self) -> Generator[None]:
-        """Make all that is kept a file's bytes, and what these bytes hold what is kept."""
+        """Encode all kept KV as files, and replace it by the decoded bytes."""
         store = self._kv_manager.store
         for extent in list(store.extents):
             body, window, snapshot = extent.body, extent.window, extent.end.snapshot
@@ -210,15 +210,15 @@ class KeptConversation:
             kind=kind,
             arrays=arrays,
         )
-        whole = np.concatenate([np.frombuffer(part, np.uint8) for part in encode(record)])
-        return decode(whole, ROOT, record.name)
+        file_bytes = np.concatenate([np.frombuffer(part, np.uint8) for part in encode(record)])
+        return decode(file_bytes, ROOT, record.name)
 
 
 # ---------------------------------------------------------------- warm
 
 
 def check_cold(context: CheckContext) -> Steps:
-    """Answer each of the canary's prompts with nothing kept; all that follows compares with it."""
+    """Answer each of the canary's prompts without kept KV: later checks compare with this."""
     assert context.canary is not None
     context.cold = []
     for _ in context.canary.turns:
@@ -226,12 +226,12 @@ def check_cold(context: CheckContext) -> Steps:
         count = context.canary.answer_tokens
         answer = yield from cold_answer(context.model, ids, context.rule.cuts(ids), count)
         context.cold.append(answer)
-    odd = sum(not bool((row == row).all()) for each in context.cold for row in each.logprobs)
-    context.tell(
+    odd = sum(not bool((row == row).all()) for answer in context.cold for row in answer.logprobs)
+    context.report(
         "fault" if odd else "ok",
         {
             "depth": context.canary.depth,
-            "tokens": sum(len(each.logprobs) for each in context.cold),
+            "tokens": sum(len(answer.logprobs) for answer in context.cold),
             "odd_tokens": odd,
         },
         f"{odd} tokens' log probabilities are no numbers" if odd else "",
@@ -239,40 +239,40 @@ def check_cold(context: CheckContext) -> Steps:
 
 
 def check_exact(context: CheckContext) -> Steps:
-    """Play the canary in exact mode, take it back, restore it: each must be cold to the bit."""
+    """Run the canary in exact mode, rewind it, restore it: all answers must equal cold bits."""
     kept = KeptConversation(context, is_exact=True)
     prompts = context.prompts()
     found, lost = [], 0
     for number, ids in enumerate(prompts):
         answer = yield from kept.ask(ids, context.cold[number].tokens)
         found.append(difference(answer.answer, context.cold[number]))
-        # Where the answer before begins is a cut of every prompt that goes on from there.
+        # The beginning of the previous answer is a cut of every prompt that continues it.
         begin = context.rule.cuts(prompts[number - 1])[-1:] if number else []
         lost += any(answer.position < cut in context.rule.cuts(ids) for cut in begin)
-    _tell_bits(context, found, lost)
-    context.begin(REWINDS)
+    _report_bits(context, found, lost)
+    context.begin_stage(REWINDS)
     yield from _check_rewinds(context, kept, prompts)
-    context.begin(RESTORES)
+    context.begin_stage(RESTORES)
     yield from _check_restores(context, kept, context.cold[-1])
 
 
 def check_default(context: CheckContext) -> Steps:
-    """Play the canary by default, where answers go on from what decoding wrote."""
+    """Run the canary in default mode, in which prompts resume at KV that decoding wrote."""
     kept = KeptConversation(context, is_exact=False)
     prompts = context.prompts()
     parts = []
     for ids, cold in zip(prompts, context.cold, strict=True):
         warm = yield from kept.ask(ids, cold.tokens)
         parts.append(difference(warm.answer, cold))
-    found = together(parts)
+    found = combined(parts)
     reason = str(found) if found.has_other_tokens else ""
-    context.tell("differs" if reason else "ok", found.figures(), reason)
+    context.report("differs" if reason else "ok", found.figures(), reason)
 
 
 def _check_rewinds(
     context: CheckContext, kept: KeptConversation, prompts: list[list[int]]
 ) -> Steps:
-    """Ask something else in the place of a late turn, twice: the slot is taken back each time."""
+    """Replace a late turn by another message, then by itself: the slot is rewound each time."""
     assert context.canary is not None
     history = prompts[FORKED_TURN - 1] + context.cold[FORKED_TURN - 1].tokens
     forked = history + list(context.canary.other)
@@ -284,49 +284,50 @@ def _check_rewinds(
         found.append(difference(warm.answer, answer))
         rewound += warm.is_rewound
         lost += warm.position == 0
-    _tell_bits(context, found, lost, {"in_place": rewound})
+    _report_bits(context, found, lost, {"in_place": rewound})
 
 
 def _check_restores(context: CheckContext, kept: KeptConversation, expected: Answer) -> Steps:
-    """Copy all out of the live slots, and in again; once more through the bytes of files."""
+    """Copy all KV out of the live slots and back, directly and through the bytes of files."""
     ids, forced = context.prompts()[-1], context.cold[-1].tokens
     found, lost = [], 0
     for is_filed in (False, True):
-        kept.give_up_slots()
+        kept.release_slots()
         if is_filed:
             yield from kept.through_files()
         warm = yield from kept.ask(ids, forced)
         found.append(difference(warm.answer, expected))
         lost += warm.source != "ram" or bool(warm.ends)
-    _tell_bits(context, found, lost)
+    _report_bits(context, found, lost)
 
 
-def _tell_bits(
+def _report_bits(
     context: CheckContext,
     parts: list[Difference],
     lost: int,
     more: dict[str, Figure] | None = None,
 ) -> None:
-    """Tell a fault where an answer is not the expected one to the bit, or was read anew."""
-    found = together(parts)
+    """Report a fault if an answer's bits differ, or if kept tokens were read again."""
+    found = combined(parts)
     figures = {**found.figures(), "read_anew": lost, **(more or {})}
     reasons = [] if found.is_none else [str(found)]
     reasons += [f"{lost} prompts were read anew that are kept"] if lost else []
-    context.tell("fault" if reasons else "ok", figures, "; ".join(reasons))
+    context.report("fault" if reasons else "ok", figures, "; ".join(reasons))
 
 
 # ---------------------------------------------------------------- in a batch
 
 
 def check_batches(context: CheckContext) -> Steps:
-    """Decode four sequences alone, then in one batch: what each says may not depend on that.
+    """Decode four sequences alone, then in one batch: the answers must not depend on the batch.
 
-    Each is also read in two forwards instead of one: a batch may change no more than that rounds.
+    Each prompt is also read in two forwards instead of one. A batch may change the answer no more
+    than this does.
     """
     if not context.engine.decoder.is_mergeable:
         raise LeftOut("this model's sequences do not share forwards")
     row_bytes = context.layers().slot_bytes(max(LENGTHS) + STEPS, None)
-    context.needs(len(LENGTHS) * 2 * row_bytes, "a batch of four")
+    context.require_bytes(len(LENGTHS) * 2 * row_bytes, "a batch of four")
     assert context.canary is not None
     ids = [token for turn in context.canary.turns for token in turn]
     ids *= 1 + (max(LENGTHS) + len(LENGTHS)) // len(ids)
@@ -334,15 +335,15 @@ def check_batches(context: CheckContext) -> Steps:
     alone, apart = [], []
     for ids in prompts:
         end = len(ids) - 1
-        one = yield from cold_answer(context.model, ids, [end], STEPS)
-        two = yield from cold_answer(context.model, ids, [end // 2, end], STEPS, one.tokens)
-        alone.append(one)
-        apart.append(difference(two, one))
+        whole = yield from cold_answer(context.model, ids, [end], STEPS)
+        cut = yield from cold_answer(context.model, ids, [end // 2, end], STEPS, whole.tokens)
+        alone.append(whole)
+        apart.append(difference(cut, whole))
     batched = yield from _batched(context, prompts, alone)
-    found = together([difference(one, other) for one, other in zip(batched, alone, strict=True)])
-    limit = rounding_limit(context.dtype, together(apart).relative)
+    found = combined([difference(a, b) for a, b in zip(batched, alone, strict=True)])
+    limit = rounding_limit(context.dtype, combined(apart).relative)
     is_fault = not found.relative <= limit
-    context.tell(
+    context.report(
         "fault" if is_fault else "ok",
         {"rows": len(prompts), "rounding_limit": limit, **found.figures()},
         f"{len(prompts)} rows in a batch and each alone: {found}" if is_fault else "",
@@ -352,14 +353,14 @@ def check_batches(context: CheckContext) -> Steps:
 def _batched(
     context: CheckContext, prompts: list[list[int]], alone: list[Answer]
 ) -> Generator[None, None, list[Answer]]:
-    """Return what each sequence says in one batch, given the tokens that it said alone."""
+    """Return the answer of each sequence in one batch, forced to the tokens of `alone`."""
     decoder = Decoder(context.model, generation_stream, True)
-    seen: list[list[Any]] = [[] for _ in prompts]
+    logprobs: list[list[Any]] = [[] for _ in prompts]
     for number, ids in enumerate(prompts):
         cache = context.engine.new_cache()
         context.engine.prefill(cache, list(ids[:-1]))
         yield
-        sampler = forced_choice(alone[number].tokens, seen[number])
+        sampler = forced_choice(alone[number].tokens, logprobs[number])
         decoder.add(
             DecodedSequence(
                 request_id=str(number),
@@ -371,7 +372,7 @@ def _batched(
             )
         )
         yield
-    while min(map(len, seen)) < STEPS:
+    while min(map(len, logprobs)) < STEPS:
         decoder.step()
         yield
     shared = max(map(len, decoder.batch_request_ids), default=0)
@@ -379,40 +380,40 @@ def _batched(
         decoder.remove(str(number))
     if shared < len(prompts):
         raise LeftOut(f"only {shared} of {len(prompts)} sequences shared a forward")
-    return [Answer(np.stack([as_numbers(row) for row in rows[:STEPS]])) for rows in seen]
+    return [Answer(np.stack([as_numbers(row) for row in rows[:STEPS]])) for rows in logprobs]
 
 
 # ---------------------------------------------------------------- drafted
 
 
 def check_drafts(context: CheckContext) -> Steps:
-    """Verify the canary's answers as drafts that are all right: each row must choose its token.
+    """Verify the canary's answers as drafts: each row of a forward must choose the same token.
 
-    The answers were decoded token by token; what a forward of several rows chooses in their place
-    may differ by rounding, and then drafts say other things than plain decoding.
+    The answers were decoded token by token. A forward of several rows may choose other tokens
+    because of rounding, and then answers with drafts differ from plain decoding.
     """
-    context.needs_cold()
+    context.require_cold_answers()
     if not can_rewind(context.engine.probe()):
         raise LeftOut("the model keeps what cannot be taken back, so that nothing is drafted")
     costs = yield from _row_costs(context)
     found = yield from _verified(context)
-    all_rows = together(list(found.values()))
+    all_rows = combined(list(found.values()))
     figures: dict[str, Figure] = {f"cost_{rows}": cost for rows, cost in costs.items()}
-    reasons = [f"{rows} rows: {each}" for rows, each in found.items() if each.has_other_tokens]
-    context.tell("differs" if reasons else "ok", figures | all_rows.figures(), "; ".join(reasons))
+    reasons = [f"{rows} rows: {part}" for rows, part in found.items() if part.has_other_tokens]
+    context.report("differs" if reasons else "ok", figures | all_rows.figures(), "; ".join(reasons))
 
 
 def costs_in(figures: Mapping[str, Figure]) -> dict[int, float]:
-    """Return what forwards cost by their rows, from the check's figures."""
+    """Return the cost of forwards by their number of rows, from the check's figures."""
     costs = {rows: figures.get(f"cost_{rows}") for rows in (1, *ROW_COUNTS)}
     return {rows: cost for rows, cost in costs.items() if isinstance(cost, float)}
 
 
 def _row_costs(context: CheckContext) -> Generator[None, None, dict[int, float]]:
-    """Return what a forward of several tokens costs behind the canary, one token being 1."""
+    """Return the cost of a forward after the canary by its rows; one row costs 1."""
     ids = context.prompts()[-1]
     fed = TIMED_FORWARDS * sum((1, *ROW_COUNTS))
-    context.needs(context.layers().slot_bytes(len(ids) + fed, None), "the canary's KV")
+    context.require_bytes(context.layers().slot_bytes(len(ids) + fed, None), "the canary's KV")
     sequence = UpstreamSequence(context.model)
     yield from sequence.read(ids, [*context.rule.cuts(ids), len(ids)])
     rounds: list[dict[int, float]] = []
@@ -425,9 +426,10 @@ def _row_costs(context: CheckContext) -> Generator[None, None, dict[int, float]]
 
 
 def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return what rows cost, one being 1, from several rounds of all of them.
+    """Return the cost by number of rows, from several rounds of all numbers; one row costs 1.
 
-    Each round is held to its own time of one row: what else the machine does, it does to both.
+    Each time is divided by the time of one row in the same round, because other work on the machine
+    slows both.
     """
     return {
         rows: statistics.median(times[rows] / times[1] for times in rounds) for rows in rounds[0]
@@ -435,16 +437,16 @@ def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def _verified(context: CheckContext) -> Generator[None, None, dict[int, Difference]]:
-    """Return, by the rows of a forward, how far its log probabilities are from one by one."""
+    """Return the difference from decoding one by one, by the number of rows of a forward."""
     kept = KeptConversation(context, is_exact=True)
     found: dict[int, list[Difference]] = {rows: [] for rows in ROW_COUNTS}
     for ids, cold in zip(context.prompts(), context.cold, strict=True):
         for rows in ROW_COUNTS:
             warm = yield from kept.ask(ids, cold.tokens, rows)
             found[rows].append(difference(_drafted(warm.answer), _drafted(cold)))
-    return {rows: together(parts) for rows, parts in found.items()}
+    return {rows: combined(parts) for rows, parts in found.items()}
 
 
 def _drafted(answer: Answer) -> Answer:
-    """Return an answer without its first token, which the prompt's own forward says."""
+    """Return an answer without its first token, which the prompt's forward decodes."""
     return Answer(np.asarray(answer.logprobs[1:]))

@@ -1,7 +1,7 @@
-"""Holds what checks share: the model, the canary, the time that is left, what was found so far.
+"""Holds what checks share: the model, the canary, the time that is left, the results so far.
 
-What they compare with is here, too: a model's forwards as mlx-lm would run them, nothing of Hearth
-between, and how far two answers to the same tokens are apart.
+It also has what checks compare with: a model's forwards as mlx-lm runs them, without Hearth, and
+the difference between two answers with the same tokens.
 """
 
 import itertools
@@ -27,10 +27,10 @@ from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 
 TURNS: Final = 5
-FIRST_SHARE: Final = 2  # the first turn has one part in so many: system, tools and a file
+FIRST_SHARE: Final = 2  # the first turn has 1/2 of the tokens, as with system, tools and a file
 TURN_TOKENS_MIN: Final = 24
 
-# Plain prose and code; numbered lines keep it from repeating itself.
+# Plain prose and code; numbers make the lines differ.
 _LINES: Final = (
     "The harbour master writes down each ship that comes in, its cargo and its captain.",
     "def total(rows): return sum(row.weight * row.count for row in rows if row.count > 0)",
@@ -46,10 +46,10 @@ _OTHER: Final = "Leave that. Tell me instead about the weather at the northern t
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The user's part of a conversation, and how long each answer is. Immutable."""
+    """The user's part of a conversation, and the length of each answer. Immutable."""
 
-    turns: tuple[tuple[int, ...], ...]  # tokens between two answers, the assistant's header too
-    other: tuple[int, ...]  # in place of a late turn: where the conversation forks
+    turns: tuple[tuple[int, ...], ...]  # tokens between two answers, with the assistant's header
+    other: tuple[int, ...]  # message in place of a late turn, at which the conversation forks
     answer_tokens: int
 
     @property
@@ -59,27 +59,27 @@ class Canary:
 
 
 def make_canary(tokenizer: Any, marks: TurnMarks, depth: int, answer_tokens: int) -> Canary:
-    """Return a canary whose last prompt has some `depth` tokens."""
+    """Return a canary with about `depth` tokens in its last prompt."""
     text = (
         token
         for number in itertools.count(1)
         for token in _encoded(tokenizer, f"{number}. {_LINES[number % len(_LINES)]}\n")
     )
-    said = max(TURN_TOKENS_MIN * TURNS, depth - (TURNS - 1) * answer_tokens)
-    first = said // FIRST_SHARE
-    lengths = [first] + [(said - first) // (TURNS - 1)] * (TURNS - 1)
+    user_tokens = max(TURN_TOKENS_MIN * TURNS, depth - (TURNS - 1) * answer_tokens)
+    first = user_tokens // FIRST_SHARE
+    lengths = [first] + [(user_tokens - first) // (TURNS - 1)] * (TURNS - 1)
     turns = tuple(_turn(tokenizer, marks, itertools.islice(text, n)) for n in lengths)
     other = _turn(tokenizer, marks, iter(_encoded(tokenizer, _OTHER)))
     return Canary(turns, other, answer_tokens)
 
 
-def _turn(tokenizer: Any, marks: TurnMarks, said: Iterator[int]) -> tuple[int, ...]:
-    """Return a user's message and the header of the answer, where the template has marks."""
+def _turn(tokenizer: Any, marks: TurnMarks, text: Iterator[int]) -> tuple[int, ...]:
+    """Return a user's message and the header of an answer, with the template's marks if any."""
     headers = marks.assistant_headers
-    own = {header[0] for header in headers}
-    opening = sorted(marks.header_ids - own)[:1] or sorted(own)[:1]
+    assistant_ids = {header[0] for header in headers}
+    opening = sorted(marks.header_ids - assistant_ids)[:1] or sorted(assistant_ids)[:1]
     answer = headers[0] if headers else tuple(_encoded(tokenizer, "\n\nAnswer: "))
-    return (*opening, *_encoded(tokenizer, "user\n"), *said, *answer)
+    return (*opening, *_encoded(tokenizer, "user\n"), *text, *answer)
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
@@ -93,7 +93,7 @@ Forwards = Generator[None, None, "Answer"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The log probabilities that each token of an answer was chosen by."""
+    """The log probabilities at each token of an answer."""
 
     logprobs: Logprobs
 
@@ -103,51 +103,51 @@ class Answer:
         return [int(token) for token in self.logprobs.argmax(axis=-1)]
 
 
-SECONDS_MAX: Final = 170.0  # of computing, of the three minutes in which all has to be over
+SECONDS_MAX: Final = 170.0  # of computing; all checks have to end within three minutes
 DEPTH_MIN: Final = 320  # tokens of the canary's last prompt, on the slowest machine ...
-DEPTH_MAX: Final = 4096  # ... and on a fast one
+DEPTH_MAX: Final = 4096  # ... and on a fast machine
 ROOT: Final[PrefixHash] = root_hash(["doctor"])
 
-Steps = Generator[None, None, None]  # yields between forwards, so that it can be dropped there
+Steps = Generator[None, None, None]  # yields between forwards, where a check can be dropped
 
 
 class LeftOut(Exception):
-    """A check cannot be made here; says why."""
+    """A check cannot be made here; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRules:
-    """What the checks may take. Immutable."""
+    """The limits of the checks. Immutable."""
 
-    default_chunk: int  # prompt tokens of one forward, where nothing else is set or found
+    default_chunk: int  # prompt tokens of one forward, without a setting or a finding
     seconds_max: float = SECONDS_MAX
     depth_max: int = DEPTH_MAX
     answer_tokens: int = 16
     ssd_directory: Path | None = None  # KV_CACHE_DIR; None = nothing is written
     ssd_bytes: int = 256 << 20
-    ssd_bytes_per_day: int = 0  # all that is written to it; 0 = no limit
+    ssd_bytes_per_day: int = 0  # limit of all writes of a day; 0 = no limit
 
 
 @dataclass
 class CheckContext:
     """One run of the checks. Owner: the inference thread.
 
-    Invariant: it holds no KV between two checks: what stays of one are figures and answers.
+    Invariant: there is no KV in it between two checks; only figures and answers of a check stay.
     """
 
     loaded: LoadedModel
-    engine: Engine  # of the checks' own: its decoder is nobody else's
+    engine: Engine  # used by the checks alone, and so is its decoder
     rule: CutRule
     rules: CheckRules
-    room: Callable[[], int]  # bytes that may be taken now
+    room: Callable[[], int]  # returns the bytes that may be allocated now
     clock: Callable[[], float] = time.perf_counter
     results: dict[str, CheckResult] = field(default_factory=dict)
     spent_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_s: float = 0.0  # of one token alone
     canary: Canary | None = None
-    cold: list[Answer] = field(default_factory=list)  # to each of the canary's prompts
-    stage: str = ""  # the check that is running
+    cold: list[Answer] = field(default_factory=list)  # cold answers to the canary's prompts
+    stage: str = ""  # name of the running check
     stage_began_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -159,25 +159,25 @@ class CheckContext:
         return self.rules.seconds_max - self.spent_s
 
     def layers(self) -> LayerMap:
-        """Return the map of the model's caches. Raises: LeftOut."""
+        """Return the map of the model's caches. Raises: LeftOut: their KV is never reused."""
         try:
             return LayerMap(self.engine.probe())
         except UnknownCache as unknown:
             raise LeftOut(f"the model keeps {unknown}, which is never reused") from unknown
 
-    def begin(self, stage: str) -> None:
-        """Name the check that runs from here on; where one begins its first stage is named."""
+    def begin_stage(self, stage: str) -> None:
+        """Begin the stage of this name; a check begins with its first stage."""
         self.stage, self.stage_began_s = stage, self.spent_s
 
-    def tell(
+    def report(
         self, verdict: Verdict, figures: dict[str, Figure] | None = None, reason: str = ""
     ) -> None:
-        """Set the result of the check that is running."""
+        """Set the result of the running stage."""
         seconds = self.spent_s - self.stage_began_s
         self.results[self.stage] = CheckResult(self.stage, verdict, figures or {}, seconds, reason)
 
     def prompts(self) -> list[list[int]]:
-        """Return the canary's prompts, with the cold answers between them, as far as known."""
+        """Return the canary's prompts, as far as the cold answers between them are known."""
         assert self.canary is not None
         prompts: list[list[int]] = []
         history: list[int] = []
@@ -189,13 +189,13 @@ class CheckContext:
             history = [*history, *self.cold[number].tokens]
         return prompts
 
-    def needs_cold(self) -> None:
+    def require_cold_answers(self) -> None:
         """Raises: LeftOut: the canary's prompts have not all been answered cold."""
         if self.canary is None or len(self.cold) < len(self.canary.turns):
             raise LeftOut("there are no cold answers to compare with")
 
-    def needs(self, nbytes: int, what: str) -> None:
-        """Raises: LeftOut: there is no room for so much beside what is kept."""
+    def require_bytes(self, nbytes: int, what: str) -> None:
+        """Raises: LeftOut: `nbytes` cannot be allocated now; `what` needs them."""
         room = self.room()
         if nbytes > room:
             raise LeftOut(f"{what} takes {_mb(nbytes)} and {_mb(room)} are free")
@@ -209,14 +209,14 @@ def _mb(nbytes: int) -> str:
 
 
 class UpstreamSequence:
-    """One sequence in a cache of its own. Every generator yields behind each forward."""
+    """One sequence in its own cache. Every generator yields after each forward."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.cache: list[Any] = make_prompt_cache(model)
 
     def read(self, ids: Sequence[int], ends: Sequence[int]) -> Generator[None]:
-        """Feed `ids` up to the last of `ends`, a forward to each."""
+        """Feed `ids` up to the last of `ends`, with one forward up to each end."""
         start = 0
         for end in ends:
             assert start < end <= len(ids), (start, end, len(ids))
@@ -227,9 +227,9 @@ class UpstreamSequence:
             yield
 
     def answer(self, tail: Sequence[int], count: int, forced: Sequence[int] = ()) -> Forwards:
-        """Feed `tail`, then a token at a time; the tokens are greedy, or `forced`.
+        """Feed `tail`, then one token at a time; the tokens are greedy, or `forced`.
 
-        The last token that is chosen is not fed.
+        The last chosen token is not fed.
         """
         rows: list[Logprobs] = []
         inputs = list(tail)
@@ -242,7 +242,7 @@ class UpstreamSequence:
 
 
 def timed(forwards: Generator[None, None, Any]) -> Generator[None, None, list[float]]:
-    """Run `forwards`, and return the seconds that each took, without what passed between two."""
+    """Run `forwards`, and return the seconds of each, without the time between them."""
     seconds, began = [], time.perf_counter()
     for _ in forwards:
         seconds.append(time.perf_counter() - began)
@@ -254,7 +254,7 @@ def timed(forwards: Generator[None, None, Any]) -> Generator[None, None, list[fl
 def cold_answer(
     model: Any, ids: Sequence[int], cuts: Sequence[int], count: int, forced: Sequence[int] = ()
 ) -> Forwards:
-    """Read a prompt in the forwards that end at `cuts`; return what is answered."""
+    """Read a prompt in forwards that end at `cuts`, and return the answer."""
     sequence = UpstreamSequence(model)
     yield from sequence.read(ids, cuts)
     return (yield from sequence.answer(ids[cuts[-1] if cuts else 0 :], count, forced))
@@ -265,28 +265,28 @@ def as_numbers(logprobs: mx.array) -> Logprobs:
 
 
 def forced_choice(tokens: Sequence[int], rows: list[Any]) -> Sampler:
-    """Return a sampler that says `tokens` one after another, and the last one ever after.
+    """Return a sampler that chooses `tokens` one after another, then repeats the last token.
 
-    It puts the log probabilities (1, vocabulary) that it sees for each of them into `rows`.
+    For each choice it appends the log probabilities (1, vocabulary) to `rows`.
     """
 
-    def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
-        for row, place in enumerate(places):
-            assert place == len(rows), (place, len(rows))
+    def sample(logprobs: mx.array, positions: Sequence[int]) -> mx.array:
+        for row, position in enumerate(positions):
+            assert position == len(rows), (position, len(rows))
             rows.append(logprobs[row : row + 1])
-        said = [tokens[min(place, len(tokens) - 1)] for place in places]
-        return mx.array(said, dtype=mx.uint32)
+        chosen = [tokens[min(position, len(tokens) - 1)] for position in positions]
+        return mx.array(chosen, dtype=mx.uint32)
 
     return sample
 
 
-# Of the spread of a row of log probabilities: what rounding may do at most, by the weights' type.
+# The most that rounding may change, by the weights' type, as a share of a row's spread.
 ROUNDING: Final = {"float32": 1e-3}
 ROUNDING_OF_16_BITS: Final = 0.25
-# No less counts as beyond rounding, however little another cut of the same model changed.
+# A smaller difference counts as rounding, however little another cut of the prompt changed.
 FLOOR: Final = {"float32": 1e-4}
 FLOOR_OF_16_BITS: Final = 0.03
-NOISE_FACTOR: Final = 4.0  # how much further than another cut of the same tokens may lie
+NOISE_FACTOR: Final = 4.0  # times the difference that another cut of the same tokens makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +294,9 @@ class Difference:
     """How far one answer's log probabilities are from another's."""
 
     tokens: int  # compared
-    equal_tokens: int  # of these: the same greedy one
-    largest: float  # of one log probability; NaN where one is no number
-    relative: float  # the largest, over the spread of its row
+    equal_tokens: int  # compared tokens with the same greedy choice
+    largest: float  # largest difference of a log probability; NaN if one is no number
+    relative: float  # largest difference, divided by the spread of its row
 
     @property
     def is_none(self) -> bool:
@@ -320,9 +320,9 @@ class Difference:
         return f"{same}, log probabilities differ by up to {self.largest:.3g}"
 
 
-def difference(one: Answer, other: Answer) -> Difference:
-    """Return how far `one` is from `other`, whose rows stand for the same tokens."""
-    a, b = one.logprobs, other.logprobs
+def difference(answer: Answer, expected: Answer) -> Difference:
+    """Return the difference between two answers with the same tokens."""
+    a, b = answer.logprobs, expected.logprobs
     assert a.shape == b.shape, (a.shape, b.shape)
     with np.errstate(invalid="ignore"):
         apart = np.where(a == b, 0, np.abs(a - b)).max(axis=-1)
@@ -331,7 +331,7 @@ def difference(one: Answer, other: Answer) -> Difference:
     return Difference(len(a), equal, float(apart.max()), float((apart / spread).max()))
 
 
-def together(parts: list[Difference]) -> Difference:
+def combined(parts: list[Difference]) -> Difference:
     """Return the differences of several answers as one."""
     return Difference(
         sum(part.tokens for part in parts),
@@ -342,10 +342,10 @@ def together(parts: list[Difference]) -> Difference:
 
 
 def rounding_limit(dtype: str, noise: float | None = None) -> float:
-    """Return which relative difference is beyond rounding.
+    """Return the largest relative difference that counts as rounding.
 
-    `noise` is what another cut of the same tokens changed, where that is known: a model that
-    rounds less is held to less.
+    `noise` is the difference that another cut of the same tokens made, if known: the limit is lower
+    for a model that rounds less.
     """
     highest = ROUNDING.get(dtype, ROUNDING_OF_16_BITS)
     if noise is None or not math.isfinite(noise):

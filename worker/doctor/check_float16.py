@@ -1,9 +1,10 @@
-"""Checks whether a checkpoint of bfloat16 computes as well in float16, on this machine.
+"""Checks whether a bfloat16 checkpoint computes as well in float16 on this machine.
 
-Both are held to float32. Answers in bfloat16 cannot be the measure: they lie some eight times as
-far from float32 as those in float16, so that even the likeliest token differs at some places.
-The model may be a server's own: its weights stay where they are, and are cast while they compute:
-layer after layer, and what stands beside layers (the embedding, the head) for a whole forward.
+Both dtypes are compared with float32. Answers in bfloat16 cannot be the measure: they lie some
+eight times as far from float32 as answers in float16, so that even the likeliest token differs at
+some positions. The model may serve requests at the same time. Its weights stay where they are and
+are cast only for computing: layer by layer, and weights outside of layers (the embedding, the head)
+for a whole forward.
 Owner: the inference thread.
 """
 
@@ -28,44 +29,44 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 
 NAME: Final = "float16"
-PIECE: Final = 64  # tokens of one forward, and so of one step: three forwards read each token
+PIECE: Final = 64  # tokens of one forward, and so of one step; three forwards read each token
 FLOAT16_MAX: Final = 65_504.0
-HEADROOM: Final = 4  # another prompt may reach further than the canary; it must stay finite too
+HEADROOM: Final = 4  # other prompts may have larger activations than the canary
 
-# Of the canary: three forwards of each, and every layer cast for each piece.
+# Tokens of the canary that are read: each takes three forwards, and each piece casts every layer.
 TOKENS_MAX: Final = 512
 
 NewCache = Callable[[], list[Any]]
-See = Callable[[Sequence[mx.array]], None]
-Place = tuple[Any, str | int]  # a holder and the key of what it holds
+OnActivations = Callable[[Sequence[mx.array]], None]
+WeightSlot = tuple[Any, str | int]  # a container of a weight, and the key in it
 
 
 def check_float16(context: CheckContext) -> Steps:
-    """Tell whether the model is to be computed in float16 from its next start on."""
+    """Report whether the model should compute in float16 from the next start on."""
     if not emulates_bfloat16(device_architecture()):
         raise LeftOut("this device computes bfloat16 itself")
     if context.canary is None:
         raise LeftOut("there is no canary to read")
-    layers, rest = _places(context.loaded)
-    sizes = [sum(holder[key].size for holder, key in each) for each in (*layers.values(), rest)]
+    layers, rest = _weight_slots(context.loaded)
+    sizes = [sum(holder[key].size for holder, key in slots) for slots in (*layers.values(), rest)]
     needed = (max(sizes[:-1], default=0) + sizes[-1]) * mx.float32.size
-    context.needs(needed, "a layer, and all beside layers, in float32")
+    context.require_bytes(needed, "a layer, and all beside layers, in float32")
     tokens = context.prompts()[-1][:TOKENS_MAX]
     found = yield from compare_dtypes(context.loaded, context.engine.new_cache, tokens)
     reason = found.why_not_good()
-    context.tell("ok", found.figures | {NAME: not reason}, reason)
+    context.report("ok", found.figures | {NAME: not reason}, reason)
 
 
 def compare_dtypes(
     loaded: LoadedModel, new_cache: NewCache, tokens: Sequence[int], piece: int = PIECE
 ) -> Generator[None, None, "DtypeComparison"]:
-    """Read `tokens` in float32, bfloat16 and float16, and return what was found.
+    """Read `tokens` in float32, bfloat16 and float16, and return the comparison.
 
-    A step is one forward of a piece. It ends at each yield: the weights are then what they were,
-    and others may compute. Closing the generator ends the check.
+    A step is one forward of a piece. At each yield the weights have their own dtype again, and
+    requests may be served. Closing the generator ends the check.
 
     Raises:
-        LeftOut: they cannot be compared.
+        LeftOut: the dtypes cannot be compared.
     """
     if loaded.dtype.name != "bfloat16":
         raise LeftOut(f"the weights are {loaded.dtype.name or 'no floats'}")
@@ -73,45 +74,45 @@ def compare_dtypes(
     try:
         for start in range(0, len(tokens), piece):
             yield from comparison.read(tokens[start : start + piece])
-    except Exception as error:  # whatever an architecture or the device raises in another dtype
+    except Exception as error:  # an architecture or the device may raise anything in another dtype
         raise LeftOut(" ".join(str(error).split()) or type(error).__name__) from error
     return comparison
 
 
 def _root(loaded: LoadedModel) -> Any:
-    """Return the MLX module that computes: without mlx-vlm's towers, which stay as they are."""
+    """Return the MLX module that computes text, without mlx-vlm's towers, which are not cast."""
     model = loaded.model
     return model.model if isinstance(model, VLMLanguageModel) else model
 
 
-def _places(loaded: LoadedModel) -> tuple[dict[int, list[Place]], list[Place]]:
-    """Return where the floats are that may be cast, by the id of their layer; and all others."""
+def _weight_slots(loaded: LoadedModel) -> tuple[dict[int, list[WeightSlot]], list[WeightSlot]]:
+    """Return the slots of weights that may be cast: by the id of their layer, and all others."""
     towers = [loaded.vision.model] if loaded.vision is not None else []
     found = list(float_leaves(_root(loaded), cast_rule(_root(loaded), *towers)))
     layer_of = {
         id(module): id(layer) for layer in loaded.model.layers for module in layer.modules()
     }
-    layers: dict[int, list[Place]] = {id(layer): [] for layer in loaded.model.layers}
-    rest: list[Place] = []
+    layers: dict[int, list[WeightSlot]] = {id(layer): [] for layer in loaded.model.layers}
+    rest: list[WeightSlot] = []
     for holder, key, _ in found:
         layers.get(layer_of.get(id(holder), 0), rest).append((holder, key))
     return layers, rest
 
 
-# ---------------------------------------------------------------- what is compared
+# ---------------------------------------------------------------- the comparison
 
 
 @dataclass
 class DtypeComparison:
-    """One model that reads the same tokens in three dtypes, and how far apart the logits are."""
+    """Reads the same tokens with one model in three dtypes, and compares the logits."""
 
     loaded: LoadedModel
     new_cache: NewCache
     positions: int = 0
     is_finite: bool = True
-    largest: float = 0.0  # activation between two layers, in float16
+    largest: float = 0.0  # largest activation between two layers in float16
     unlike: Counter[str] = field(default_factory=Counter)  # positions with another argmax
-    squares: defaultdict[str, float] = field(  # of the differences to float32
+    squares: defaultdict[str, float] = field(  # sums of squared differences from float32
         default_factory=lambda: defaultdict(float)
     )
     caches: dict[str, list[Any]] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class DtypeComparison:
         self.caches = {name: self.new_cache() for name in ("float32", "bfloat16", "float16")}
 
     def read(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Read the next tokens in each dtype, and compare; yield behind each forward."""
+        """Read the next tokens in each dtype, and compare; yield after each forward."""
         exact = self.logits(tokens, "float32")
         best = mx.argmax(exact, axis=-1)
         for name in ("bfloat16", "float16"):
@@ -136,21 +137,21 @@ class DtypeComparison:
         yield
 
     def logits(self, tokens: Sequence[int], name: str) -> mx.array:
-        """Return logits (n, vocabulary) as float32, of a forward in the dtype of that name."""
+        """Return logits (n, vocabulary) as float32 of a forward in the named dtype."""
         model, cache = self.loaded.model, self.caches[name]
         ids = mx.array([list(tokens)])
         if name == "bfloat16":
             logits = model(ids, cache=cache)
         else:
-            see = self._see if name == "float16" else None
-            with _computing_in(self.loaded, getattr(mx, name), see):
+            on_activations = self._record_largest if name == "float16" else None
+            with _computing_in(self.loaded, getattr(mx, name), on_activations):
                 logits = model(ids, cache=cache)
                 mx.eval(logits, [layer.state for layer in cache])
         logits = logits[0].astype(mx.float32)
         mx.eval(logits, [layer.state for layer in cache])
         return logits
 
-    def _see(self, arrays: Sequence[mx.array]) -> None:
+    def _record_largest(self, arrays: Sequence[mx.array]) -> None:
         for array in arrays:
             self.largest = max(self.largest, _number(mx.abs(array).max()))
 
@@ -164,16 +165,16 @@ class DtypeComparison:
         return figures | {"largest": self.largest}
 
     def why_not_good(self) -> str:
-        """Return why float16 must not stand in for bfloat16; "" where it may."""
+        """Return why float16 must not replace bfloat16; "" if it may."""
         if not self.is_finite:
             return "logits in float16 are not finite"
-        if not self.largest * HEADROOM <= FLOAT16_MAX:  # not a number included
+        if not self.largest * HEADROOM <= FLOAT16_MAX:  # true for NaN, too
             return f"an activation is {self.largest:,.0f}, and float16 ends at {FLOAT16_MAX:,.0f}"
         kinds = [
             [array.dtype for array in _arrays([layer.state for layer in self.caches[name]])]
             for name in ("bfloat16", "float16")
         ]
-        if any(was == mx.bfloat16 != now == mx.float32 for was, now in zip(*kinds, strict=True)):
+        if any(old == mx.bfloat16 != new == mx.float32 for old, new in zip(*kinds, strict=True)):
             return "some layers compute in float32 beside float16, and would keep twice the KV"
         if self.unlike["float16"] > self.unlike["bfloat16"]:
             return (
@@ -194,63 +195,76 @@ def _number(array: mx.array) -> float:
 
 
 @contextmanager
-def _computing_in(loaded: LoadedModel, dtype: mx.Dtype, see: See | None) -> Iterator[None]:
-    """Have a model compute in `dtype` meanwhile; it is put back whatever happens."""
-    places, rest = _places(loaded)
-    lists = [each for module in _root(loaded).modules() for each in module.values()]
-    held = [
-        (each, at, layer)
-        for each in lists
-        if isinstance(each, list)
-        for at, layer in enumerate(each)
-        if id(layer) in places
+def _computing_in(
+    loaded: LoadedModel, dtype: mx.Dtype, on_activations: OnActivations | None
+) -> Iterator[None]:
+    """Let a model compute in `dtype` within the block; restore it in any case."""
+    slots_by_layer, rest = _weight_slots(loaded)
+    values = [value for module in _root(loaded).modules() for value in module.values()]
+    replaced = [
+        (layers, index, layer)
+        for layers in values
+        if isinstance(layers, list)
+        for index, layer in enumerate(layers)
+        if id(layer) in slots_by_layer
     ]
     try:
-        for each, at, layer in held:
-            each[at] = _CastLayer(layer, places[id(layer)], dtype, see)
+        for layers, index, layer in replaced:
+            layers[index] = _CastLayer(layer, slots_by_layer[id(layer)], dtype, on_activations)
         with _cast(rest, dtype):
             yield
     finally:
-        for each, at, layer in held:
-            each[at] = layer
+        for layers, index, layer in replaced:
+            layers[index] = layer
 
 
 @contextmanager
-def _cast(places: Sequence[Place], dtype: mx.Dtype) -> Iterator[None]:
-    """Have leaves be of `dtype` meanwhile."""
-    leaves = [holder[key] for holder, key in places]
+def _cast(slots: Sequence[WeightSlot], dtype: mx.Dtype) -> Iterator[None]:
+    """Cast the weights to `dtype` within the block."""
+    leaves = [holder[key] for holder, key in slots]
     try:
-        for (holder, key), leaf in zip(places, leaves, strict=True):
+        for (holder, key), leaf in zip(slots, leaves, strict=True):
             holder[key] = leaf.astype(dtype)
         yield
     finally:
-        for (holder, key), leaf in zip(places, leaves, strict=True):
+        for (holder, key), leaf in zip(slots, leaves, strict=True):
             holder[key] = leaf
 
 
 class _CastLayer:
-    """Stands for a layer of the model: casts its leaves while it computes, and evaluates.
+    """Stands for a layer of the model: casts its weights for a call, and evaluates the result.
 
-    No graph is left behind, so that the cast leaves are freed before the next layer's are made.
+    Evaluation leaves no graph, so the cast weights are freed before the next layer is cast.
     """
 
     def __init__(
-        self, layer: Any, places: Sequence[Place], dtype: mx.Dtype, see: See | None
+        self,
+        layer: Any,
+        slots: Sequence[WeightSlot],
+        dtype: mx.Dtype,
+        on_activations: OnActivations | None,
     ) -> None:
-        self._layer, self._places, self._dtype, self._see = layer, places, dtype, see
+        self._layer, self._slots, self._dtype, self._on_activations = (
+            layer,
+            slots,
+            dtype,
+            on_activations,
+        )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        with _cast(self._places, self._dtype):
+        with _cast(self._slots, self._dtype):
             result = self._layer(*arguments, **named)
-            made = _arrays(result)
+            outputs = _arrays(result)
             caches = [value for value in (*arguments, *named.values()) if hasattr(value, "state")]
-            mx.eval(made, [cache.state for cache in caches])
-        if self._see is not None:
-            self._see([array for array in made if mx.issubdtype(array.dtype, mx.floating)])
+            mx.eval(outputs, [cache.state for cache in caches])
+        if self._on_activations is not None:
+            self._on_activations(
+                [array for array in outputs if mx.issubdtype(array.dtype, mx.floating)]
+            )
         return result
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)  # models ask their layers what kind they are
+        return getattr(self._layer, name)  # models read attributes of their layers
 
 
 def _arrays(tree: Any) -> list[mx.array]:

@@ -1,4 +1,4 @@
-"""Names this machine, its BLAS and a loaded model, as findings do."""
+"""Describes this machine, its BLAS and a loaded model for findings and reports."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ from hearth.worker.engine.weights_identity import WeightsIdentity
 
 
 def subject_of(identity: WeightsIdentity) -> Subject:
-    """Return what findings about a checkpoint are filed under on this machine.
+    """Return the subject of findings about a checkpoint on this machine.
 
     The weights need not be loaded.
     """
@@ -35,13 +35,13 @@ def subject_of(identity: WeightsIdentity) -> Subject:
 
 
 def chip() -> str:
-    """Return how the device names itself, e.g. "Apple M2 Max"."""
+    """Return the device's name, e.g. "Apple M2 Max"."""
     name: Any = mx.device_info().get("device_name")
     return str(name or platform.processor() or platform.machine())
 
 
-def machine_row() -> dict[str, Any]:
-    """Return what a report tells of this machine: no name of it, nor of who uses it."""
+def machine_facts() -> dict[str, Any]:
+    """Return a report's facts about this machine, without the names of machine and user."""
     mac = platform.mac_ver()[0]
     system = f"macOS {mac}" if mac else f"{platform.system()} {platform.release()}"
     return {
@@ -57,12 +57,12 @@ def machine_row() -> dict[str, Any]:
     }
 
 
-def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
-    """Return what a report tells of the model: a hub's id, but no directory's name."""
+def model_facts(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
+    """Return a report's facts about the model: a hub's id, but no name of a directory."""
     facts = loaded.facts
     is_local = Path(facts.path).expanduser().exists() or facts.path.count("/") != 1
     name = "a local checkpoint" if is_local else facts.path
-    builtin = [each.source for each in BUILTIN_MODELS if each.directory == loaded.directory]
+    builtin = [model.source for model in BUILTIN_MODELS if model.directory == loaded.directory]
     quantisation = loaded.config.get("quantization") or {}
     return {
         "model": builtin[0] if builtin else name,
@@ -76,8 +76,8 @@ def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
     }
 
 
-class _Place(ctypes.Structure):
-    """Says where a function is: the fields of Dl_info."""
+class _SymbolInfo(ctypes.Structure):
+    """The fields of Dl_info: where a function is."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -88,25 +88,26 @@ class _Place(ctypes.Structure):
 
 
 def loaded_blas() -> str:
-    """Return what tells the BLAS of this process from others: its bytes, and what it chose.
+    """Return an identity of this process's BLAS: the hash of its file, and its configuration.
 
-    It computes MLX's fp32 products on the CPU: another gives other last bits.
+    A BLAS computes MLX's fp32 products on the CPU, and another BLAS gives other last bits. "" means
+    that MLX calls no BLAS.
 
-    An OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE, and a small libblas.so.3
-    may stand before it: it tells its version and its core. How many threads it has changes no bit
-    (1 and 2, eight shapes). Accelerate has no file of its own, and comes with macOS. "" = MLX
-    calls none.
+    OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE. As a small libblas.so.3 may
+    load it, its configuration with version and core is part of the identity. The number of threads
+    changes no bit (measured with 1 and 2 threads, eight shapes). Accelerate has no file, but a
+    version of macOS.
     """
     if sys.platform == "darwin":
         return f"Accelerate of macOS {platform.mac_ver()[0]}"
     process = ctypes.CDLL(None)
-    # As the linker looks for it: what was preloaded, then what MLX was linked with.
+    # The order of the linker: preloaded libraries, then the libraries of MLX.
     library = process if hasattr(process, "cblas_sgemm") else ctypes.CDLL(mx.__file__)
     if not hasattr(library, "cblas_sgemm"):
         return ""
-    place = _Place()
-    process.dladdr(library.cblas_sgemm, ctypes.byref(place))
-    name = xxh3_128(Path(os.fsdecode(place.file)).read_bytes()).hexdigest()
+    symbol = _SymbolInfo()
+    process.dladdr(library.cblas_sgemm, ctypes.byref(symbol))
+    name = xxh3_128(Path(os.fsdecode(symbol.file)).read_bytes()).hexdigest()
     if not hasattr(library, "openblas_get_config"):
         return name
     library.openblas_get_config.restype = ctypes.c_char_p

@@ -1,7 +1,7 @@
-"""Keeps what the checks found of one model on one machine, beside the cache.
+"""Saves the findings about one model on one machine, beside the cache.
 
-The file holds figures and verdicts, no prompt and no path. A setting that is `auto` reads it at a
-start; nothing changes amid a life, since the chunk and the dtype say what kept KV is.
+The file holds figures and verdicts, no prompts and no paths. `auto` settings use it from the start
+of a server on. Findings never change a running server, because kept KV depends on chunk and dtype.
 """
 
 import json
@@ -19,37 +19,37 @@ from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)
 
-SCHEMA: Final = 3  # of the file, and of what the checks mean by their figures
+SCHEMA: Final = 3  # version of the file and of the figures' meaning
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
-# What reading a file raises that holds anything else than findings.
+# The errors that reading a damaged or foreign file may raise.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
 Figure = str | int | float | bool | None
-# "differs": beyond rounding, and what is `auto` is set so that no answer depends on it.
+# "differs": more than rounding; `auto` settings are chosen so that no answer depends on it.
 Verdict = Literal["ok", "differs", "fault", "left out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Names what findings are about: other findings hold where any part of it differs."""
+    """Names what findings are about. If any field differs, the findings do not hold."""
 
-    chip: str  # as the device names itself, e.g. "Apple M2 Max"
+    chip: str  # the device's name, e.g. "Apple M2 Max"
     backend: str  # "metal", "cuda" or "cpu"
     model: str  # hash of the parts of its WeightsIdentity
-    mlx: str  # versions
-    mlx_lm: str
+    mlx: str  # version
+    mlx_lm: str  # version
 
     @property
     def file_name(self) -> str:
-        """The file's name; the schema is in it, so that an older server keeps its own."""
+        """The file's name; it depends on the schema, so that an older server keeps its file."""
         parts = (str(SCHEMA), self.chip, self.backend, self.model, self.mlx, self.mlx_lm)
         return f"{root_hash(parts).hex()}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found. `reason` says what is wrong, or why it was left out."""
+    """The result of one check. `reason` says what is wrong, or why the check was left out."""
 
     name: str
     verdict: Verdict
@@ -60,23 +60,23 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What all checks found, and what settings that are `auto` mean by it.
+    """The results of all checks, and the values of `auto` settings that follow from them.
 
-    Where one of these is None, it was not found out: `auto` means what it means without findings.
-    All but `float16` hold for weights of `dtype` only.
+    A value is None if it was not found out; then `auto` has its default. All values but `float16`
+    hold for weights of `dtype` only.
     """
 
     subject: Subject
     dtype: str  # of the weights as the checks ran, e.g. "bfloat16"
     checks: tuple[CheckResult, ...] = ()
-    exact: bool | None = None  # whether only canonical KV is to be reused
-    chunk: int | None = None  # prompt tokens of one forward that are worth a change
-    float16: bool | None = None  # whether float16 stands in for the checkpoint's bfloat16
-    # What a forward of so many tokens of one sequence takes, that of one token being 1.
+    exact: bool | None = None  # whether only canonical KV is reused
+    chunk: int | None = None  # prompt tokens of one forward, if another size is clearly faster
+    float16: bool | None = None  # whether float16 replaces the checkpoint's bfloat16
+    # Cost of a forward by its number of tokens of one sequence; one token costs 1.
     row_costs: Mapping[int, float] | None = None
-    drafts_alike: bool | None = None  # whether such forwards chose the tokens of one by one
+    drafts_alike: bool | None = None  # whether such forwards chose the same tokens as one by one
     made_at: float = 0.0  # seconds since 1970
-    attempts: int = 0  # runs that began; without `checks` none has come to its end
+    attempts: int = 0  # runs that began; without `checks`, none of them has ended
 
     @property
     def faults(self) -> tuple[CheckResult, ...]:
@@ -84,7 +84,7 @@ class Findings:
 
 
 class FindingsFile:
-    """Reads and writes the findings about one subject. A file that is no use is none.
+    """Reads and writes the findings about one subject. An unusable file counts as missing.
 
     Owner: the thread that made it.
     """
@@ -94,7 +94,7 @@ class FindingsFile:
         self._path = kv_cache_dir / FOLDER / subject.file_name
 
     def load(self) -> Findings | None:
-        """Return what was found, None where nothing was, or where the file is torn or foreign."""
+        """Return the saved findings; None without a file, or if it is damaged or foreign."""
         try:
             digest, _, text = read_small_file(self._path, FILE_BYTES_MAX).partition(b"\n")
             if digest.decode() != self._digest(text):
@@ -109,44 +109,44 @@ class FindingsFile:
         return None
 
     def save(self, findings: Findings) -> None:
-        """Write `findings` over what was there, for their owner alone. Raises: OSError."""
+        """Write the file, readable by its owner alone; replace an older file. Raises: OSError."""
         assert findings.subject == self._subject, (findings.subject, self._subject)
-        text = json.dumps(as_row(findings), allow_nan=False, indent=1).encode()
+        text = json.dumps(findings_json(findings), allow_nan=False, indent=1).encode()
         write_small_file(self._path, self._digest(text).encode() + b"\n" + text)
 
     def _digest(self, text: bytes) -> str:
-        """Return what a file about this subject begins with: a start goes by what it says."""
+        """Return the digest at the beginning of the file: a start trusts only an intact file."""
         return xxh3_128(self._subject.file_name.encode() + text).hexdigest()
 
     def _miss(self, reason: str) -> None:
         log.warning("what the checks of this model found cannot be read: %s", reason)
 
 
-def as_row(findings: Findings) -> dict[str, Any]:
-    """Return findings as JSON: figures that are no numbers become None."""
-    row = asdict(findings)
-    row["checks"] = list(row["checks"])
-    for check in row["checks"]:
+def findings_json(findings: Findings) -> dict[str, Any]:
+    """Return findings as JSON; figures that are NaN or infinite become None."""
+    fields = asdict(findings)
+    fields["checks"] = list(fields["checks"])
+    for check in fields["checks"]:
         check["figures"] = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in check["figures"].items()
         }
     if findings.row_costs is not None:
-        row["row_costs"] = {str(rows): cost for rows, cost in findings.row_costs.items()}
-    return {"schema": SCHEMA} | row
+        fields["row_costs"] = {str(rows): cost for rows, cost in findings.row_costs.items()}
+    return {"schema": SCHEMA} | fields
 
 
-def findings_from(row: Any) -> Findings:
-    """Return the findings that `as_row` told.
+def findings_from(values: Any) -> Findings:
+    """Return the findings in the JSON of `findings_json`.
 
     Raises:
-        DAMAGE: they are none.
+        DAMAGE: the JSON holds no findings.
     """
-    if row["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {row['schema']!r}, expected {SCHEMA}")
-    told = {name: value for name, value in row.items() if name != "schema"}
-    told["subject"] = Subject(**row["subject"])
-    told["checks"] = tuple(CheckResult(**check) for check in row["checks"])
-    if row["row_costs"] is not None:
-        told["row_costs"] = {int(rows): float(cost) for rows, cost in row["row_costs"].items()}
-    return Findings(**told)
+    if values["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {values['schema']!r}, expected {SCHEMA}")
+    fields = {name: value for name, value in values.items() if name != "schema"}
+    fields["subject"] = Subject(**values["subject"])
+    fields["checks"] = tuple(CheckResult(**check) for check in values["checks"])
+    if values["row_costs"] is not None:
+        fields["row_costs"] = {int(rows): float(cost) for rows, cost in values["row_costs"].items()}
+    return Findings(**fields)

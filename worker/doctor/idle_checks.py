@@ -1,4 +1,4 @@
-"""Runs the checks of a new model on this machine in idle time, and keeps what they find."""
+"""Runs the checks of a new model on this machine in idle time, and saves the findings."""
 
 import dataclasses
 import logging
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from hearth.worker.doctor.findings import Findings, FindingsFile, as_row
+from hearth.worker.doctor.findings import Findings, FindingsFile, findings_json
 from hearth.worker.doctor.run_checks import CheckRun
 
-IDLE_BEFORE_CHECKS_S: Final = 60.0  # without a request: an agent's tool is at work less long
-ATTEMPTS_MAX: Final = 3  # runs in which the worker ended: a check may be what ends it
+IDLE_BEFORE_CHECKS_S: Final = 60.0  # without a request; most tools of agents run for less
+ATTEMPTS_MAX: Final = 3  # runs that the worker did not survive, maybe because of a check
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ def is_due(found: Findings | None, dtype: str) -> bool:
 
 
 class IdleChecks:
-    """Runs checks while no request is there, a forward at a time.
+    """Runs checks while there is no request, a forward at a time.
 
-    A request drops the check in progress, its memory too; the others' results stay. What is found
-    is saved, and read at the next start: nothing that serves requests changes by it.
+    A request drops the check in progress and its memory; the results of other checks stay. The
+    findings are saved and used from the next start on, so serving does not change meanwhile.
     Owner: the inference thread.
     """
 
@@ -40,7 +40,7 @@ class IdleChecks:
         is_wanted: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`file` None keeps nothing. `is_wanted` False waits for `ask_again`."""
+        """Without `file`, nothing is saved. Unless `is_wanted`, the checks wait for `run_again`."""
         self.found = found
         self._make_run = make_run
         self._file = file
@@ -50,12 +50,12 @@ class IdleChecks:
         self._run: CheckRun | None = None
 
     def step(self) -> bool:
-        """With nothing else to do, do a forward's work; say whether there is more at once."""
+        """Run one forward of the checks if it is time; return whether there is more to do now."""
         if not self._is_wanted or self._clock() - self._idle_from < IDLE_BEFORE_CHECKS_S:
             return False
         if self._run is None:
             self._run = self._make_run()
-            # The next start is to know that checks began, should they end this process.
+            # If the checks end this process, the next start has to know that they began.
             if self.found is None or not self.found.checks:
                 attempts = self.found.attempts if self.found is not None else 0
                 began = self._run.findings()
@@ -67,29 +67,29 @@ class IdleChecks:
         return False
 
     def interrupt(self) -> None:
-        """A request is there: give up the check in progress, and wait for the next idle time."""
+        """Drop the check in progress for a request, and wait for the next idle time."""
         self._idle_from = self._clock()
         if self._run is not None:
             self._run.drop()
 
-    def ask_again(self) -> None:
-        """Have all checks run again, from the first one on."""
+    def run_again(self) -> None:
+        """Let all checks run again without waiting for idle time."""
         self.interrupt()
         self._run, self._is_wanted = None, True
-        self._idle_from = self._clock() - IDLE_BEFORE_CHECKS_S  # somebody waits for it
+        self._idle_from = self._clock() - IDLE_BEFORE_CHECKS_S  # a user waits for the report
 
     def report(self) -> dict[str, Any]:
-        """Return what was found, and what is still to be."""
+        """Return the state of the checks, and the findings."""
         run = self._run
         state = "running" if run is not None else "waiting" if self._is_wanted else "idle"
         return {
             "state": state,
             "running": run.running if run is not None else "",
-            "findings": as_row(self.found) if self.found is not None else None,
+            "findings": findings_json(self.found) if self.found is not None else None,
         }
 
     def take(self, run: CheckRun) -> None:
-        """Keep what a run that is over has found."""
+        """Save the findings of a run that has ended."""
         found = run.findings()
         if found.float16 is None and self.found is not None:
             found = dataclasses.replace(found, float16=self.found.float16)

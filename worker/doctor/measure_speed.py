@@ -1,4 +1,4 @@
-"""Measures how fast the model reads and decodes, in which chunks, and how fast KV_CACHE_DIR is."""
+"""Measures the speed of reading, decoding and KV_CACHE_DIR, and finds the fastest chunk."""
 
 import fcntl
 import os
@@ -27,25 +27,25 @@ from hearth.worker.doctor.findings import FOLDER, Figure
 
 SPEED, CHUNK, SSD = "speed", "chunk", "SSD"
 PROBE_TOKENS: Final = 256
-FORWARD_S_MAX: Final = 2.0  # a request waits for one forward, and a display for the GPU
+FORWARD_S_MAX: Final = 2.0  # a request, and a Mac's display, may wait for one forward
 FORWARD_TOKENS_MAX: Final = 2048
 CHUNKS: Final = (256, 512, 1024, 2048)
-CHUNK_GAIN_MIN: Final = 0.10  # another chunk makes what is kept fast: it has to be worth it
+CHUNK_GAIN_MIN: Final = 0.10  # another chunk turns kept canonical KV into fast KV
 READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
-# What the checks of the canary read and decode altogether, in lengths of its last prompt and in
-# answers: cold, exact, default, forks, drafts. Of rows that a draft is verified in
-# it counts what they cost on a GPU, some one and a half tokens each four.
+# How much the checks of the canary read and decode, in lengths of its last prompt and in answers:
+# cold, exact, default, forks, drafts. Rows that verify a draft count at their cost on a GPU: four
+# rows cost as much as one and a half tokens.
 PROMPTS_READ: Final = 9
 ANSWERS_DECODED: Final = 30
-CANARY_SHARE: Final = 0.6  # of the time; the rest is for batches, chunks and SSD
+CANARY_SHARE: Final = 0.6  # of the time for the canary; the rest is for batches, chunks and SSD
 ANSWER_TOKENS_MIN: Final = 4
-PIECE_BYTES: Final = 4 << 20  # a request waits for one
+PIECE_BYTES: Final = 4 << 20  # a request may wait for one piece
 PIECES_MIN: Final = 4
 SYNC_EVERY: Final = 8  # pieces
 FREE_SHARE: Final = 0.1  # of the disk's free bytes that may be written
 LOCK_WAIT_S_MAX: Final = 0.5
 DAY_S: Final = 86_400
-F_NOCACHE: Final = 48  # macOS: reads go past the system's cache
+F_NOCACHE: Final = 48  # macOS: reads bypass the system's cache
 
 
 def measure_speed(context: CheckContext) -> Steps:
@@ -58,7 +58,7 @@ def measure_speed(context: CheckContext) -> Steps:
     context.decode_s = min((yield from timed(sequence.answer(ids[:1], 4))))
     depth, answer_tokens, reason = _canary_size(context)
     context.canary = make_canary(context.loaded.tokenizer, context.rule.marks, depth, answer_tokens)
-    context.tell(
+    context.report(
         "ok",
         {
             "prefill_tokens_per_s": context.prefill_tokens_per_s,
@@ -99,14 +99,14 @@ def measure_chunk(context: CheckContext) -> Steps:
     sizes = sorted({*CHUNKS, default})
     affordable = int(context.left_s * CANARY_SHARE * rate / (READ_ROUNDS * len(sizes)))
     tokens = min(max(CHUNKS), affordable)
-    # A request, or a Mac's display, may have to wait for one forward: half of what the rate allows,
-    # which was measured where attention looks back on little.
+    # A request, or a Mac's display, may have to wait for one forward. The limit is half of what the
+    # rate allows, because the rate was measured with a short context.
     by_rate = min(FORWARD_TOKENS_MAX, int(rate * FORWARD_S_MAX / 2))
     largest = min(tokens, max(context.rule.chunk, by_rate, default))
     sizes = [size for size in sizes if size <= largest]
     if default not in sizes or len(sizes) < 2:
         raise LeftOut(f"{tokens} tokens can be read in the time that is left")
-    context.needs(context.layers().slot_bytes(tokens, None), f"the KV of {tokens} tokens")
+    context.require_bytes(context.layers().slot_bytes(tokens, None), f"the KV of {tokens} tokens")
     ids = _ids(context, tokens)
     rounds: list[dict[int, float]] = []
     for _ in range(READ_ROUNDS):
@@ -115,21 +115,21 @@ def measure_chunk(context: CheckContext) -> Steps:
             rounds[-1][size] = yield from _tokens_per_s(context, ids, size)
     best = best_chunk(rounds[1:], default)
     figures: dict[str, Figure] = {
-        f"tokens_per_s_{size}": max(each[size] for each in rounds[1:]) for size in sizes
+        f"tokens_per_s_{size}": max(rates[size] for rates in rounds[1:]) for size in sizes
     }
     figures |= {"tokens": tokens, "default": default, "best": best or default}
     left_out = [size for size in CHUNKS if size not in sizes]
     reason = f"no time for {', '.join(map(str, left_out))}" if left_out else ""
-    context.tell("ok", figures, reason)
+    context.report("ok", figures, reason)
 
 
 def best_chunk(rounds: Sequence[Mapping[int, float]], default: int) -> int | None:
-    """Return the chunk that was faster than the default by CHUNK_GAIN_MIN in every round.
+    """Return the fastest chunk that beat the default by CHUNK_GAIN_MIN in every round.
 
-    Of several the fastest; None where the default may as well stay. One round alone would take
-    what else the machine did meanwhile for a gain.
+    Return None if no chunk did. All rounds count, because other work on the machine may make a
+    chunk look faster in a single round.
     """
-    gains = {size: min(each[size] / each[default] for each in rounds) - 1 for size in rounds[0]}
+    gains = {size: min(rates[size] / rates[default] for rates in rounds) - 1 for size in rounds[0]}
     best = max(gains, key=lambda size: gains[size])
     return best if gains[best] >= CHUNK_GAIN_MIN else None
 
@@ -146,15 +146,15 @@ def _tokens_per_s(context: CheckContext, ids: list[int], size: int) -> Generator
 
 def _ids(context: CheckContext, count: int) -> list[int]:
     """Return tokens of the canary's text."""
-    made = make_canary(context.loaded.tokenizer, context.rule.marks, 2 * count, 0)
-    return [token for turn in made.turns for token in turn][:count]
+    canary = make_canary(context.loaded.tokenizer, context.rule.marks, 2 * count, 0)
+    return [token for turn in canary.turns for token in turn][:count]
 
 
 # ---------------------------------------------------------------- the disk
 
 
 def measure_ssd(context: CheckContext) -> Steps:
-    """Write a file beside the cache, read it back past the system's cache, remove it."""
+    """Write a file beside the cache, read it back without the system's cache, remove it."""
     directory = context.rules.ssd_directory
     if directory is None:
         raise LeftOut("nothing is written here (MAX_KV_SIZE_GB=0)")
@@ -191,7 +191,7 @@ def _measure(context: CheckContext, directory: Path) -> Steps:
             changed += piece != _piece(seed, number)
             yield
     mb = pieces * PIECE_BYTES / 1e6
-    context.tell(
+    context.report(
         "fault" if changed else "ok",
         {"mb": mb, "write_mb_per_s": mb / write_s, "read_mb_per_s": mb / read_s},
         "what was read is not what was written" if changed else "",
@@ -199,12 +199,12 @@ def _measure(context: CheckContext, directory: Path) -> Steps:
 
 
 def _piece(seed: bytes, number: int) -> bytes:
-    """Return bytes that no SSD has met: one that compresses finds nothing."""
+    """Return random bytes, which no SSD can compress."""
     return random.Random(seed + number.to_bytes(4)).randbytes(PIECE_BYTES)
 
 
 def _charged(context: CheckContext, directory: Path) -> int:
-    """Return how many pieces are written, which the day's count has then. Raises: LeftOut."""
+    """Return how many pieces to write, added to the day's count of writes. Raises: LeftOut."""
     stat = os.statvfs(directory)
     free = int(stat.f_bavail * stat.f_frsize * FREE_SHARE)
     pieces = min(context.rules.ssd_bytes, free) // PIECE_BYTES

@@ -1,4 +1,4 @@
-"""Writes what the checks found as text that can be pasted into an issue: no prompt, no name."""
+"""Writes the findings as text for an issue, without prompts and names."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,27 +26,27 @@ STATES: Final = {
 }
 
 
-def report_text(row: Mapping[str, Any]) -> str:
-    """Return the report `row` as Markdown."""
+def report_text(report: Mapping[str, Any]) -> str:
+    """Return the report as Markdown."""
     lines = ["## hearth doctor", ""]
-    lines += _list(row["machine"]) + _list(row["model"])
-    lines += ["", "Settings: " + ", ".join(_pairs(row["settings"]))]
-    state = STATES.get(row["state"], "").format(running=row["running"])
+    lines += _list(report["machine"]) + _list(report["model"])
+    lines += ["", "Settings: " + ", ".join(_pairs(report["settings"]))]
+    state = STATES.get(report["state"], "").format(running=report["running"])
     lines += ["", state] if state else []
-    found = findings_of(row)
+    found = findings_of(report)
     if found is None or not found.checks:
         remedy = "" if state else " `hearth doctor --again` runs the checks."
         lines += ["", f"Nothing was found out yet.{remedy}"]
     else:
         lines += ["", *_table(found), "", *_verdict(found)]
-    lines += ["", *_auto(row["auto"])]
+    lines += ["", *_auto(report["auto"])]
     return "\n".join(lines) + "\n"
 
 
-def findings_of(row: Mapping[str, Any]) -> Findings | None:
-    """Return the findings in a report; None where there are none, or none that can be read."""
+def findings_of(report: Mapping[str, Any]) -> Findings | None:
+    """Return the findings in a report; None if it has none, or if they cannot be read."""
     try:
-        return findings_from(row["findings"]) if row["findings"] is not None else None
+        return findings_from(report["findings"]) if report["findings"] is not None else None
     except DAMAGE:
         return None
 
@@ -61,9 +61,9 @@ def _table(found: Findings) -> Iterator[str]:
     for check in found.checks:
         about = ABOUT.get(check.name, "")
         figures = ", ".join(_pairs(check.figures))
-        said = "; ".join(part for part in (check.reason, figures) if part)
+        details = "; ".join(part for part in (check.reason, figures) if part)
         name = f"**{check.name}**: {about}" if about else f"**{check.name}**"
-        yield f"| {name} | {check.verdict} | {said.replace('|', '/')} | {check.seconds:.1f} |"
+        yield f"| {name} | {check.verdict} | {details.replace('|', '/')} | {check.seconds:.1f} |"
 
 
 def _verdict(found: Findings) -> Iterator[str]:
@@ -77,23 +77,23 @@ def _verdict(found: Findings) -> Iterator[str]:
         yield f"Left out: {left_out}."
 
 
-def _auto(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Say what settings that are `auto` mean, and from when."""
-    if not rows:
+def _auto(settings: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield a sentence for each `auto` setting: its value now, and from the next start on."""
+    if not settings:
         yield "No setting that the checks look at is `auto`."
-    for row in rows:
-        text = f"{row['setting']} is `auto` and means {row['now']} now"
-        if row["next_start"] != row["now"]:
-            text += f", and {row['next_start']} from the next start on"
+    for setting in settings:
+        text = f"{setting['setting']} is `auto` and means {setting['now']} now"
+        if setting["next_start"] != setting["now"]:
+            text += f", and {setting['next_start']} from the next start on"
         yield text + "."
 
 
-def _list(row: Mapping[str, Any]) -> list[str]:
-    return [f"- {name.replace('_', ' ')}: {_shown(value)}" for name, value in row.items()]
+def _list(values: Mapping[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {_shown(value)}" for name, value in values.items()]
 
 
-def _pairs(row: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in row.items():
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
         yield f"{name} {_shown(value)}"
 
 

@@ -1,4 +1,4 @@
-"""Runs all checks a forward at a time, within their time, and makes findings of their results."""
+"""Runs all checks a forward at a time, within a time limit, and makes findings of the results."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from hearth.worker.doctor.measure_speed import (
 
 Check = Callable[[CheckContext], Steps]
 
-# The checks in order, what matters most first, and the results that each is to tell.
+# The checks in order, the most important first, and the results that each check reports.
 CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (measure_speed, (SPEED,)),
     (check_cold, (COLD,)),
@@ -52,9 +52,9 @@ REASON_CHARS_MAX: Final = 300
 
 
 class CheckRun:
-    """One run of all checks. `step` does a forward's work; `drop` gives up the check in progress.
+    """One run of all checks. `step` runs one forward; `drop` drops the check in progress.
 
-    A check that was dropped begins anew; what others have found stays.
+    A dropped check begins again; the results of other checks stay.
     Owner: the inference thread.
     """
 
@@ -69,7 +69,7 @@ class CheckRun:
         self._checks = checks
         self._number = 0
         self._steps: Steps | None = None
-        self._began_s = 0.0  # what was spent when the check in progress began
+        self._began_s = 0.0  # spent seconds when the check in progress began
 
     @property
     def is_done(self) -> bool:
@@ -77,17 +77,17 @@ class CheckRun:
 
     @property
     def running(self) -> str:
-        """The name of the check in progress, "" where there is none."""
+        """The name of the check in progress, "" without one."""
         return self.context.stage if self._steps is not None else ""
 
     def step(self) -> bool:
-        """Do some of the work; say whether there is more."""
+        """Run one forward of the checks; return whether there is more to do."""
         if self.is_done:
             return False
         context, (check, names) = self.context, self._checks[self._number]
         if self._steps is None:
             self._steps, self._began_s = check(context), context.spent_s
-            context.begin(names[0])
+            context.begin_stage(names[0])
         began = context.clock()
         try:
             if context.left_s <= 0:
@@ -98,18 +98,18 @@ class CheckRun:
             self._end(names, f"{context.stage} ended before")
         except LeftOut as why:
             self._end(names, str(why))
-        except Exception as error:  # a fault of the device, a library or ours: it is the finding
+        except Exception as error:  # a fault of the device, a library or Hearth is a finding
             text = error.strerror if isinstance(error, OSError) else str(error)
-            # In one line, without where the user's files are.
+            # The text becomes one line without the paths of the user's files.
             text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
-            context.tell("fault", {}, f"the check broke: {type(error).__name__} {text}".strip())
+            context.report("fault", {}, f"the check broke: {type(error).__name__} {text}".strip())
             self._end(names, f"{context.stage} broke")
         finally:
             context.spent_s += context.clock() - began
         return not self.is_done
 
     def drop(self) -> None:
-        """Give up the check in progress and its memory; the time that it took is not counted."""
+        """Drop the check in progress and its memory; its time is not counted."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
@@ -117,12 +117,12 @@ class CheckRun:
             mx.clear_cache()
 
     def findings(self) -> Findings:
-        """Return what was found so far."""
+        """Return the findings so far."""
         context, names = self.context, [name for _, names in self._checks for name in names]
         found = {name: context.results[name] for name in names if name in context.results}
         figures = {name: result.figures for name, result in found.items()}
         chunk, default = (figures.get(CHUNK, {}).get(key) for key in ("best", "default"))
-        float16 = figures.get(FLOAT16, {}).get(FLOAT16)  # which some devices need
+        float16 = figures.get(FLOAT16, {}).get(FLOAT16)  # only some devices need float16
         drafts_differ = _differs(found, DRAFTS)
         return Findings(
             subject=self.subject,
@@ -137,7 +137,7 @@ class CheckRun:
         )
 
     def _end(self, names: tuple[str, ...], why: str) -> None:
-        """Go on to the next check; what this one has not told is left out, and why is told."""
+        """Go on to the next check; results that this check did not report are left out."""
         for name in names:
             if name not in self.context.results:
                 self.context.results[name] = CheckResult(name, "left out", reason=why)
@@ -149,7 +149,7 @@ class CheckRun:
 
 
 def _differs(found: dict[str, CheckResult], name: str) -> bool | None:
-    """Whether a check found other tokens than those it compared with; None: it does not tell."""
+    """Return whether a check found other tokens than it compared with; None if unknown."""
     result = found.get(name)
     if result is None or result.verdict not in ("ok", "differs"):
         return None

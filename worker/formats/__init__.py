@@ -1,1 +1,1 @@
-"""Has one module for each form in which models write thinking and calls; the folder is the list."""
+"""Has one module for each format of thinking and calls; all modules of the folder are loaded."""

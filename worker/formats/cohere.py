@@ -1,4 +1,4 @@
-"""The forms of Command R+, R7B, A and A+: a list in JSON behind a mark."""
+"""The formats of Command R+, R7B, A and A+: a list of calls in JSON after a mark."""
 
 from typing import Final
 
@@ -20,13 +20,13 @@ ON_LINES: Final = {
 START, END = "<|START_ACTION|>", "<|END_ACTION|>"
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         thinking=("<|START_THINKING|>", "<|END_THINKING|>"),
         framing=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         part_ends=("<|END_RESPONSE|>", "<|END_TEXT|>"),
         sections=(Section(START, END),),
         grammar=CallGrammar(
-            lambda lark, tool: lark.row(
+            lambda lark, tool: lark.concat(
                 *('{"tool_call_id": "', NUMBER),
                 json_call('", "tool_name": "', '", "parameters": ', "}")(lark, tool),
             ),
@@ -37,10 +37,10 @@ FORMATS = (
         ),
     ),
     ModelFormat(  # Command R+
-        is_of=lambda words: "Action:\\n```json" in words.template,
-        sections=(Section("Action:", "```", is_own=False),),
+        matches=lambda words: "Action:\\n```json" in words.template,
+        sections=(Section("Action:", "```", takes_any_name=False),),
         grammar=CallGrammar(
-            lambda lark, tool: lark.row(
+            lambda lark, tool: lark.concat(
                 *('    {\n        "tool_name": "', lark.quoted(tool.name)),
                 *('",\n        "parameters": ', lark.json(tool.schema, **ON_LINES), "\n    }"),
             ),

@@ -1,4 +1,4 @@
-"""The forms of DeepSeek V3.2, V4, V4.1 and GigaChat 3.5: tags say whether a value is text."""
+"""The formats of DeepSeek V3.2, V4, V4.1 and GigaChat 3.5: tags say whether a value is text."""
 
 from typing import Final
 
@@ -15,13 +15,13 @@ from hearth.worker.formats.shared.format_parts import (
 
 MARKS: Final = ("｜DSML｜", "｜｜DSML｜｜", "｜GCML｜")
 BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # of V4.1, V3.2, V4 and GigaChat
-# Models write each other's, doubled bars, misspelt wrappers, and none.
+# Models also write block other's blocks, doubled bars, misspelt blocks, and calls without a block.
 _MISSPELT: Final = (" call", "function_call", "tool_call")
 _BETWEEN: Final = ("<|message_sep|>",)  # messages of GigaChat
 
 
 def _form(tag: str) -> TagForm:
-    """Return the form whose tags begin with `tag`: the mark, and the blank behind it, if any."""
+    """Return the form with tags that begin with `tag`: the mark, and the blank after it, if any."""
     return tag_form(
         (f'<{tag}invoke name="', '">\n'),
         (f'<{tag}parameter name="',),
@@ -40,7 +40,7 @@ def _format(mark: str, block: str) -> ModelFormat:
     tag = f"{mark} " if block.startswith(" ") else mark
     start, end, form = f"<{mark}{block}>", f"</{mark}{block}>", _form(tag)
     return ModelFormat(
-        is_of=lambda words: (
+        matches=lambda words: (
             (mark in words.template and f"{block}>" in words.template)
             or (mark in words.vocabulary and block == BLOCKS[1] and not words.template)
         ),
@@ -57,7 +57,7 @@ _SECTIONS: Final = tuple(
     section
     for mark in MARKS
     for section in (
-        *(Section(f"<{mark}{each}>", f"</{mark}{each}>") for each in BLOCKS + _MISSPELT),
+        *(Section(f"<{mark}{block}>", f"</{mark}{block}>") for block in BLOCKS + _MISSPELT),
         Section(f"<{mark} invoke", f"</{mark} calls>", is_head=True),
         Section(f"<{mark}invoke", f"</{mark}tool_calls>", is_head=True),
     )

@@ -1,4 +1,4 @@
-"""The forms of DeepSeek V3, R1 and V3.1: a name and JSON, each call between marks of its own."""
+"""The formats of DeepSeek V3, R1 and V3.1: a name and JSON, with marks around function call."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -36,18 +36,18 @@ RESULT, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end�
 
 
 def _tools(functions: Sequence[dict[str, Any]]) -> str:
-    """Return what shows V3.1 its tools, as its makers' model card has it."""
+    """Return the text that shows V3.1 its tools, as its model card has it."""
     shown = [
-        f"### {each['name']}\nDescription: {each.get('description') or ''}\n\n"
-        f"Parameters: {written_numbers.dumps(each.get('parameters') or {})}"
-        for each in functions
+        f"### {function['name']}\nDescription: {function.get('description') or ''}\n\n"
+        f"Parameters: {written_numbers.dumps(function.get('parameters') or {})}"
+        for function in functions
     ]
     return "\n\n".join(["## Tools\nYou have access to the following tools:", *shown, _RULES])
 
 
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: START in words.template and "```json" in words.template,
+        matches=lambda words: START in words.template and "```json" in words.template,
         sections=_SECTIONS,
         grammar=CallGrammar(
             json_call(*_FENCED),
@@ -60,7 +60,7 @@ FORMATS = (
         result=(f"<｜tool▁outputs▁begin｜>{RESULT}", f"{RESULT_END}<｜tool▁outputs▁end｜>"),
     ),
     ModelFormat(
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         rank=1,
         sections=_SECTIONS,
         grammar=CallGrammar(

@@ -1,4 +1,4 @@
-"""The forms of Functionary: 3.1's `<function=f>` around JSON, and 3.2's messages `>>>f`."""
+"""The formats of Functionary: 3.1's `<function=f>` around JSON, and 3.2's messages `>>>f`."""
 
 import regex
 
@@ -14,14 +14,14 @@ from hearth.worker.formats.shared.format_parts import (
 NEXT, HEAD = ">>>", regex.compile(r"(?P<name>[\w.-]++)\n\s*+(?=\{)")
 FORMATS = (
     ModelFormat(  # its prompts end with the first mark
-        is_of=lambda words: f"{NEXT}all" in words.template,
+        matches=lambda words: f"{NEXT}all" in words.template,
         framing=(f"{NEXT}all\n",),
         header=regex.compile(r"all\n"),
         sections=(*GLM_4.sections, Section(NEXT, read=marked_calls(NEXT, HEAD, "", ""))),
         grammar=CallGrammar(json_call("", "\n", ""), "", between=NEXT),
     ),
     ModelFormat(
-        is_of=lambda words: "<function=" in words.template and "</function>" in words.template,
+        matches=lambda words: "<function=" in words.template and "</function>" in words.template,
         rank=7,
         sections=(Section("<function=", "</function>", is_head=True),),
         grammar=CallGrammar(json_call("<function=", ">", "</function>"), "<function=", between=""),

@@ -1,4 +1,4 @@
-"""The forms of GLM; that of 4.5 to 5 is also that of Spark 2.5, Laguna, LongCat, IQuest and Hy."""
+"""The formats of GLM; Spark 2.5, Laguna, LongCat, IQuest and Hy share the format of 4.5 to 5."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,26 +19,26 @@ from hearth.worker.formats.shared.format_parts import (
     tagged,
 )
 
-HY = "<tool_call:"  # a suffix follows that differs by checkpoint
+HY = "<tool_call:"  # a suffix follows, which differs between checkpoints
 
 
 def _hy(words: ModelWords) -> ModelFormat:
-    """Return Hy3's or Hy4's with the marks of the vocabulary; only Hy3 has one behind a name."""
-    start = next(each for each in words.vocabulary if each.startswith(HY))
+    """Return the format of Hy3 or Hy4 with the vocabulary's marks; only Hy3's name has an end."""
+    start = next(word for word in words.vocabulary if word.startswith(HY))
     suffix = start.removeprefix("<tool_call").removesuffix(">")
-    end, sections_end, behind_name = (
-        f"<{each}{suffix}>" for each in ("/tool_call", "/tool_calls", "tool_sep")
+    end, sections_end, name_end = (
+        f"<{tag}{suffix}>" for tag in ("/tool_call", "/tool_calls", "tool_sep")
     )
     form = bare_form(start, f"arg_key{suffix}", f"arg_value{suffix}", end)
-    line = "\n" if behind_name in words.vocabulary else ""
+    line = "\n" if name_end in words.vocabulary else ""
     form = replace(
         form,
-        name=(start, f"{behind_name}\n") if line else form.name,
-        head=regex.compile(rf"{form.head.pattern}(?:\s*+{behind_name}|(?=\s*+<[/a]))"),
+        name=(start, f"{name_end}\n") if line else form.name,
+        head=regex.compile(rf"{form.head.pattern}(?:\s*+{name_end}|(?=\s*+<[/a]))"),
     )
     sections = f"<tool_calls{suffix}>"
     return ModelFormat(
-        is_of=lambda words: True,
+        matches=lambda words: True,
         thinking=(f"<think{suffix}>", f"</think{suffix}>"),
         framing=(sections, sections_end),
         sections=(Section(start, end),),
@@ -48,10 +48,10 @@ def _hy(words: ModelWords) -> ModelFormat:
 
 
 def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> ModelFormat:
-    """Return the form whose elements have these names, known by what templates have `shown`."""
+    """Return the format with elements of these names; `shown` is the text in its templates."""
     form = bare_form(f"<{tag}>", key, value, f"</{tag}>")
     return ModelFormat(
-        is_of=lambda words: (shown or f"<{tag}>") in words.template,
+        matches=lambda words: (shown or f"<{tag}>") in words.template,
         sections=(Section(f"<{tag}>", f"</{tag}>"),),
         form=form,
         grammar=CallGrammar(tagged(form), f"<{tag}>"),
@@ -60,27 +60,27 @@ def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> Model
 
 
 def _read(context: CallContext) -> ParserSteps[None]:
-    """Read the call whose name stands here, if a line begins with it."""
+    """Read the call of the name that stands here, if a line begins with it."""
     buffer, name = context.buffer, context.section.start.removesuffix("\n{")
-    if buffer.before(0) not in ("", "\n", ">"):
+    if buffer.char_before(0) not in ("", "\n", ">"):
         raise UnreadableOutput
     buffer.at += len(name)
     yield from named_call(context, name)
 
 
-GLM_4 = ModelFormat(  # 0414: a tool's name on a line, JSON below, and no mark
-    is_of=lambda words: "<|observation|>" in words.template and "[gMASK]" in words.template,
+GLM_4 = ModelFormat(  # 0414: a tool's name on a line, JSON on the next, and no mark
+    matches=lambda words: "<|observation|>" in words.template and "[gMASK]" in words.template,
     rank=2,
     framing=("<|assistant|>",),
     part_ends=("<|assistant|>",),
-    sections=(Section("\n{", read=_read, is_head=True, is_behind_name=True),),
+    sections=(Section("\n{", read=_read, is_head=True, follows_name=True),),
     grammar=CallGrammar(json_call("", "\n", ""), "", between="<|assistant|>"),
 )
 FORMATS = (
     GLM_4,
     replace(  # Z1
         GLM_4,
-        is_of=lambda words: GLM_4.is_of(words) and "<think>" in words.template,
+        matches=lambda words: GLM_4.matches(words) and "<think>" in words.template,
         rank=1,
         thinking=("<think>", "</think>"),
     ),
@@ -88,6 +88,6 @@ FORMATS = (
     _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
     _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # its keys are GLM's
     ModelFormat(
-        is_of=lambda words: any(each.startswith(HY) for each in words.vocabulary), of_words=_hy
+        matches=lambda words: any(word.startswith(HY) for word in words.vocabulary), for_model=_hy
     ),
 )

@@ -1,10 +1,10 @@
-"""The form of gpt-oss, harmony: a turn is a row of messages with channels.
+"""The format of gpt-oss, harmony: a turn is a sequence of messages with channels.
 
     <|start|>assistant<|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
-The recipient stands behind the channel or behind the role. The prompt ends with
-`<|start|>assistant`, so the first message of a generated text begins with what follows that.
+The recipient stands after the channel or after the role. The prompt ends with
+`<|start|>assistant`, so a generated text begins within the header of its first message.
 Source: https://cookbook.openai.com/articles/openai-harmony
 """
 
@@ -48,19 +48,19 @@ _HEADER_MARKS: Final = (CHANNEL, MESSAGE, "<|constrain|>")
 _TEXT_ENDS: Final = Marks(*_BOUNDARIES, *_HEADER_MARKS)
 _KIND: Final = regex.compile(r"(?:analysis|commentary|final)\b")
 _HEADER_ENDS: Final = Marks(MESSAGE, *_BOUNDARIES)
-# What a header begins with that has no start mark.
+# The beginnings of a header without its start mark:
 _HEADER_BEGINS: Final = (CHANNEL, MESSAGE, "<|constrain|>", "to=", "assistant", *_BOUNDARIES)
 _BLANKS: Final = regex.compile(r"\s*+")
 _CHANNEL_NAME = re.compile(r"\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_NOT_FUNCTIONS = frozenset({"user", "assistant", "all"})  # whom a message may be for
+_NOT_FUNCTIONS = frozenset({"user", "assistant", "all"})  # recipients that are no tools
 
 
 class HarmonyParser:
     """Parses one answer. Owner: the inference thread.
 
-    Text outside of any message is content: the model has left the format. A header whose message
-    never begins is dropped. Messages of one kind stand on lines of their own.
+    Text outside of any message is content: the model has left the format. A header without a
+    message is dropped. A message begins a new line after another of its channel.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class HarmonyParser:
         self._collector = collector
         self._tools = tools
         self._takes_calls = takes_calls
-        self._channels_used: set[Channel] = set()  # those that have text
+        self._channels_used: set[Channel] = set()  # channels that have text
 
     def read(self, begun: Channel | None) -> ParserSteps[None]:
-        """Parse all of the answer; `begun`: what the message is that the prompt has begun."""
+        """Parse all of the answer; `begun` is the channel of a message that the prompt began."""
         mark = (yield from self._text(begun)) if begun else ""
         while True:
             if mark == START or (yield from self._is_header()):
@@ -88,14 +88,14 @@ class HarmonyParser:
                 return
 
     def _is_header(self) -> ParserSteps[bool]:
-        """Return whether a header stands here though no mark has begun it."""
-        blanks = yield from self._buffer.run(_BLANKS)
-        if (yield from self._buffer.starts_one(_HEADER_BEGINS, blanks)):
+        """Return whether a header without its start mark stands here."""
+        blanks = yield from self._buffer.offset_after(_BLANKS)
+        if (yield from self._buffer.starts_any(_HEADER_BEGINS, blanks)):
             return True
         return not (yield from self._buffer.peek(blanks))
 
     def _message(self) -> ParserSteps[str]:
-        """Read a message from its header on, and return the mark behind it."""
+        """Read a message from its header on, and return the mark after it."""
         header, mark = yield from self._buffer.text_up_to(_HEADER_ENDS)
         if mark != MESSAGE:
             return mark
@@ -106,7 +106,7 @@ class HarmonyParser:
         return (yield from self._text("reasoning" if is_analysis else "content"))
 
     def _text(self, channel: Channel) -> ParserSteps[str]:
-        """Collect the text of a message, and return the mark behind it."""
+        """Collect the text of a message, and return the mark after it."""
         is_first = True
 
         def write(text: str) -> None:
@@ -118,17 +118,17 @@ class HarmonyParser:
 
         while (mark := (yield from self._buffer.scan(_TEXT_ENDS, write))) in _HEADER_MARKS:
             if mark == CHANNEL and (yield from self._buffer.match(_KIND)):
-                self._buffer.at -= len(mark)  # the message in front of it was not ended
+                self._buffer.at -= len(mark)  # the message before it has no end mark
                 return mark
         return mark
 
     def _call(self, name: str) -> ParserSteps[str]:
-        """Collect the call of `name`, and return the mark behind it."""
-        name = self._tools.known(name) or name
-        # A text that is no object is the one argument of a tool that takes one text only.
+        """Collect the call of `name`, and return the mark after it."""
+        name = self._tools.known_name(name) or name
+        # A text that is no object becomes the argument of a tool whose only argument is a text.
         sole = self._tools.sole_text(name)
         collector, transcoder = self._collector, Transcoder()
-        waiting, kind = "", ""  # what was not yet written, until it is clear what kind it is
+        waiting, kind = "", ""  # text that waits until its kind is certain
 
         def write(text: str) -> None:
             nonlocal waiting, kind
@@ -158,17 +158,17 @@ class HarmonyParser:
 
 
 def _channel(header: str) -> str:
-    """Return the channel that a header names, "" if it names none."""
-    _, _, behind = header.partition(CHANNEL)
-    found = _CHANNEL_NAME.match(behind)
+    """Return the channel in a header, "" without one."""
+    _, _, rest = header.partition(CHANNEL)
+    found = _CHANNEL_NAME.match(rest)
     return found[1] if found else ""
 
 
 def _function_called(header: str) -> str:
-    """Return the name of the tool that a message is for, "" if it is for none.
+    """Return the name of the tool that a message calls, "" if it calls none.
 
-    A recipient in the namespace `functions` makes a call on any channel. Any other recipient, such
-    as a built-in tool that nobody offered, makes one on the commentary channel only.
+    A message to a recipient in the namespace `functions` is a call on any channel. A message to
+    another recipient, for example a built-in tool, is a call on the commentary channel only.
     """
     found = _RECIPIENT.search(header)
     recipient = found[1] if found else ""
@@ -185,17 +185,17 @@ def read(
     takes_calls: bool,
     begun: Channel | None,
 ) -> ParserSteps[None]:
-    """Parse one answer; `begun`: what the message is that the prompt has begun."""
+    """Parse one answer; `begun` is the channel of a message that the prompt began."""
     return HarmonyParser(buffer, collector, tools, takes_calls).read(begun)
 
 
-# ---------------------------------------------------------------- what a grammar holds it to
+# ---------------------------------------------------------------- the grammar
 
 
 def final_message(lark: Lark, answer: Expression) -> Expression:
-    """Return the message whose text is `answer`."""
+    """Return the message with the text `answer`."""
     kind = lark.any_of([*TYPE, NOTHING])
-    return lark.row(f"{CHANNEL}final", kind, MESSAGE, answer)
+    return lark.concat(f"{CHANNEL}final", kind, MESSAGE, answer)
 
 
 def call_message(lark: Lark, tools: Sequence[ToolSchema], _: bool = False) -> Expression:
@@ -205,37 +205,39 @@ def call_message(lark: Lark, tools: Sequence[ToolSchema], _: bool = False) -> Ex
 
 
 def addressed_call(lark: Lark, tools: Sequence[ToolSchema], _: bool = False) -> Expression:
-    """Return a call from its recipient on, wherever in the header that stands."""
+    """Return a call from its recipient on, before or after the channel."""
     assert tools, "a call needs a tool"
     kind = lark.any_of([*TYPE, NOTHING])
     channel = lark.optional(f"{CHANNEL}commentary")
-    behind = lark.rule(lark.row(channel, kind, MESSAGE))
-    calls = [lark.row(lark.quoted(each.name), behind, json_arguments(lark, each)) for each in tools]
-    return lark.row(RECIPIENT, lark.any_of(calls))
+    rest = lark.rule(lark.concat(channel, kind, MESSAGE))
+    calls = [
+        lark.concat(lark.quoted(tool.name), rest, json_arguments(lark, tool)) for tool in tools
+    ]
+    return lark.concat(RECIPIENT, lark.any_of(calls))
 
 
 def _call(lark: Lark, tool: ToolSchema) -> Expression:
     kind = lark.any_of([*TYPE, NOTHING])
-    recipient = lark.row(RECIPIENT, lark.quoted(tool.name))
+    recipient = lark.concat(RECIPIENT, lark.quoted(tool.name))
     channel = f"{CHANNEL}commentary"
-    header = lark.any_of([lark.row(channel, recipient), lark.row(recipient, channel)])
-    return lark.row(header, kind, MESSAGE, json_arguments(lark, tool))
+    header = lark.any_of([lark.concat(channel, recipient), lark.concat(recipient, channel)])
+    return lark.concat(header, kind, MESSAGE, json_arguments(lark, tool))
 
 
 def turn(lark: Lark, last: Expression, opening: str) -> Expression:
-    """Return a turn that ends with `last`, with nothing but thinking in front of it.
+    """Return a turn of thinking messages and, at its end, `last`.
 
     `opening` is the generation prompt, which may have begun the thinking.
     """
     thinking = lark.repeated(ANALYSIS, lark.optional(TEXT), NEXT)
     if opening.endswith(ANALYSIS):
-        return lark.row(lark.optional(TEXT), NEXT, thinking, last)
-    return lark.row(thinking, last)
+        return lark.concat(lark.optional(TEXT), NEXT, thinking, last)
+    return lark.concat(thinking, last)
 
 
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: words.vocabulary >= MARKS,
+        matches=lambda words: words.vocabulary >= MARKS,
         rank=-1,
         analysis=ANALYSIS,
         read=read,

@@ -1,4 +1,4 @@
-"""The form of Hermes, Qwen2.5 and Qwen3: an object in JSON between `<tool_call>` tags."""
+"""The format of Hermes, Qwen2.5 and Qwen3: an object in JSON between `<tool_call>` tags."""
 
 from hearth.worker.formats.shared.format_parts import (
     LAST,
@@ -9,8 +9,8 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 FORMATS = (
-    ModelFormat(  # EXAONE 4 ends no line
-        is_of=lambda words: (
+    ModelFormat(  # EXAONE 4, which has no newlines around the object
+        matches=lambda words: (
             '<tool_call>{"name"' in words.template and "<tool_call>\\n" not in words.template
         ),
         rank=LAST,
@@ -20,7 +20,7 @@ FORMATS = (
         ),
     ),
     ModelFormat(
-        is_of=lambda words: (
+        matches=lambda words: (
             words.tool_form == "manual"
             or (
                 "<tool_call>" in words.template

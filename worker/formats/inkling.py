@@ -1,4 +1,4 @@
-"""The form of Inkling: messages of thinking, of text, or of one call as an object in JSON.
+"""The format of Inkling: messages of thinking, of text, or of one call as an object in JSON.
 
     <|content_thinking|>...<|end_message|><|message_model|>NAME<|content_invoke_tool_json|>{}
 
@@ -19,10 +19,10 @@ CALL, END, NEXT = "<|content_invoke_tool_json|>", "<|end_message|>", "<|message_
 THINK, TEXT = "<|content_thinking|>", "<|content_text|>"
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: words.vocabulary >= {CALL, END, NEXT},
+        matches=lambda words: words.vocabulary >= {CALL, END, NEXT},
         thinking=(THINK, END),
         framing=(NEXT, END, TEXT, CALL, "<|content_xml|>", "<|content_invoke_tool_text|>"),
-        # What needs NUL behind it matches only where the answer is cut off: in a call.
+        # The pattern with NUL matches only partially: where the answer is cut off in a call.
         header=regex.compile(
             r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"
             r"|(?<=<\|content_invoke_tool_json\|>)[^<]*+\x00"
@@ -33,7 +33,7 @@ FORMATS = (
                 json_call(f'{CALL}{{"name":"', '","args":', f"}}{END}"), CALL, between=NEXT
             ),
             thinking=("", THINK, END),
-            behind=NEXT,
+            after_thinking=NEXT,
             final=(TEXT, END),
             to=("", ""),
         ),

@@ -1,4 +1,4 @@
-"""The forms of calls as JSON between two marks, where the marks alone tell families apart."""
+"""The formats of calls as JSON between two marks; families differ in their marks alone."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,22 +28,23 @@ _CALLS: Final = ("<tool_calls>", "</tool_calls>")
 
 
 def _format(
-    is_of: Callable[[ModelWords], bool],
+    matches: Callable[[ModelWords], bool],
     marks: tuple[str, str],
     around: tuple[str, str, str] = ("[", ", ", "]"),
     key: str = "arguments",
     others: tuple[str, ...] = (),
     **more: Any,
 ) -> ModelFormat:
-    """Return the form of calls between `marks`, with `around` them what makes them a list.
+    """Return the format of calls between `marks`.
 
-    `others` are texts that models write in front of calls, too.
+    `around` is the text before, between and after calls. `others` are further texts that models
+    write before calls.
     """
     start, end = marks
     call = '{"name": "', f'", "{key}": ', "}"
     return ModelFormat(
-        is_of=is_of,
-        sections=(Section(start, end), *(Section(each, is_own=False) for each in others)),
+        matches=matches,
+        sections=(Section(start, end), *(Section(text, takes_any_name=False) for text in others)),
         grammar=CallGrammar(
             json_call(*call),
             start,
@@ -132,12 +133,12 @@ FORMATS = (
         ("\n", "\n</tool_call>\n<tool_call>\n", "\n"),
         rank=LAST,
     ),
-    ModelFormat(  # Apertus, which names the tool by the key of its arguments
-        is_of=lambda words: "<|tools_prefix|>" in words.template,
+    ModelFormat(  # Apertus: the key of the arguments is the tool's name
+        matches=lambda words: "<|tools_prefix|>" in words.template,
         thinking=("<|inner_prefix|>", "<|inner_suffix|>"),
         framing=("<|tools_suffix|>",),
         ends=("<|tools_suffix|>",),
-        header=regex.compile(r"(?!)"),  # there is none, but a call ends thinking
+        header=regex.compile(r"(?!)"),  # there are no headers, but a call ends thinking
         sections=(
             Section(
                 "<|tools_prefix|>", read=lambda context: json_calls(context, Trust(is_keyed=True))
@@ -152,7 +153,7 @@ FORMATS = (
         ),
     ),
     ModelFormat(  # GigaChat 3.1
-        is_of=lambda words: _GIGACHAT[1].start in words.template,
+        matches=lambda words: _GIGACHAT[1].start in words.template,
         framing=_MESSAGE,
         part_ends=_MESSAGE,
         sections=_GIGACHAT,
@@ -162,8 +163,10 @@ FORMATS = (
             is_single=True,
         ),
     ),
-    ModelFormat(  # GigaChat 3, whose calls are messages of their own
-        is_of=lambda words: "function call" in words.template and "<|role_sep|>" in words.template,
+    ModelFormat(  # GigaChat 3: each call is a message
+        matches=lambda words: (
+            "function call" in words.template and "<|role_sep|>" in words.template
+        ),
         rank=1,
         framing=_MESSAGE,
         part_ends=_MESSAGE,
@@ -176,9 +179,9 @@ FORMATS = (
         ),
     ),
     ModelFormat(  # xLAM 2
-        is_of=lambda words: "tool_call_name" in words.template,
+        matches=lambda words: "tool_call_name" in words.template,
         more_thinking=(_THINK,),
-        sections=(Section('[{"name"', is_own=False, is_head=True),),
+        sections=(Section('[{"name"', takes_any_name=False, is_head=True),),
         grammar=CallGrammar(
             json_call('{"name": "', '", "arguments": ', "}"),
             '[{"name": "',

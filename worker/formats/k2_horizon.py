@@ -1,4 +1,4 @@
-"""The form of K2 Horizon: GLM's elements under names of its own, in one section."""
+"""The format of K2 Horizon: elements as GLM's, with other names, in one section."""
 
 from dataclasses import replace
 from typing import Final
@@ -23,16 +23,16 @@ FORM = replace(
     ),
 )
 _THINKING: Final = tuple(
-    (f"<ifm|{each}>", f"</ifm|{each}>") for each in ("think", "think_fast", "think_faster")
+    (f"<ifm|{tag}>", f"</ifm|{tag}>") for tag in ("think", "think_fast", "think_faster")
 )
 _ARGUMENT_MARKS: Final = tuple(
-    f"<{each}>"
+    f"<{tag}>"
     for name in ("key", "type", "value")
-    for each in (f"ifm|arg_{name}", f"/ifm|arg_{name}")
+    for tag in (f"ifm|arg_{name}", f"/ifm|arg_{name}")
 )
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: START in words.vocabulary,
+        matches=lambda words: START in words.vocabulary,
         thinking=_THINKING[0],
         more_thinking=_THINKING[1:],
         framing=(START, END, CALL, CALL_END, *_ARGUMENT_MARKS),

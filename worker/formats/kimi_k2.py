@@ -1,4 +1,4 @@
-"""The form of Kimi K2: names, numbers and arguments in a section, each call between marks."""
+"""The format of Kimi K2: a section of calls; each has a name, a number and arguments."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ from hearth.worker.formats.shared.format_parts import (
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
-# Without a number it is an id that another server made, where no tool has that name.
+# A name without a number that no tool has is an id that another server made.
 _HEAD: Final = regex.compile(
     r"(?P<id>(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+)\s*+"
     + regex.escape(ARGUMENTS)
@@ -28,13 +28,13 @@ READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
-    head = lark.row(f"{CALL}functions.", lark.quoted(tool.name), ":", NUMBER)
-    return lark.row(head, ARGUMENTS, json_arguments(lark, tool), CALL_END)
+    head = lark.concat(f"{CALL}functions.", lark.quoted(tool.name), ":", NUMBER)
+    return lark.concat(head, ARGUMENTS, json_arguments(lark, tool), CALL_END)
 
 
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         framing=(START, END, CALL, ARGUMENTS, CALL_END),
         sections=(Section(START, read=READ), Section(CALL, read=READ)),
         grammar=CallGrammar(write, START, start=START, end=END, between=""),

@@ -1,4 +1,4 @@
-"""The form of Kimi K3: thinking, response, calls and arguments are parts, opened and closed.
+"""The format of Kimi K3: thinking, response, calls and arguments are parts with open and close.
 
 ...<|close|>think<|sep|><|open|>response<|sep|>...<|close|>response<|sep|>
 <|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...
@@ -22,7 +22,7 @@ OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 START, END, CALL = f"{OPEN}tools{SEP}", f"{CLOSE}tools{SEP}", f"{OPEN}call "
 RESPONSE, RESPONSE_END = f"{OPEN}response{SEP}", f"{CLOSE}response{SEP}"
 THINK_END, MESSAGE_END = f"{CLOSE}think{SEP}", f"{CLOSE}message{SEP}"
-KINDS: Final = ("string", "number", "boolean", "object", "array", "null")  # text, and JSON
+KINDS: Final = ("string", "number", "boolean", "object", "array", "null")  # the first is text
 _PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\""
 FORM = TagForm(
     name=(f'{CALL}tool="', '" index="', NUMBER, f'"{SEP}'),
@@ -40,7 +40,7 @@ FORM = TagForm(
 )
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
+        matches=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
         thinking=(f"{OPEN}think{SEP}", THINK_END),
         framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL, THINK_END),
         header=regex.compile(
@@ -52,7 +52,7 @@ FORMATS = (
         messages=message_grammar(
             CallGrammar(tagged(FORM), START, start=START, end=f"{END}{MESSAGE_END}", between=""),
             thinking=(OPEN, f"think{SEP}", THINK_END),
-            behind="",
+            after_thinking="",
             final=("", f"{RESPONSE_END}{MESSAGE_END}"),
             opens=RESPONSE,
             skipped=RESPONSE_END,

@@ -1,4 +1,4 @@
-"""The forms of LFM2 and Olmo 3: calls in Python between marks."""
+"""The formats of LFM2 and Olmo 3: calls in Python between marks."""
 
 from hearth.worker.formats.shared.format_parts import CallGrammar, ModelFormat, Section, python_call
 from hearth.worker.formats.shared.python_text import python_text
@@ -9,7 +9,7 @@ CALLS, CALLS_END = "<function_calls>", "</function_calls>"
 
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: (
+        matches=lambda words: (
             START in words.template
             or "<|tool_list_start|>" in words.template
             or words.vocabulary >= {START, END}
@@ -20,7 +20,7 @@ FORMATS = (
         call_text=python_text,
     ),
     ModelFormat(
-        is_of=lambda words: CALLS in words.template,
+        matches=lambda words: CALLS in words.template,
         thinking=("<think>", "</think>"),
         sections=(Section(CALLS, CALLS_END),),
         grammar=CallGrammar(python_call, CALLS, start=CALLS, end=CALLS_END, between="\n"),

@@ -1,4 +1,4 @@
-"""The forms of Llama 3 and 4: an object in JSON, maybe behind a tag, or Python behind that."""
+"""The formats of Llama 3 and 4: an object in JSON, maybe after a tag, or Python after the tag."""
 
 from dataclasses import replace
 from typing import Final
@@ -24,7 +24,7 @@ FRAME: Final = ("<|python_start|>", "<|python_end|>")
 
 
 def read(context: CallContext) -> ParserSteps[None]:
-    """Read what stands behind the tag: JSON, or Python up to the end."""
+    """Read the calls after the tag: JSON, or Python up to the end."""
     buffer = context.buffer
     yield from buffer.skip(BLANKS)
     if (yield from buffer.peek()) == "{":
@@ -38,9 +38,9 @@ def read(context: CallContext) -> ParserSteps[None]:
         context.write(*call)
 
 
-SECTION = Section(TAG, read=read, is_own=False)
+SECTION = Section(TAG, read=read, takes_any_name=False)
 _BARE: Final = ModelFormat(
-    is_of=lambda words: words.tool_form == "native",
+    matches=lambda words: words.tool_form == "native",
     rank=LAST + 1,
     ends=("<|eom_id|>",),
     sections=(SECTION,),
@@ -50,11 +50,11 @@ _BARE: Final = ModelFormat(
 )
 FORMATS = (
     _BARE,
-    replace(  # Llama 4 frames its calls, or what stands in front of them
+    replace(  # Llama 4 frames its calls, or the text before them
         _BARE,
-        is_of=lambda words: words.vocabulary >= {*FRAME},
+        matches=lambda words: words.vocabulary >= {*FRAME},
         rank=LAST,
         framing=FRAME,
-        sections=(Section(*FRAME, is_own=False),),
+        sections=(Section(*FRAME, takes_any_name=False),),
     ),
 )

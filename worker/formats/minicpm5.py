@@ -1,4 +1,4 @@
-"""The form of MiniCPM5: `<function name="f"><param name="k">`, which nothing stands around."""
+"""The format of MiniCPM5: `<function name="f"><param name="k">`, without marks around calls."""
 
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
@@ -11,7 +11,7 @@ from hearth.worker.formats.shared.format_parts import (
 FORM = tag_form(('<function name="', '">'), ('<param name="', '">'), "</param>", "</function>")
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: all(mark in words.template for mark in (FORM.name[0], FORM.key[0])),
+        matches=lambda words: all(mark in words.template for mark in (FORM.name[0], FORM.key[0])),
         sections=(Section("<function name=", "</function>", is_head=True),),
         form=FORM,
         grammar=CallGrammar(tagged(FORM), "<function name="),

@@ -1,4 +1,4 @@
-"""The forms of MiniMax M2 and M3; in M3's a mark stands in front of each tag, nested ones too."""
+"""The formats of MiniMax M2 and M3; in M3's a mark stands before every tag, nested or not."""
 
 from typing import Final
 
@@ -24,22 +24,22 @@ START, END = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 
 
 def unfold(tools: RequestTools, name: str, key: str, text: str) -> str:
-    """Return as JSON the value of an argument, whose members and items may be elements."""
+    """Return the JSON of an argument whose members and items may be elements."""
     first, *pieces = text.split(MARK)
-    # Of each element that is open: its key, what knows its type, its text, its elements' values.
+    # For each open element: its key, the tools that know its type, its text, its members' values.
     opened: list[tuple[str, RequestTools, str, list[tuple[str, str]]]] = [(key, tools, first, [])]
     for piece in [*pieces, *["</"] * (len(pieces) + 1)]:
         tag, _, text = piece.lstrip().removeprefix("<").partition(">")
         if not tag.startswith("/"):
-            opened.append((tag, opened[-1][1].within(name, opened[-1][0]), text, []))
+            opened.append((tag, opened[-1][1].member_tools(name, opened[-1][0]), text, []))
             continue
         key, tools, text, values = opened.pop()
-        value = "{" + ", ".join(f'"{json_text(each)}": {it}' for each, it in values) + "}"
-        kinds = [each for each in ("[]", "{}") if tools.fitting(name, key, each) == each]
+        value = "{" + ", ".join(f'"{json_text(tag)}": {member}' for tag, member in values) + "}"
+        kinds = [empty for empty in ("[]", "{}") if tools.argument_json(name, key, empty) == empty]
         if not values:
-            value = tools.fitting(name, key, text or (kinds[0] if len(kinds) == 1 else ""))
-        elif {each for each, _ in values} == {"item"} and "[]" in kinds:
-            value = f"[{', '.join(it for _, it in values)}]"
+            value = tools.argument_json(name, key, text or (kinds[0] if len(kinds) == 1 else ""))
+        elif {tag for tag, _ in values} == {"item"} and "[]" in kinds:
+            value = f"[{', '.join(member for _, member in values)}]"
         if not opened:
             break
         opened[-1][3].append((key, value))
@@ -56,17 +56,17 @@ FORM = TagForm(
     opens=regex.compile(_TAG + r"(?P<key>[^<>/]++)>"),
     begins=MARK,
     unfold=unfold,
-    behind="\n",
+    after_call="\n",
 )
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: M2 in words.template,
+        matches=lambda words: M2 in words.template,
         sections=(Section(M2, M2_END), Section("<invoke name=", M2_END, is_head=True)),
         form=M2_FORM,
         grammar=CallGrammar(tagged(M2_FORM), M2, start=f"{M2}\n", end=f"\n{M2_END}"),
     ),
     ModelFormat(
-        is_of=lambda words: MARK in words.template or MARK in words.vocabulary,
+        matches=lambda words: MARK in words.template or MARK in words.vocabulary,
         thinking=("<mm:think>", "</mm:think>"),
         sections=(Section(START, END), Section(f"{MARK}<invoke", END, is_head=True)),
         form=FORM,

@@ -1,4 +1,4 @@
-"""The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
+"""The formats of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,9 +29,9 @@ _NEXT: Final = regex.compile(r"[\w./:-]++\[ARGS\]")
 
 
 def read(context: CallContext, has_id: bool = False) -> ParserSteps[None]:
-    """Read a list, or names with arguments behind them; there is no end mark.
+    """Read a list, or names followed by their arguments; there is no end mark.
 
-    `has_id`: the list's calls have ids, behind their arguments.
+    `has_id`: the calls of a list have ids, which stand after their arguments.
     """
     buffer = context.buffer
     yield from buffer.skip(BLANKS)
@@ -41,7 +41,7 @@ def read(context: CallContext, has_id: bool = False) -> ParserSteps[None]:
     head = yield from buffer.take_match(_HEAD)
     while head:
         yield from named_call(context, head["name"], call_id=head["id"] or "")
-        offset = yield from buffer.run(BLANKS)
+        offset = yield from buffer.offset_after(BLANKS)
         if not (yield from buffer.match(_NEXT, offset)):
             return
         buffer.hold()
@@ -50,7 +50,7 @@ def read(context: CallContext, has_id: bool = False) -> ParserSteps[None]:
 
 
 _NAMED: Final = ModelFormat(
-    is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+    matches=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
     sections=(Section(START, read=read),),
     grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
 )
@@ -58,10 +58,10 @@ FORMATS = (
     _NAMED,
     replace(
         _NAMED,
-        is_of=lambda words: _NAMED.is_of(words) and "[CALL_ID]" in words.vocabulary,
+        matches=lambda words: _NAMED.matches(words) and "[CALL_ID]" in words.vocabulary,
         rank=-1,
         grammar=CallGrammar(
-            lambda lark, tool: lark.row(
+            lambda lark, tool: lark.concat(
                 *(START, lark.quoted(tool.name)),
                 lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/")),
                 *("[ARGS]", json_arguments(lark, tool)),
@@ -72,17 +72,17 @@ FORMATS = (
     ),
     replace(
         _NAMED,
-        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        matches=lambda words: _NAMED.matches(words) and "[THINK]" in words.vocabulary,
         rank=-2,
         thinking=("[THINK]", "[/THINK]"),
     ),
     replace(
         _NAMED,
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         rank=1,
         sections=(Section(START, read=partial(read, has_id=True)),),
         grammar=CallGrammar(
-            lambda lark, tool: lark.row(
+            lambda lark, tool: lark.concat(
                 json_call('{"name": "', '", "arguments": ', "")(lark, tool),
                 lark.optional(
                     ', "id": ', lark.json({"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"})

@@ -1,4 +1,4 @@
-"""The form of Muse: messages to itself, to the user or to a tool, which hold `<atem:invoke>`.
+"""The format of Muse: messages to itself, to the user, or to a tool, with `<atem:invoke>`.
 
      to=self<|message|>...<|eom|><|start|>assistant to=NAME<|message|><atem:function_calls>...
 
@@ -28,12 +28,14 @@ FORM = tag_form(
     "</atem:invoke>",
     has_lines=True,
 )
-_WHOLE: Final = replace(FORM, name=(f"{START}\n{FORM.name[0]}", FORM.name[1]), behind=f"\n{END}")
+_WHOLE: Final = replace(
+    FORM, name=(f"{START}\n{FORM.name[0]}", FORM.name[1]), after_call=f"\n{END}"
+)
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         thinking=(f"to=self{MESSAGE}", MESSAGE_END),
-        # Thinking may go over into another message without any end.
+        # Another message may begin within thinking, without an end mark between.
         framing=(
             f" to={{name}}{MESSAGE}",
             f"to={{name}}{MESSAGE}",
@@ -44,7 +46,7 @@ FORMATS = (
             START,
             END,
         ),
-        # What needs NUL behind it matches only where the answer is cut off: a tag's beginning.
+        # The pattern with NUL matches only partially: where the answer is cut off in a tag.
         header=regex.compile(
             r"\s*+(?:(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>|</?+atem:[^<>]*+\x00)"
         ),
@@ -53,7 +55,7 @@ FORMATS = (
         messages=message_grammar(
             CallGrammar(tagged(_WHOLE), START, between=f"{MESSAGE_END}{NEXT}"),
             thinking=(" to=", f"self{MESSAGE}", MESSAGE_END),
-            behind=NEXT,
+            after_thinking=NEXT,
             final=(f" to=user{MESSAGE}", ""),
             to=(" to=", MESSAGE),
         ),

@@ -1,4 +1,4 @@
-"""The form of Qwen3-Coder, Qwen3.5, Step 3.5, Nemotron 3, MiMo V2, Seed-OSS: `<function=f>`."""
+"""The format of Qwen3-Coder, Qwen3.5, Step 3.5, Nemotron 3, MiMo V2, Seed-OSS: `<function=f>`."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ FORM = TagForm(
     has_lines=True,
     value_end="</parameter>",
     call_end="</function>",
-    behind="\n</tool_call>",
+    after_call="\n</tool_call>",
     head=regex.compile(r"<(?P<tag>function|parameter)\s*=\s*(?P<name>[^\s<>]++)\s*(?:>|(?=<))"),
     opens=regex.compile(r"<parameter=\s*(?P<key>[^\s<>]++)\s*>"),
     begins="<parameter=",
@@ -28,10 +28,10 @@ FORM = TagForm(
 TIGHT = replace(FORM, key=("<parameter=", ">"), gap="", trims_newline=False)
 _TIGHT_SHOWN = regex.compile(r"<tool_call>\\?n?\s*+<function=\w++>\\?n?\s*+<parameter=\w++>[^\\\s]")
 START, END = "<seed:tool_call>", "</seed:tool_call>"
-SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
+SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), after_call=f"\n{END}")
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: (
+        matches=lambda words: (
             "<tool_call>\n<function=" in words.template.replace("\\n", "\n")
             and not _TIGHT_SHOWN.search(words.template)
         ),
@@ -41,14 +41,14 @@ FORMATS = (
         grammar=CallGrammar(tagged(FORM), "<tool_call>"),
     ),
     ModelFormat(
-        is_of=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
+        matches=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
         rank=6,
         sections=(Section("<tool_call>", "</tool_call>"),),
         form=TIGHT,
         grammar=CallGrammar(tagged(TIGHT), "<tool_call>"),
     ),
     ModelFormat(
-        is_of=lambda words: START in words.template,
+        matches=lambda words: START in words.template,
         rank=6,
         thinking=("<seed:think>", "</seed:think>"),
         sections=(Section(START, END),),

@@ -1,4 +1,4 @@
-"""The form of Solar Open: messages of thinking, of text or of calls, each call between marks.
+"""The format of Solar Open: messages of thinking, of text or of calls, with marks around calls.
 
 <|think|>...<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME
 """
@@ -27,7 +27,7 @@ START, THINK, CONTENT, END, BEGIN = (
     "<|begin|>",
 )
 CALL, NAME, ARGUMENTS, CALL_END = (
-    f"<|tool_call:{each}|>" for each in ("begin", "name", "args", "end")
+    f"<|tool_call:{part}|>" for part in ("begin", "name", "args", "end")
 )
 _HEAD: Final = regex.compile(
     r"(?P<id>[^<]*+)<\|tool_call:name\|>(?P<name>[^<]++)<\|tool_call:args\|>"
@@ -36,13 +36,13 @@ _READ: Final = marked_calls(CALL, _HEAD, CALL_END, "<|calls|>")
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
-    head = lark.row(CALL, lark.text_until(NAME, 10, but="<"), lark.quoted(tool.name), ARGUMENTS)
-    return lark.row(head, json_arguments(lark, tool), CALL_END)
+    head = lark.concat(CALL, lark.text_until(NAME, 10, but="<"), lark.quoted(tool.name), ARGUMENTS)
+    return lark.concat(head, json_arguments(lark, tool), CALL_END)
 
 
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: words.vocabulary >= {START, CALL, NAME},
+        matches=lambda words: words.vocabulary >= {START, CALL, NAME},
         thinking=(THINK, END),
         framing=(BEGIN, END, CONTENT, START, CALL, CALL_END, NAME, ARGUMENTS),
         header=regex.compile(
@@ -53,7 +53,7 @@ FORMATS = (
         messages=message_grammar(
             CallGrammar(write, START, start=START, between=""),
             thinking=("", THINK, END),
-            behind=f"{BEGIN}assistant",
+            after_thinking=f"{BEGIN}assistant",
             final=(CONTENT, ""),
         ),
         part_ends=(END,),

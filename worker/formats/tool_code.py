@@ -1,4 +1,4 @@
-"""The form of Gemma 2 and 3: calls in Python, in a fenced block."""
+"""The format of Gemma 2 and 3: calls in Python, in a fenced block."""
 
 from typing import Final
 
@@ -18,11 +18,11 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 START: Final = "```tool_code"
-FENCES_MAX: Final = 8  # that are tried as the end of a block
+FENCES_MAX: Final = 8  # fences that are tried as the end of a block
 
 
 def read(context: CallContext) -> ParserSteps[None]:
-    """Read a fenced block of Python that is nothing but calls."""
+    """Read a fenced block of Python that consists of calls."""
     texts: list[str] = []
     for _ in range(FENCES_MAX):
         mark = yield from context.buffer.scan(Marks("```"), texts.append)
@@ -40,13 +40,13 @@ def read(context: CallContext) -> ParserSteps[None]:
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
-    return lark.row(f"{START}\n", python_call(lark, tool), "\n```")
+    return lark.concat(f"{START}\n", python_call(lark, tool), "\n```")
 
 
-SECTION = Section(START, read=read, is_own=False)
+SECTION = Section(START, read=read, takes_any_name=False)
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: words.tool_form == "tool_code",
+        matches=lambda words: words.tool_form == "tool_code",
         sections=(SECTION,),
         grammar=CallGrammar(write, START, between="\n"),
     ),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hearth.shared.settings import Settings
 from hearth.worker.doctor.check_context import DEPTH_MAX, CheckContext, CheckRules
-from hearth.worker.doctor.checked_machine import machine_row, model_row, subject_of
+from hearth.worker.doctor.checked_machine import machine_facts, model_facts, subject_of
 from hearth.worker.doctor.findings import Findings, FindingsFile
 from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
@@ -141,7 +141,7 @@ class ModelDoctor:
         """Return the report; "check_again" has the checks run again."""
         assert self._checks is not None, "a worker that is ready has them"
         if what == "check_again" and not self._is_off:
-            self._checks.ask_again()
+            self._checks.run_again()
         off = {"off": self._why_off} if self._is_off else {}
         return self.report(self._checks.report() | off, self._checks.found)
 
@@ -162,8 +162,8 @@ class ModelDoctor:
     def report(self, state: dict[str, Any], findings: Findings | None) -> dict[str, Any]:
         """Return the report on this machine and model, without names of people or paths."""
         return {
-            "machine": machine_row(),
-            "model": model_row(self._loaded, self._dtype),
+            "machine": machine_facts(),
+            "model": model_facts(self._loaded, self._dtype),
             "settings": settings_row(self._configured),
             "auto": [
                 {"setting": name, "now": now, "next_start": later}

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
     """Return all tokens that end an answer of the model."""
-    own = OutputFormat(tokenizer).own
+    own = OutputFormat(tokenizer).model_format
     return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
 
 
@@ -67,7 +67,7 @@ def make_builder(
 
 def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
     """Return the form of the model's calls and results; None if its format defines none."""
-    own = OutputFormat(tokenizer, tool_form).own
+    own = OutputFormat(tokenizer, tool_form).model_format
     grammar, text = own.grammar, own.call_text
     if grammar is None or text is None:
         return None

@@ -8,26 +8,26 @@ from typing import Any, Final, Literal
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps
 
-_HALF: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 Channel = Literal["reasoning", "content", "tool_call"]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of an answer. A call begins with a piece that has its name, and maybe no text."""
+    """A piece of an answer. The first piece of a call has the tool's name, and maybe no text."""
 
     channel: Channel
-    text: str  # of a call: the next piece of its arguments' JSON
-    name: str = ""  # of the tool that is called, where a call begins
-    # Of content: (characters of the text, where they end in what the model wrote).
+    text: str  # in a call: the next piece of the arguments' JSON
+    name: str = ""  # name of the called tool, in the first piece of a call
+    # In content: (number of characters, position of their end in what the model wrote).
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-    call_id: str = field(default="", compare=False)  # as the model wrote it, "" = it wrote none
+    call_id: str = field(default="", compare=False)  # the id that the model wrote, "" without one
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call. Arguments that are no JSON object stay the text that they are."""
+    """One tool call. Arguments that are no JSON object stay text."""
 
     name: str
     arguments: dict[str, Any] | str
@@ -35,7 +35,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """All that the model said in one turn."""
+    """All parts of one turn of the model."""
 
     reasoning: str = ""
     content: str = ""
@@ -43,15 +43,15 @@ class AnswerParts:
 
 
 class AnswerStopped(Exception):
-    """The content holds a stop string: nothing behind it is read."""
+    """The content holds a stop string: the text after it is not read."""
 
 
 class StopMatcher:
     """Passes text through, holding back only what may be the beginning of a stop string.
 
-    Invariants: the text returned over all calls is the input up to the stop string that is
-    complete first, exclusive, however the input was cut into pieces; of several that end there the
-    longest counts. What is held back is shorter than the longest stop string.
+    Invariants: all returned texts together are the input before the stop string that is complete
+    first, however the input was cut into pieces. Of several stop strings with the same end the
+    longest counts. The text that is held back is shorter than the longest stop string.
     Owner: the inference thread.
     """
 
@@ -59,82 +59,82 @@ class StopMatcher:
         assert all(stops), "an empty stop string would end everything at once"
         self._stops = stops
         self._partial_max = max(map(len, stops), default=1) - 1
-        self.held = ""  # what may be the beginning of one
-        self.stop: str | None = None  # that was met
+        self.held_back = ""  # text that may be the beginning of a stop string
+        self.stop: str | None = None  # the stop string that was found
 
     def feed(self, text: str) -> str:
-        """Take the next piece of text, and return what of it may be shown."""
-        self.held += text
-        hits = [(self.held.find(stop), stop) for stop in self._stops]
+        """Add the next piece of text, and return the text that may be sent."""
+        self.held_back += text
+        hits = [(self.held_back.find(stop), stop) for stop in self._stops]
         ended = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         if ended:
             _, start, self.stop = min(ended)
-            shown, self.held = self.held[:start], ""
+            shown, self.held_back = self.held_back[:start], ""
             return shown
-        lengths = range(min(self._partial_max, len(self.held)), 0, -1)
-        tails = (self.held[-length:] for length in lengths)
-        tail = next((each for each in tails if any(s.startswith(each) for s in self._stops)), "")
-        shown, self.held = self.held.removesuffix(tail), tail
+        lengths = range(min(self._partial_max, len(self.held_back)), 0, -1)
+        tails = (self.held_back[-length:] for length in lengths)
+        tail = next((tail for tail in tails if any(s.startswith(tail) for s in self._stops)), "")
+        shown, self.held_back = self.held_back.removesuffix(tail), tail
         return shown
 
     def finish(self) -> str:
-        """Return what was held back: no stop string can complete any more."""
-        shown, self.held = self.held, ""
+        """Return the text that was held back: no stop string can complete any more."""
+        shown, self.held_back = self.held_back, ""
         return shown
 
 
 class AnswerCollector:
     """Collects the parts of one answer, up to a stop string. Owner: the inference thread.
 
-    Invariant: arguments belong to the call that began last, and no part is taken back. Stop strings
-    are those of the content alone: what the client gets as thinking, or as a call, has none.
+    Invariant: arguments belong to the call that began last, and no part is taken back. Only content
+    is searched for stop strings: thinking and calls are not.
     """
 
     def __init__(self, buffer: LookaheadBuffer) -> None:
-        """`buffer` has what the model wrote."""
+        """`buffer` holds the text that the model wrote."""
         self._buffer = buffer
         self._new: list[AnswerPart] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
         self.matcher = StopMatcher([])
-        self.end = 0  # of the content that was told, in what the model wrote
+        self.content_end = 0  # position in what the model wrote, at which the sent content ends
 
     @property
     def position(self) -> int:
-        """How much was read of what the model wrote."""
+        """How many characters were read of what the model wrote."""
         return self._buffer.position
 
-    def text(self, channel: Channel, text: str, behind: int = 0) -> None:
-        """Add reasoning or content, which ends `behind` characters before what was read last.
+    def text(self, channel: Channel, text: str, chars_after: int = 0) -> None:
+        """Add reasoning or content, which ends `chars_after` characters before `position`.
 
         Raises AnswerStopped where a stop string ends in the content.
         """
         text = _whole_characters(text)
         if channel != "content":
             self.flush()
-            self._tell(channel, text)
+            self._add(channel, text)
             return
-        behind += len(self.matcher.held) + len(text)
+        chars_after += len(self.matcher.held_back) + len(text)
         shown = self.matcher.feed(text)
-        self.end = self.position - behind + len(shown)
-        self._tell(channel, shown)
+        self.content_end = self.position - chars_after + len(shown)
+        self._add(channel, shown)
         if self.matcher.stop is not None:
             raise AnswerStopped
 
     def flush(self) -> None:
-        """Add the content in which a stop string may have begun: none did."""
+        """Add the content that was held back: no stop string began in it."""
         text = self.matcher.finish()
-        self.end += len(text)
-        self._tell("content", text)
+        self.content_end += len(text)
+        self._add("content", text)
 
-    def _tell(self, channel: Channel, text: str) -> None:
+    def _add(self, channel: Channel, text: str) -> None:
         if text:
             self._texts[channel].append(text)
-            spans = ((len(text), self.end),) if channel == "content" else ()
+            spans = ((len(text), self.content_end),) if channel == "content" else ()
             self._new.append(AnswerPart(channel, text, spans=spans))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """Begin a call, to which the model may have written an id."""
+        """Begin a call; `call_id` is the id that the model wrote, "" without one."""
         assert name
         self.flush()
         name = _whole_characters(name)
@@ -150,7 +150,7 @@ class AnswerCollector:
             self._new.append(AnswerPart("tool_call", text))
 
     def take(self) -> list[AnswerPart]:
-        """Return what is new, neighbours of one kind as one part."""
+        """Return the new parts; neighbours of one channel become one part."""
         taken: list[list[AnswerPart]] = []
         for part in self._new:
             if taken and taken[-1][0].channel == part.channel and not part.name:
@@ -169,7 +169,7 @@ class AnswerCollector:
 
     @property
     def parts(self) -> AnswerParts:
-        """All that was added."""
+        """All parts that were added."""
         calls = tuple(ToolCall(name, object_or_text("".join(texts))) for name, texts in self._calls)
         return AnswerParts(
             "".join(self._texts["reasoning"]), "".join(self._texts["content"]), calls
@@ -179,20 +179,20 @@ class AnswerCollector:
 class AnswerSplitter:
     """Splits one answer while it is generated. Owner: the inference thread.
 
-    Invariants: the parts depend on the text alone and not on how it is cut into pieces; a part is
-    never taken back; only what may still turn out to be a mark or a call is held back.
+    Invariants: the parts depend on the text alone and not on how it is cut into pieces. A part is
+    never taken back. Only text that may still become a mark or a call is held back.
     """
 
     def __init__(
         self, buffer: LookaheadBuffer, collector: AnswerCollector, steps: ParserSteps[Any]
     ) -> None:
-        """`steps` parse the text in `buffer` and give `collector` the parts."""
+        """`steps` parses the text in `buffer` and adds the parts to `collector`."""
         self._buffer = buffer
         self.collector = collector
         self._steps: Any = steps
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """Take the next piece of the answer and return what is certain of it."""
+        """Add the next piece of the answer, and return the parts that are certain."""
         assert not self._buffer.is_over
         self._buffer.add(text)
         self._read()
@@ -217,7 +217,7 @@ class AnswerSplitter:
 
 
 def plain_splitter() -> AnswerSplitter:
-    """Return the splitter of an answer that is content and nothing else."""
+    """Return a splitter that takes all text for content."""
     buffer = LookaheadBuffer()
     collector = AnswerCollector(buffer)
     steps = buffer.scan(Marks(), partial(collector.text, "content"))
@@ -225,14 +225,14 @@ def plain_splitter() -> AnswerSplitter:
 
 
 def _whole_characters(text: str) -> str:
-    """Return `text` with U+FFFD for halves of characters, which nobody can send."""
-    if not _HALF.search(text):
+    """Return `text` with U+FFFD in place of single surrogates, which UTF-8 cannot encode."""
+    if not _SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class ReasoningWriter:
-    """Writes think blocks, without the newlines at their ends; each block begins a line.
+    """Writes think blocks without the newlines around them; each block begins a new line.
 
     Owner: the inference thread.
     """
@@ -240,10 +240,12 @@ class ReasoningWriter:
     def __init__(self, collector: AnswerCollector) -> None:
         self._collector = collector
         self._is_empty = True  # no block has text so far
-        self._pending: str | None = None  # newlines that may end the block; None = it has no text
+        self._pending: str | None = (
+            None  # newlines that may end the block; None = block without text
+        )
 
     def write(self, text: str) -> None:
-        """Take the next piece of the block."""
+        """Add the next piece of the block."""
         if self._pending is None:
             text = text.lstrip("\n")
             if not text:
@@ -262,71 +264,74 @@ class ReasoningWriter:
 
 
 class ContentWriter:
-    """Writes content, without the blanks that only set calls and think blocks apart.
+    """Writes content, without the blanks that only separate calls and think blocks from text.
 
-    Blanks beside a call are content only between text and text: those in front of the first call
-    there, or where there are none, those behind the last. Owner: the inference thread.
+    Between two texts with calls between them, the blanks before the first call are content. If
+    there are none, the blanks after the last call are. All other blanks beside a call are dropped.
+    Owner: the inference thread.
     """
 
     def __init__(self, collector: AnswerCollector) -> None:
         self._collector = collector
-        self._pending: list[str] = []  # blanks that are content or not by what follows
-        self._before = ""  # those in front of the call
-        self._pending_end = 0  # where they end in what the model wrote
+        self._pending: list[
+            str
+        ] = []  # blanks; the text after them decides whether they are content
+        self._before = ""  # the pending blanks before the call
+        self._pending_end = 0  # position in what the model wrote, at which the blanks end
         self._is_empty = True
-        self._is_behind_call = False
-        self._begins_line = False  # behind a message that has text
-        self._skips_newlines = False  # they belong to the think block in front of them
+        self._is_after_call = False
+        self._begins_line = False  # the next text begins a line: a message with text ended
+        self._skips_newlines = False  # newlines here belong to the think block before them
         self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
-        self._since_fence: list[str] = []  # of what was told, from the last fence that was found
+        self._since_fence: list[str] = []  # the written content from the last fence on
 
     def write(self, text: str) -> None:
-        """Take the next piece of text."""
+        """Add the next piece of text."""
         if self._skips_newlines:
             text = text.lstrip("\n")
             self._skips_newlines = not text
-        behind = text.lstrip()
-        body = behind.rstrip()
+        body_and_blanks = text.lstrip()
+        body = body_and_blanks.rstrip()
         self._pending_end = self._collector.position
-        self._pending.append(text[: len(text) - len(behind)])
+        self._pending.append(text[: len(text) - len(body_and_blanks)])
         if body:
-            blanks = "".join(self._pending)  # as far as they are content
-            if self._is_behind_call:
+            blanks = "".join(self._pending)  # the blanks that are content
+            if self._is_after_call:
                 blanks = "" if self._is_empty else self._before or blanks
-            said = "\n" * self._begins_line + blanks + body
-            self._since_fence.append(said)
-            self._collector.text("content", said, len(behind) - len(body))
-            self._pending = [behind[len(body) :]]
-            self._is_empty = self._is_behind_call = self.is_fresh = self._begins_line = False
+            content = "\n" * self._begins_line + blanks + body
+            self._since_fence.append(content)
+            self._collector.text("content", content, len(body_and_blanks) - len(body))
+            self._pending = [body_and_blanks[len(body) :]]
+            self._is_empty = self._is_after_call = self.is_fresh = self._begins_line = False
 
     def is_fenced(self) -> bool:
-        """Return whether what comes now stands within a fenced block."""
+        """Return whether the next text stands within a fenced block."""
         texts = "".join(self._since_fence).split("```")
         is_open = len(texts) % 2 == 0
         self._since_fence = ["```" * is_open, texts[-1][-2:]]
         return is_open
 
     def begin_call(self) -> None:
-        """Take it that a call stands here."""
-        if not self._is_behind_call:
+        """Mark the beginning of a call here."""
+        if not self._is_after_call:
             self._before = "".join(self._pending)
         self._pending = []
-        self._is_behind_call = self.is_fresh = True
+        self._is_after_call = self.is_fresh = True
 
     def begin_message(self) -> None:
-        """Take it that a message ends or begins here: text behind it begins a line."""
+        """Mark the end or the beginning of a message here: the next text begins a line."""
         self._begins_line = not self._is_empty
         self.is_fresh = True
 
     def begin_answer(self) -> None:
-        """Take it that a think block ends here: newlines behind it belong to the block."""
+        """Mark the end of a think block here: the newlines after it belong to the block."""
         if self.is_fresh:
             self._pending = []
         self._skips_newlines = self.is_fresh = True
 
     def end(self) -> None:
         """End the answer."""
-        if not self._is_behind_call:
-            behind = self._collector.position - self._pending_end
-            self._collector.text("content", "".join(self._pending), behind)
+        if not self._is_after_call:
+            chars_after = self._collector.position - self._pending_end
+            self._collector.text("content", "".join(self._pending), chars_after)
         self._pending = []

@@ -1,7 +1,7 @@
 """Turns token ids into text one at a time, byte for byte as decoding all of them at once does.
 
-A character whose bytes are spread over tokens appears when its last byte is there. Bytes that
-never become a character at the end of a generation are dropped, so no U+FFFD is ever made up.
+A character with bytes in several tokens appears with its last byte. An unfinished character at the
+end of a generation is dropped, and no U+FFFD stands for it.
 """
 
 import codecs
@@ -12,14 +12,14 @@ from typing import Any, Final, Protocol
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-BEHIND_MAX: Final = 8  # tokens: no character is spread over more
+CONTEXT_TOKENS_MAX: Final = 8  # no character is spread over more tokens
 
 
 class Detokeniser(Protocol):
-    """One generation's text. Owner: the inference thread."""
+    """Decodes the tokens of one generation. Owner: the inference thread."""
 
     def add(self, token_id: int) -> str:
-        """Return the text that this token completes, maybe none."""
+        """Return the text that this token completes; "" if it completes none."""
 
 
 class Vocabulary:
@@ -34,26 +34,26 @@ class Vocabulary:
         added = tokenizer.added_tokens_decoder.items()
         self._special = {token_id for token_id, token in added if token.special}
 
-    def detokeniser(self, behind: Sequence[int] = ()) -> Detokeniser:
-        """Return what gives the text of tokens; `behind` are those that the text goes on from.
+    def detokeniser(self, context_ids: Sequence[int] = ()) -> Detokeniser:
+        """Return a new detokeniser; `context_ids` are the tokens before its text.
 
-        Special tokens among these are no text: behind them alone a text begins.
+        Special tokens among the context count as no text: after them alone a text begins.
         """
         if self._table is None:
-            made: Detokeniser = _ByDecoding(self._tokenizer.decode)
+            detokeniser: Detokeniser = _ByDecoding(self._tokenizer.decode)
         else:
-            made = _FromBytes(self._table, self._strips_first_space)
-        for token_id in [each for each in behind if each not in self._special][-BEHIND_MAX:]:
-            made.add(token_id)
-        return made
+            detokeniser = _FromBytes(self._table, self._strips_first_space)
+        for token_id in [i for i in context_ids if i not in self._special][-CONTEXT_TOKENS_MAX:]:
+            detokeniser.add(token_id)
+        return detokeniser
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token standing alone; b"" for an id without text."""
+        """Return the bytes of one token by itself; b"" for an id without text."""
         assert token_id >= 0, token_id
         if self._table is None:
-            alone: str = self._tokenizer.decode([token_id])
-            twice: str = self._tokenizer.decode([token_id, token_id])  # where it keeps its blank
-            return twice[len(alone) :].encode("utf-8", "replace")
+            once: str = self._tokenizer.decode([token_id])
+            twice: str = self._tokenizer.decode([token_id, token_id])  # the second keeps its blank
+            return twice[len(once) :].encode("utf-8", "replace")
         return self._table[token_id] if token_id < len(self._table) else b""
 
 
@@ -78,14 +78,14 @@ class _FromBytes:
 class _ByDecoding:
     """Decodes with the tokenizer where its decoder is neither byte-level nor byte-fallback.
 
-    Each text is what the new tokens add to those in front of them, as a decoder may treat the first
-    of all differently. Owner: the inference thread.
+    Each text is what the new tokens add to the text of the tokens before them, because a decoder
+    may treat the first token differently. Owner: the inference thread.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._before: list[int] = []  # the tokens of the last text
-        self._new: list[int] = []  # those that have completed no text yet
+        self._new: list[int] = []  # tokens that have completed no text yet
 
     def add(self, token_id: int) -> str:
         self._new.append(token_id)
@@ -108,16 +108,18 @@ def _byte_table(tokenizer: Any) -> tuple[list[bytes] | None, bool]:
     words = [word or "" for word in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     if kinds == ["ByteLevel"]:
         to_byte = {character: byte for byte, character in bytes_to_unicode().items()}
-        spelt = to_byte.keys()
+        byte_characters = to_byte.keys()
         return [
-            bytes(to_byte[each] for each in word) if spelt >= {*word} else word.encode()
+            bytes(to_byte[character] for character in word)
+            if byte_characters >= {*word}
+            else word.encode()
             for word in words
         ], False
     if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        one_byte = re.compile(r"<0x[0-9A-F]{2}>")
+        byte_word = re.compile(r"<0x[0-9A-F]{2}>")
         return [
             bytes.fromhex(word[3:5])
-            if one_byte.fullmatch(word)
+            if byte_word.fullmatch(word)
             else word.replace("\u2581", " ").encode()
             for word in words
         ], "Strip" in kinds

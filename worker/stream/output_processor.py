@@ -1,4 +1,4 @@
-"""Turns one request's tokens into what the client gets: parts of text, calls, log probabilities."""
+"""Turns one request's tokens into text parts, tool calls and log probabilities for the client."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from hearth.worker.stream.detokenise import Detokeniser
 
 @dataclass(slots=True)
 class OutputPiece:
-    """The parts that may be sent now, and the stop string that was met, if one was."""
+    """The parts that may be sent now, and the stop string that ended the answer, if any."""
 
     parts: list[AnswerPart]
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -27,39 +27,40 @@ class OutputPiece:
 
 @dataclass(slots=True)
 class _WaitingText:
-    """A text, from `start` on in what was written, that may be content; its tokens' entries.
+    """A text that may be content, with the entries of its tokens.
 
-    The last token completed it. Those in front of that one have parts of a character, or nothing.
+    The last token completed the text. The tokens before it hold parts of a character, or nothing.
     """
 
     entries: list[TokenLogprob]
     text: str
-    start: int
-    said: str = ""  # of the text, what is content; and what the parser put in front of it
+    start: int  # position of the text in what the model wrote
+    content: str = ""  # the part of the text that is content, after what the parser put before it
 
-    def told(self) -> list[TokenLogprob]:
-        """Return the entries; all bytes are the last one's where alone they are not what was said.
+    def content_entries(self) -> list[TokenLogprob]:
+        """Return entries whose bytes together are the content.
 
-        Where the text is said in part, that one is all. Bytes that are no character stay as they
-        are, though U+FFFD is said for them: they name the token.
+        Where the tokens' own bytes are not the content, the last entry gets all of the content.
+        Where only a part of the text is content, only the last entry is returned. Bytes that form
+        no character stay as they are, though the content has U+FFFD for them: they name the token.
         """
-        told, said = self.entries, self.said.encode()
-        is_whole_and_odd = self.said == self.text and "\ufffd" in self.said
-        if is_whole_and_odd or b"".join(each.token_bytes for each in told) == said:
-            return told
-        parts = told[:-1] if self.said.endswith(self.text) else []
-        silent = [replace(each, token="", token_bytes=b"") for each in parts]
-        return [*silent, replace(told[-1], token=self.said, token_bytes=said)]
+        entries, content_bytes = self.entries, self.content.encode()
+        is_whole_and_odd = self.content == self.text and "\ufffd" in self.content
+        if is_whole_and_odd or b"".join(entry.token_bytes for entry in entries) == content_bytes:
+            return entries
+        earlier = entries[:-1] if self.content.endswith(self.text) else []
+        silent = [replace(entry, token="", token_bytes=b"") for entry in earlier]
+        return [*silent, replace(entries[-1], token=self.content, token_bytes=content_bytes)]
 
 
 class OutputProcessor:
     """Turns tokens into pieces. Owner: the inference thread.
 
     Invariants: all pieces together are the answer, cut before a stop string. A token's log
-    probability travels with the piece that brings the last of its text, so a token that is held
-    back, or swallowed by a stop string, is not reported early or at all. The entries are the
-    content: one of which the content has a part only, or none, has that part, or is left out. Their
-    bytes together are the content, whatever a token's bytes alone are.
+    probability travels with the piece that brings the end of the token's text. So a token whose
+    text is held back is not reported early, and a token within a stop string is not reported. The
+    bytes of all entries together are the content. A token with a part of its text in the content
+    has an entry with that part, and a token without content has no entry.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class OutputProcessor:
         splitter: AnswerSplitter | None = None,
         is_parallel: bool = True,
     ) -> None:
-        """Without a splitter all text is content: a raw prompt's completion.
+        """Without a splitter all text is content, as for the completion of a raw prompt.
 
-        An answer that is not `is_parallel` is over where a second call begins.
+        Unless `is_parallel`, the answer ends where a second call begins.
         """
         self._detokeniser = detokeniser
         self._splitter = splitter or plain_splitter()
@@ -79,19 +80,21 @@ class OutputProcessor:
         self._collector.matcher = StopMatcher(stops)
         self._is_parallel = is_parallel
         self._calls = 0
-        self.is_cut = False  # it has all the calls that it may have, and more was written
+        self.is_cut = False  # whether the model wrote more calls than the answer may have
         # Kept for a moment: log probabilities of one answer
         self._waiting: deque[_WaitingText] = deque()
         self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
-        self._fed = 0  # characters
+        self._chars_fed = 0
         self._texts: list[str] = []
         self.channel: Channel = "content"  # of the last part
         self.reasoning_tokens = 0
 
     @property
     def text(self) -> str:
-        """The text up to a stop string, markup included."""
-        return "".join(self._texts)[: self._collector.end if self._collector.matcher.stop else None]
+        """The text up to the stop string, with all markup."""
+        return "".join(self._texts)[
+            : self._collector.content_end if self._collector.matcher.stop else None
+        ]
 
     @property
     def parts(self) -> AnswerParts:
@@ -100,70 +103,76 @@ class OutputProcessor:
         return replace(parts, calls=parts.calls[:1]) if self.is_cut else parts
 
     def add(self, token_id: int, logprob: TokenLogprob | None) -> OutputPiece:
-        """Take the next token of the answer (never an end-of-turn token)."""
+        """Add the next token of the answer, and return what it completes.
+
+        An end-of-turn token is never added.
+        """
         text = self._detokeniser.add(token_id)
         if logprob is not None:
             self._entries.append(logprob)
         if text and self._entries:
-            self._waiting.append(_WaitingText(self._entries, text, self._fed))
+            self._waiting.append(_WaitingText(self._entries, text, self._chars_fed))
             self._entries = []
-        self._fed += len(text)
+        self._chars_fed += len(text)
         self._texts.append(text)
         piece = self._piece(self._splitter.feed(text))
         self.reasoning_tokens += self.channel == "reasoning"
         return piece
 
     def finish(self, is_complete: bool) -> OutputPiece:
-        """End the generation and return what was held back, up to a stop string.
+        """End the generation, and return the text that was held back, up to a stop string.
 
-        `is_complete`: the model ended its turn itself; else what it was writing is cut off.
+        `is_complete`: the model ended its turn itself. Otherwise its last text is cut off.
         """
         return self._piece(self._splitter.finish(is_complete), is_last=True)
 
     def _piece(self, parts: list[AnswerPart], is_last: bool = False) -> OutputPiece:
-        for at, part in enumerate(parts):
+        for index, part in enumerate(parts):
             self._calls += bool(part.name)
-            if self._calls > 1 and not self._is_parallel:  # one too many
-                self.is_cut, parts = True, parts[:at]
+            if self._calls > 1 and not self._is_parallel:  # one call too many
+                self.is_cut, parts = True, parts[:index]
                 break
-        stop = None if self.is_cut else self._collector.matcher.stop  # which stands behind the cut
+        # A stop string in a cut answer stands after the cut.
+        stop = None if self.is_cut else self._collector.matcher.stop
         if parts:
             self.channel = parts[-1].channel
         is_over = is_last or stop is not None or self.is_cut
-        return OutputPiece(parts, self._released(parts, is_over), stop)
+        return OutputPiece(parts, self._completed_entries(parts, is_over), stop)
 
-    def _released(self, parts: list[AnswerPart], is_over: bool) -> list[TokenLogprob]:
+    def _completed_entries(self, parts: list[AnswerPart], is_over: bool) -> list[TokenLogprob]:
         """Return the entries of the texts that end in the content of `parts`."""
         if not self._waiting:
             return []
         ready = []
         for part in parts:
-            if part.name and self._waiting and self._waiting[0].said:  # its rest is a call's
-                ready += self._waiting.popleft().told()
-            at = 0
+            # The rest of a text in which a call begins belongs to the call.
+            if part.name and self._waiting and self._waiting[0].content:
+                ready += self._waiting.popleft().content_entries()
+            offset = 0
             for length, end in part.spans:
-                ready += self._passed(part.text[at : at + length], end)
-                at += length
-        if is_over and self._waiting and self._waiting[0].said:
-            ready += self._waiting.popleft().told()
+                ready += self._entries_up_to(part.text[offset : offset + length], end)
+                offset += length
+        if is_over and self._waiting and self._waiting[0].content:
+            ready += self._waiting.popleft().content_entries()
         return ready
 
-    def _passed(self, said: str, end: int) -> Iterator[TokenLogprob]:
-        """Yield the entries of the texts up to `end`, where `said` ends, of what was written.
+    def _entries_up_to(self, content: str, end: int) -> Iterator[TokenLogprob]:
+        """Yield the entries of the texts before `end`, the position where `content` ends.
 
-        What `said` has beyond that, a line break between two messages, goes with the text behind.
+        A character of `content` that the model did not write, a line break between two messages,
+        goes with the text after it.
         """
-        begin = at = end - len(said)
-        loose = ""
+        begin = position = end - len(content)
+        unassigned = ""
         while self._waiting and self._waiting[0].start < end:
             first = self._waiting[0]
             stop = min(first.start + len(first.text), end)
-            if stop > at:
-                loose, at = loose + said[at - begin : stop - begin], stop
-                if stop == end or loose[-1] == first.text[stop - first.start - 1]:
-                    first.said, loose = first.said + loose, ""
+            if stop > position:
+                unassigned, position = unassigned + content[position - begin : stop - begin], stop
+                if stop == end or unassigned[-1] == first.text[stop - first.start - 1]:
+                    first.content, unassigned = first.content + unassigned, ""
             if first.start + len(first.text) > end:
                 return
             self._waiting.popleft()
-            if first.said:
-                yield from first.told()
+            if first.content:
+                yield from first.content_entries()

@@ -1,4 +1,4 @@
-"""Parses an answer whose think blocks and tool calls stand between marks."""
+"""Parses answers in which marks surround the think blocks and the tool calls."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,7 +22,7 @@ from hearth.worker.stream.tool_calls.json_calls import CallContext, Section, Tru
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
-# Of failed calls in one answer, that are read again as text: a model that repeats itself.
+# Failed calls of one answer are read again as text, up to this limit: a model may repeat itself.
 REREAD_CHARS_MAX: Final = 1_000_000
 _BLANKS: Final = regex.compile(r"\s*+")
 _FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
@@ -33,16 +33,15 @@ _BARE: Final = regex.compile(r"\{|\[\s*+(?:(?P<list>\{)|(?P<name>[\w.-]++)\s*+\(
 class OutputMarks:
     """The marks that a model writes. Immutable."""
 
-    thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
-    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
-    framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's
-    edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
-    header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
-    sections: tuple[Section, ...] = ()  # in which calls stand
-    # Known of a model, not of a format: forms of calls that are elements, its own first, and the
-    # added tokens of which its calls and thinking are made.
-    forms: tuple[TagForm, ...] = ()
-    tokens: frozenset[str] = frozenset()
+    thinking: tuple[str, str] = ("", "")  # marks around a think block; "" = the vocabulary's marks
+    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs of marks around a think block
+    framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's name
+    edges: tuple[str, ...] = ()  # texts that frame the content at its beginning and its end
+    header: Any = None  # pattern of a message's header after `framing`; None = no messages
+    sections: tuple[Section, ...] = ()  # sections that hold calls
+    # Properties of one model, not of a format:
+    forms: tuple[TagForm, ...] = ()  # forms of calls as elements, the model's own form first
+    tokens: frozenset[str] = frozenset()  # added tokens in the marks of its calls and thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +50,31 @@ class AnswerOptions:
 
     tools: RequestTools
     is_thinking: bool  # the prompt left a think block open
-    may_think: bool  # the model may begin with a think block that nobody opened
+    may_think: bool  # the model may begin with a think block without its opening mark
     takes_calls: bool
-    is_continued: bool  # the prompt ends amid content
+    is_continued: bool  # the prompt ends within content
 
 
 class _CallCollector(AnswerCollector):
-    """Collects calls that nothing else stands beside. Owner: the inference thread."""
+    """Collects calls alone: any other text raises UnreadableOutput. Owner: the inference thread."""
 
     def __init__(self, buffer: LookaheadBuffer) -> None:
         super().__init__(buffer)
-        self.begun: list[int] = []  # where each call was known to be one
+        self.begun: list[int] = []  # position at which each call was recognised
 
     def call(self, name: str, call_id: str = "") -> None:
         super().call(name, call_id)
         self.begun.append(self.position)
 
-    def text(self, channel: Channel, text: str, behind: int = 0) -> None:
+    def text(self, channel: Channel, text: str, chars_after: int = 0) -> None:
         raise UnreadableOutput
 
 
 class ReasoningAndToolParser:
     """Parses one answer. Owner: the inference thread.
 
-    Invariant: what turns out to be no call is content, exactly as it was written, but for marks
-    that are tokens and those of a call that was cut off.
+    Invariant: text that turns out to be no call is content, exactly as it was written. Only marks
+    that are tokens, and the marks of a call that was cut off, are left out.
     """
 
     def __init__(
@@ -93,21 +92,21 @@ class ReasoningAndToolParser:
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
         self._sections = {
-            name + each.start: replace(each, start=name + each.start)
-            for each in sections
-            for name in (options.tools.names if each.is_behind_name else [""])
+            name + section.start: replace(section, start=name + section.start)
+            for section in sections
+            for name in (options.tools.names if section.follows_name else [""])
         }
         pairs = [output_marks.thinking, *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
-        # A message of thinking may stand anywhere, and ends at the latest where another begins.
+        # A message of thinking may stand anywhere; it ends where another message begins.
         names = ("user", *options.tools.names)
         self._dropped = {
-            each.replace("{name}", name) for each in output_marks.framing for name in names
+            mark.replace("{name}", name) for mark in output_marks.framing for name in names
         }
-        ends = (mark for each in sections for mark in (each.start, each.end))
+        ends = (mark for section in sections for mark in (section.start, section.end))
         tokens = output_marks.tokens if sections and options.tools else frozenset()
-        # Where nobody offers tools, marks are what the answer is about.
+        # In an answer to a request without tools, marks are content.
         self._tokens = {
             mark
             for mark in (*ends, *self._think_starts, *self._think_ends, *tokens)
@@ -117,48 +116,48 @@ class ReasoningAndToolParser:
         self._begins = begins if output_marks.header else ()
         self._call_count = 0
         self._reread_chars = 0
-        self._may_close = not options.is_thinking  # a closing mark may be an orphan
-        self._has_opened = False  # a mark that would begin thinking was written as content
+        self._may_close = not options.is_thinking  # a closing mark may come without an opening one
+        self._has_opened = False  # an opening mark was written as content
 
     def read(self) -> ParserSteps[None]:
         """Parse all of the answer."""
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
-            yield from self._opening()
-        yield from self._answer()
+            yield from self._read_opening()
+        yield from self._read_answer()
 
-    def _answer(self) -> ParserSteps[None]:
+    def _read_answer(self) -> ParserSteps[None]:
         starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
-        ends = {each.end for each in self._sections.values()}
+        ends = {section.end for section in self._sections.values()}
         edges, tokens = self._marks.edges, self._tokens
         marks = Marks(*starts, *closes, *dropped, *edges, *self._sections, *ends, *tokens)
         while True:
             if self._content.is_fresh:
-                yield from self._header()
-                if (yield from self._bare_calls()):
+                yield from self._read_header()
+                if (yield from self._read_bare_calls()):
                     continue
             mark = yield from self._buffer.scan(marks, self._content.write)
             if not mark:
                 break
             if mark in self._sections:
-                yield from self._calls(self._sections[mark])
+                yield from self._read_calls(self._sections[mark])
             elif mark in starts and (self._content.is_fresh or self._marks.header):
-                yield from self._think_block()
+                yield from self._read_think_block()
             elif mark in dropped:
                 self._content.begin_message()
             elif (
                 mark in closes
                 and (mark in tokens or not self._has_opened)
-                and not (yield from self._quotes(mark))
+                and not (yield from self._is_quoted(mark))
             ):
                 if self._may_close:
                     self._content.begin_answer()
                 self._may_close = False
             elif mark in ends and self._call_count and self._content.is_fresh:
-                continue  # it ends calls whose own marks were others
+                continue  # it ends calls that other marks began
             elif mark in edges and (yield from self._is_edge()):
                 self._may_close = False
-            elif mark in tokens and not (yield from self._quotes(mark)):
+            elif mark in tokens and not (yield from self._is_quoted(mark)):
                 continue
             else:
                 self._may_close = self._may_close and mark in ends
@@ -167,42 +166,43 @@ class ReasoningAndToolParser:
         self._content.end()
 
     def _is_edge(self) -> ParserSteps[bool]:
-        """Return whether content begins or ends at the text that was read."""
+        """Return whether content begins or ends at the mark that was read last."""
         if self._content.is_fresh or self._may_close:
             return self._content.is_fresh
-        return not (yield from self._buffer.peek((yield from self._buffer.run(_BLANKS))))
+        return not (yield from self._buffer.peek((yield from self._buffer.offset_after(_BLANKS))))
 
-    def _header(self) -> ParserSteps[None]:
-        """Read the header of a message, where one stands here, or was cut off."""
+    def _read_header(self) -> ParserSteps[None]:
+        """Read the header of a message, if a whole or a cut-off header stands here."""
         if header := self._marks.header:
             found = yield from self._buffer.match(header, is_lenient=True)
             if found and found[0] and not (found.partial and self._buffer.is_complete):
                 self._buffer.at += len(found[0])
-                yield from self._header()
+                yield from self._read_header()
 
     # ------------------------------------------------------------ think blocks
 
-    def _opening(self) -> ParserSteps[None]:
-        """Read the think block that the answer is to begin with."""
+    def _read_opening(self) -> ParserSteps[None]:
+        """Read the think block at the beginning of the answer, if there is one."""
         if not self._think_starts:
             return
-        blanks = yield from self._buffer.run(_BLANKS)
+        blanks = yield from self._buffer.offset_after(_BLANKS)
         for start in self._think_starts:
             if (yield from self._buffer.take(start, blanks)):
-                yield from self._think_block()
+                yield from self._read_think_block()
                 return
         if self._options.is_thinking:
-            yield from self._think_block()
+            yield from self._read_think_block()
         elif self._options.may_think and not (
             yield from self._buffer.match(Marks(*self._sections).pattern, blanks)
         ):
-            yield from self._think_block(is_certain=False)
+            yield from self._read_think_block(is_certain=False)
 
-    def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
-        """Read a think block behind its mark; one that never closes is all there is.
+    def _read_think_block(self, is_certain: bool = True) -> ParserSteps[None]:
+        """Read a think block from after its mark on; a block without an end is the whole answer.
 
-        The model's last calls end it, too. Not `is_certain`: nobody opened it; without any end of a
-        block in the answer it is none up to the first mark of a call, or all of it is content.
+        The model's last calls end the block, too. A block that is not `is_certain` had no opening
+        mark. Then, if no mark ends a block later in the answer, a call ends the block at its mark,
+        and without a call all of its text is content.
         """
         self._may_close = False
         buffer, begin, decided = self._buffer, self._buffer.position, 0
@@ -212,7 +212,7 @@ class ReasoningAndToolParser:
         while (mark := (yield from buffer.scan(marks, self._reasoning.write))) not in ends:
             if buffer.position > decided:
                 decided = yield from self._calls_of_thought(len(mark))
-            is_certain = is_certain or not decided or (yield from self._closes())
+            is_certain = is_certain or not decided or (yield from self._has_think_end())
             if not is_certain or not decided:
                 break
             self._reasoning.write(mark)
@@ -222,16 +222,17 @@ class ReasoningAndToolParser:
         if mark:
             self._content.begin_answer()
         elif not is_certain and buffer.is_complete:
-            self._back_to(begin)
+            self._rewind_to(begin)
         buffer.keeps_all = False
 
     def _calls_of_thought(self, back: int) -> ParserSteps[int]:
-        """Return up to where calls `back` characters before here, amid thinking, are thoughts.
+        """Return the position up to which calls within thinking are only thoughts.
 
-        That is 0 where they are to be made: whole calls of offered tools, and behind them the
-        answer ends, or the block and more calls follow. With more thinking behind them they were
-        thoughts; with content behind the block, too: who thought of a call and then answered went
-        without. One that is made again was a draft. Nothing is told, and nothing is read.
+        The calls begin `back` characters before the current position. Return 0 if all of them are
+        real: whole calls of offered tools, with nothing after them but the end of the answer, or
+        the end of the block and more calls. Calls before more thinking are thoughts, and so are
+        calls in a block before content, because the model then answered without them. A call that
+        is repeated later was a draft. No part is collected, and the buffer returns to its position.
         """
         buffer, kept, here = self._buffer, self._buffer.keeps_all, self._buffer.position
         buffer.keeps_all = True
@@ -239,62 +240,62 @@ class ReasoningAndToolParser:
         collector, options = _CallCollector(buffer), replace(self._options, is_thinking=False)
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         try:
-            yield from parser._answer()
+            yield from parser._read_answer()
             decided = self._thoughts_end(collector, here - back)
         except UnreadableOutput:
             decided = buffer.position
-        self._back_to(here)
+        self._rewind_to(here)
         buffer.keeps_all = kept
         return decided
 
     def _thoughts_end(self, collector: _CallCollector, begin: int) -> int:
-        """Return up to where calls, all that was read from `begin` on, are thoughts.
+        """Return the position up to which the calls read from `begin` on are only thoughts.
 
-        That is behind the last that cannot be made: those behind it may be, without those before.
+        It is the position of the last call that cannot be real. The calls after it may be real.
         """
         marks, calls = self._marks, collector.parts.calls
         closes = Marks(*self._think_ends).pattern.pattern
-        text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.since(begin))
-        ends = {*self._dropped, *(each.end for each in self._sections.values())}
-        if "" in ends:  # what ends so may be JSON that is whole, or a token behind it
+        text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.text_since(begin))
+        ends = {*self._dropped, *(section.end for section in self._sections.values())}
+        if "" in ends:  # without an end mark, calls end with whole JSON, or with a token after it
             ends = {*ends, *"}])>"} - {""}
         is_ended = text.endswith((*ends, *filter(None, (form.call_end for form in marks.forms))))
         if not is_ended or not (
-            self._buffer.is_complete  # cut off here, the thinking might have gone on
-            or self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
+            self._buffer.is_complete  # in a cut-off answer the thinking might have gone on
+            or self._buffer.text_since(begin).rstrip().endswith(tuple(self._think_ends))
         ):
             return self._buffer.position
-        # An argument that runs beyond the block up to another call: the first was broken off.
+        # A call is incomplete if its argument runs past the end of the block up to another call.
         starts = Marks(*self._sections, *self._dropped).pattern.pattern
-        anew = regex.compile(rf"(?:{closes})(?:\s|\\n)*+(?:{starts})")
-        last = {str(call): at for call, at in zip(calls, collector.begun, strict=True)}
+        next_call = regex.compile(rf"(?:{closes})(?:\s|\\n)*+(?:{starts})")
+        last = {str(call): position for call, position in zip(calls, collector.begun, strict=True)}
         thoughts = (
-            at
-            for call, at in zip(calls, collector.begun, strict=True)
-            if last[str(call)] != at
-            or not self._options.tools.known(call.name)
+            position
+            for call, position in zip(calls, collector.begun, strict=True)
+            if last[str(call)] != position
+            or not self._options.tools.known_name(call.name)
             or not isinstance(call.arguments, dict)
-            or anew.search(str(call))
+            or next_call.search(str(call))
         )
         return max(thoughts, default=0) if calls else self._buffer.position
 
-    def _closes(self) -> ParserSteps[bool]:
-        """Return whether a mark that ends a think block is still to come."""
+    def _has_think_end(self) -> ParserSteps[bool]:
+        """Return whether the rest of the answer has a mark that ends a think block."""
         begin = self._buffer.position
         mark = yield from self._buffer.scan(Marks(*self._think_ends), lambda text: None)
-        self._back_to(begin)
+        self._rewind_to(begin)
         return bool(mark)
 
-    def _back_to(self, begin: int) -> None:
-        """Go back to where `begin` characters were read."""
-        self._buffer.hold(back=self._buffer.position - begin)
+    def _rewind_to(self, begin: int) -> None:
+        """Go back to the position `begin`."""
+        self._buffer.hold(chars_back=self._buffer.position - begin)
         self._rewind()
 
-    def _quotes(self, mark: str) -> ParserSteps[bool]:
-        """Return whether the mark that was read is quoted, or stands in code where tools are."""
+    def _is_quoted(self, mark: str) -> ParserSteps[bool]:
+        """Return whether the mark that was read is quoted, or stands in a code block with tools."""
         if self._options.tools and self._content.is_fenced():
             return True
-        before = self._buffer.before(len(mark))
+        before = self._buffer.char_before(len(mark))
         return before in ("`", '"', "'") and (yield from self._buffer.starts(before))
 
     # ------------------------------------------------------------ calls
@@ -308,13 +309,13 @@ class ReasoningAndToolParser:
         self._may_close = False
         self._content.begin_call()
 
-    def _calls(self, section: Section) -> ParserSteps[None]:
-        """Read the calls behind a mark that was read; what is none is content as written."""
+    def _read_calls(self, section: Section) -> ParserSteps[None]:
+        """Read the calls after a mark that was read; text that is no call becomes content."""
         assert section.start, "calls stand behind a mark"
         count = self._call_count
-        self._buffer.hold(back=len(section.start))
+        self._buffer.hold(chars_back=len(section.start))
         self._buffer.at -= len(section.start) if section.is_head else 0
-        blanks = yield from self._buffer.run(_BLANKS)
+        blanks = yield from self._buffer.offset_after(_BLANKS)
         if not section.is_head:
             yield from self._buffer.take(section.start, blanks)  # the mark is doubled
         try:
@@ -324,11 +325,11 @@ class ReasoningAndToolParser:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                # A mark with a brace is the call's own JSON.
+                # A mark with a brace is JSON of the call.
                 is_mark = section.start in {*self._dropped, *self._tokens} or (
                     is_cut_off and "{" not in section.start and bool(self._options.tools)
                 )
-                if not is_mark or (yield from self._quotes(section.start)):
+                if not is_mark or (yield from self._is_quoted(section.start)):
                     self._content.write(section.start)
         self._buffer.release()
 
@@ -337,29 +338,30 @@ class ReasoningAndToolParser:
         if self._reread_chars > REREAD_CHARS_MAX:
             self._sections = {}
 
-    def _bare_calls(self) -> ParserSteps[bool]:
-        """Read calls that nothing marks, where the answer begins; False if there are none.
+    def _read_bare_calls(self) -> ParserSteps[bool]:
+        """Read calls without a mark at the beginning of the answer; False if there are none.
 
-        In JSON, or a list of them in Python; only of tools of the request: all else is an answer,
-        as is a list in JSON unless the model writes its calls so. They may stand in a fence.
+        They are JSON, or a list of calls in Python, maybe in a fenced block. Only tools of the
+        request count: any other text is content. A list in JSON is content, too, unless the
+        model's format writes calls as a list.
         """
         if not self._sections or not self._options.tools:
             return False
-        blanks = yield from self._buffer.run(_BLANKS)
+        blanks = yield from self._buffer.offset_after(_BLANKS)
         fence = yield from self._buffer.match(_FENCE, blanks)
         blanks += len(fence[0]) if fence else 0
         found = yield from self._buffer.match(_BARE, blanks)
         if (
             not found
-            or (found["name"] and not self._options.tools.known(found["name"]))
-            or (found["list"] and not any(each.startswith("[{") for each in self._sections))
+            or (found["name"] and not self._options.tools.known_name(found["name"]))
+            or (found["list"] and not any(start.startswith("[{") for start in self._sections))
         ):
             return False
         count = self._call_count
         self._buffer.hold()
         self._buffer.at += blanks
         try:
-            context = self._call_context(Section("", is_own=False))
+            context = self._call_context(Section("", takes_any_name=False))
             yield from (
                 read_section(context)
                 if found["name"]
@@ -370,5 +372,5 @@ class ReasoningAndToolParser:
         self._buffer.release()
         is_call = self._call_count > count
         if is_call and fence:
-            yield from self._buffer.take("```", (yield from self._buffer.run(_BLANKS)))
+            yield from self._buffer.take("```", (yield from self._buffer.offset_after(_BLANKS)))
         return is_call

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import jsonschema
 from hypothesis import given, strategies as st
 
-from hearth.worker.constraint.json_schemas import escaped, self_contained, whole
+from hearth.worker.constraint.json_schemas import pointer_step, self_contained, with_definitions
 
 NAMES = ("a", "b", "x/y", "~t", "50%", "", "$ref", "const", "properties", "ü n")
 VALUES = st.recursive(
@@ -25,7 +25,9 @@ SCALARS = st.sampled_from(
         {},
     ]
 )
-PLACES = [f"#/{part}/{quote(escaped(name))}" for part in ("properties", "$defs") for name in NAMES]
+PLACES = [
+    f"#/{part}/{quote(pointer_step(name))}" for part in ("properties", "$defs") for name in NAMES
+]
 REFERENCES = st.sampled_from(
     [*PLACES, "#/parts/a", "#/anyOf/0", "#/anyOf/1/properties/a", "#", "#/properties/x~1y"]
 ).map(lambda place: {"$ref": place})
@@ -76,8 +78,8 @@ def test_each_part_of_a_schema_made_complete_means_the_same_alone(
     """A parameter is a document of its own in the formats that write calls in tags."""
     made = self_contained(schema)
     for name in schema["properties"]:
-        alone = whole(made["properties"][name], made)
-        place = {"$ref": f"urn:s#/properties/{quote(escaped(name))}"}
+        alone = with_definitions(made["properties"][name], made)
+        place = {"$ref": f"urn:s#/properties/{quote(pointer_step(name))}"}
         document = {"$defs": {"s": {**schema, "$id": "urn:s"}}, **place}
         for value in values:
             assert (said := verdict(document, value)) in ("nowhere", verdict(alone, value)), said

@@ -9,17 +9,17 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.constraint.call_drafts import CallShape
 from hearth.worker.constraint.text_shape import (
+    Concat,
     JsonString,
     JsonValue,
     Literal,
-    Places,
+    Positions,
     Repeated,
-    Row,
     Shape,
     TextUntil,
-    begin,
-    behind,
-    forced,
+    advance,
+    forced_text,
+    start_positions,
 )
 
 VALUES: dict[str, Any] = {
@@ -67,13 +67,13 @@ def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
     return [text[start:end] for start, end in itertools.pairwise(places)]
 
 
-def followed(shape: Shape, text: bytes, cuts: list[int]) -> Places:
+def followed(shape: Shape, text: bytes, cuts: list[int]) -> Positions:
     """Return where a text is; fail where other text was forced than came."""
-    places, rest = begin(shape), text
+    places, rest = start_positions(shape), text
     for piece in pieces(text, cuts):
-        must, _ = forced(places, 64)
-        assert rest.startswith(must) or must.startswith(rest) or not behind(places, rest)[0]
-        places, _ = behind(places, piece)
+        must, _ = forced_text(places, 64)
+        assert rest.startswith(must) or must.startswith(rest) or not advance(places, rest)[0]
+        places, _ = advance(places, piece)
         rest = rest[len(piece) :]
     return places
 
@@ -112,9 +112,9 @@ def test_objects_within_objects_and_arrays_hold_their_members_in_any_order_too(
 @given(value=JSON, is_ascii=st.booleans(), cuts=CUTS)
 def test_any_value_of_json_ends_where_it_ends(value: Any, is_ascii: bool, cuts: list[int]) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode(errors="replace")
-    shape = Row((JsonValue(), Literal(b"}!")))
+    shape = Concat((JsonValue(), Literal(b"}!")))
     places = followed(shape, text + b"}", cuts)
-    assert [forced((place,), 9)[0] for place in places] == [b"!"]
+    assert [forced_text((place,), 9)[0] for place in places] == [b"!"]
 
 
 @given(value=st.text() | st.text('a"\\\n'), cuts=CUTS)
@@ -128,10 +128,10 @@ def test_a_string_of_json_ends_at_the_quote_that_nothing_escapes(
 
 @given(text=st.text("ab<"), end=st.text("ab<", min_size=1, max_size=4), cuts=CUTS)
 def test_free_text_ends_behind_the_first_of_its_marks(text: str, end: str, cuts: list[int]) -> None:
-    shape = Row((TextUntil(end.encode()), Literal(b".")))
+    shape = Concat((TextUntil(end.encode()), Literal(b".")))
     whole = text[: text.find(end) + len(end)] if end in text else text
     places = followed(shape, whole.encode(), cuts)
-    assert forced(places, 9)[0] == (b"." if end in text else b"")
+    assert forced_text(places, 9)[0] == (b"." if end in text else b"")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_objects_that_may_hold_other_members_may_hold_any(more: dict[str, Any]) 
 
 
 def test_what_came_behind_the_end_is_told_where_the_text_cannot_go_on() -> None:
-    places = begin(Row((Literal(b"a"), Repeated(Literal(b"b")))))
-    assert behind(places, b"ab") == (behind(places, b"abb")[0], 0), "it may go on"
-    assert behind(places, b"abxy") == ((), 2)
-    assert behind(places, b"x") == ((), 0)
+    places = start_positions(Concat((Literal(b"a"), Repeated(Literal(b"b")))))
+    assert advance(places, b"ab") == (advance(places, b"abb")[0], 0), "it may go on"
+    assert advance(places, b"abxy") == ((), 2)
+    assert advance(places, b"x") == ((), 0)

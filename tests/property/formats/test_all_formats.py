@@ -54,10 +54,10 @@ def formats() -> Iterator[tuple[str, ModelFormat]]:
     """Yield all formats by the names of their modules, and the numbers where one has several."""
     seen: Counter[str] = Counter()
     for each in all_formats():
-        name = each.is_of.__module__.rpartition(".")[2]
-        if each.of_words:
+        name = each.matches.__module__.rpartition(".")[2]
+        if each.for_model:
             for own in OF_WORDS:
-                yield own.name, each.of_words(ModelWords({*own.marks, *own.controls}, ""))
+                yield own.name, each.for_model(ModelWords({*own.marks, *own.controls}, ""))
         else:
             yield f"{name}-{seen[name]}", each
             seen[name] += 1
@@ -144,43 +144,43 @@ class Written(Lark):
             return str(self._draw(st.from_regex(part.strip("/"), fullmatch=True)))
         return str(json.loads(part))
 
-    def row(self, *parts: str) -> Expression:
+    def concat(self, *parts: str) -> Expression:
         if UNWRITABLE in parts:
             return UNWRITABLE
         return Expression(json.dumps("".join(map(self.text, parts))))
 
     def any_of(self, choices: Iterable[str]) -> Expression:
-        return self.row(self._draw(st.sampled_from([*filter(UNWRITABLE.__ne__, choices)])))
+        return self.concat(self._draw(st.sampled_from([*filter(UNWRITABLE.__ne__, choices)])))
 
     def optional(self, *parts: str) -> Expression:
-        return self.row(*parts)
+        return self.concat(*parts)
 
     def repeated(self, *parts: str) -> Expression:
         # One item of a list has no others behind it, and no separator in front.
-        return self.row(*parts) if len(parts) == 1 else NOTHING
+        return self.concat(*parts) if len(parts) == 1 else NOTHING
 
     def rule(self, body: str, options: str = "") -> Expression:
-        return self.row(Expression(body))
+        return self.concat(Expression(body))
 
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
         text = self.texts.get(characters_max or 0)
         if text is None:  # an id, which may be any text
             free = st.characters(exclude_categories=["Cs"], exclude_characters=but)
             text = self._draw(st.text(free, max_size=characters_max))
-        return UNWRITABLE if {*but} & {*text} else self.row(text, self._gap, end)
+        return UNWRITABLE if {*but} & {*text} else self.concat(text, self._gap, end)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
         if "default" not in schema:
-            return self.row(
+            return self.concat(
                 f'"{self._draw(st.from_regex(schema["pattern"][1:-1], fullmatch=True))}"'
             )
         # llguidance takes no DEL as it is.
-        return self.row(
+        return self.concat(
             json.dumps(schema["default"], ensure_ascii=False).replace("\x7f", "\\u007f")
         )
 
     def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> Expression:
-        return self.row(separator.join(self.text(item) for item, _ in items))
+        return self.concat(separator.join(self.text(item) for item, _ in items))
 
     def schema(self, value: Any) -> dict[str, Any]:
         """Return the schema of which `value` is the one that is written."""
@@ -269,7 +269,7 @@ def all_of(
 ) -> Expression:
     """Return calls of all the tools, in their order, in the place of `CallGrammar.expression`."""
     calls = [lark.text(grammar.call(lark, tool)) for tool in tools]
-    return lark.row(grammar.start, lark.text(grammar.between).join(calls), grammar.end)
+    return lark.concat(grammar.start, lark.text(grammar.between).join(calls), grammar.end)
 
 
 def written(each: ModelFormat, lark: Written, tools: list[ToolSchema]) -> str:
@@ -341,7 +341,7 @@ def showing() -> dict[str, list[Shown]]:
     found: dict[str, list[Shown]] = {name: [] for name in TESTED}
     for own in (*FAMILIES.values(), *map(written_family, family_names(is_real=False))):
         family = Shown(own)
-        form = family.reader.own
+        form = family.reader.model_format
         name = next((name for name, each in TESTED.items() if each is form), own.name)
         if name in TESTED:
             found[name].append(family)

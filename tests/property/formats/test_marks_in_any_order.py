@@ -55,8 +55,13 @@ def read_by(name: str) -> SimpleNamespace:
     reader = OutputFormat(family.tokenizer, family.tool_form)
     ends = {*family.ends, family.answer_end, family.call_end}
     texts = [case.text for case in family.cases.values()]
-    framing = [mark.replace("{name}", NAMES[0]) for mark in reader.own.framing]
-    marks = {*marks_of(reader.own), *reader.think_marks, *reader.own.edges, *framing}
+    framing = [mark.replace("{name}", NAMES[0]) for mark in reader.model_format.framing]
+    marks = {
+        *marks_of(reader.model_format),
+        *reader.think_marks,
+        *reader.model_format.edges,
+        *framing,
+    }
     written = "".join((*texts, *marks))
     added = [each for each in (*family.controls, *family.marks) if each in written]
     marks = {mark for mark in (*marks, *added) if mark and not any(end in mark for end in ends)}
@@ -96,7 +101,7 @@ def test_marks_in_any_order_are_no_content_and_lose_nothing(name: str, data: st.
     text = data.draw(texts_of(own))
     text = text[: data.draw(st.integers(0, len(text)) | st.just(len(text)))]
     is_complete, is_thinking = data.draw(st.booleans()), data.draw(st.booleans())
-    may_think = own.reader.own.leaves_thinking_open and data.draw(st.booleans())
+    may_think = own.reader.model_format.leaves_thinking_open and data.draw(st.booleans())
 
     def read(cut: Any) -> list[AnswerPart]:
         splitter = own.reader.splitter(is_thinking, TOOLS, may_think=may_think)

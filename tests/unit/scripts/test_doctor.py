@@ -40,9 +40,9 @@ def only(monkeypatch: pytest.MonkeyPatch, verdict: Any) -> None:
     """Have the checks be a measurement, and one that comes to `verdict`."""
 
     def judge(context: CheckContext) -> Steps:
-        context.begin("exact")
+        context.begin_stage("exact")
         yield
-        context.tell(verdict, {"tokens": 80}, "as planted" if verdict == "fault" else "")
+        context.report(verdict, {"tokens": 80}, "as planted" if verdict == "fault" else "")
 
     def make(*arguments: Any) -> CheckRun:
         run = real(*arguments)

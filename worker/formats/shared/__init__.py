@@ -1,1 +1,1 @@
-"""Has what the formats share: what one consists of, how one is found, how answers are split."""
+"""Has what all formats share: their type, the search for a model's format, and the splitter."""

@@ -1,6 +1,6 @@
-"""Has all that a module of formats is made of, what it defines, and how a model's is found.
+"""Defines the type of a format, finds a model's format, and exports all that formats are made of.
 
-A module of formats imports from here alone.
+The modules of formats import from here alone.
 """
 
 import importlib
@@ -31,9 +31,9 @@ from hearth.worker.constraint.call_grammars import (
 from hearth.worker.constraint.json_schemas import (
     Parameter,
     ToolSchema,
+    allowed_strings,
     characters_max,
     is_text,
-    words,
 )
 from hearth.worker.stream.answer_parts import AnswerCollector, Channel
 from hearth.worker.stream.lookahead_buffer import (
@@ -91,6 +91,7 @@ __all__ = [
     "Trust",
     "UnreadableOutput",
     "WriteText",
+    "allowed_strings",
     "bare_form",
     "characters_max",
     "is_text",
@@ -107,24 +108,23 @@ __all__ = [
     "read_section",
     "tag_form",
     "tagged",
-    "words",
     "written_numbers",
 ]
 
-# Behind these no other format is looked for: marks that several formats' templates quote.
+# The rank of formats with marks that templates of other formats quote, too: they are tried last.
 LAST: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWords:
-    """What a model's tokenizer and template have, by which its format is known. Immutable."""
+    """The properties of a model's tokenizer and template that tell its format. Immutable."""
 
     vocabulary: Set[str]
     template: str
     tool_form: str = "native"  # the form in which its prompts show tools
 
 
-# Takes what the prompt has begun, and whether calls are read.
+# Takes buffer, collector, tools, whether calls are read, and the channel that the prompt began.
 AnswerReader = Callable[
     [LookaheadBuffer, AnswerCollector, RequestTools, bool, Channel | None], ParserSteps[None]
 ]
@@ -134,38 +134,38 @@ AnswerReader = Callable[
 class ModelFormat(OutputMarks):
     """The form in which a family of models writes its answers. Immutable.
 
-    `is_of` tells whether a model has it; of several that do, the one of the lowest `rank` counts.
+    `matches` tells whether a model has this format. Of several matching formats the one with the
+    lowest `rank` counts.
     """
 
-    is_of: Callable[[ModelWords], bool]
+    matches: Callable[[ModelWords], bool]
     rank: int = 0
-    of_words: Callable[[ModelWords], "ModelFormat"] | None = None  # makes it of a model's own marks
-    leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
-    form: TagForm | None = None  # of its calls, where they are elements
-    grammar: CallGrammar | None = None  # of a forced call
-    analysis: str = ""  # what a prompt ends with that has begun thinking, where no mark ends it
-    read: AnswerReader | None = None  # reads the whole answer, where it is a row of messages
-    messages: MessageGrammar | None = None  # and what constrains such an answer
-    ends: tuple[str, ...] = ()  # tokens that end an answer, and no list may have
-    part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, and not the answer
-    # A call of the history by its name and arguments, without what `grammar` has around calls; and
-    # what stands around a result. Both where the template does not show them.
-    call_text: Callable[[str, Any], str] | None = None
-    result: tuple[str, str] | None = None
-    tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # shows functions, likewise
+    for_model: Callable[[ModelWords], "ModelFormat"] | None = None  # fills in a model's own marks
+    leaves_thinking_open: bool = False  # thinking may begin without its opening mark
+    form: TagForm | None = None  # form of calls that are elements
+    grammar: CallGrammar | None = None  # grammar of a forced call
+    analysis: str = ""  # end of a prompt that has begun thinking, in formats without an end mark
+    read: AnswerReader | None = None  # reader of a whole answer that is a sequence of messages
+    messages: MessageGrammar | None = None  # grammar of such an answer
+    ends: tuple[str, ...] = ()  # tokens that end an answer, though the model may not list them
+    part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, but not the answer
+    # For templates that do not show calls, results or tools:
+    call_text: Callable[[str, Any], str] | None = None  # writes one call, without text around it
+    result: tuple[str, str] | None = None  # texts around a result
+    tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # writes the tools
 
 
 # Kept for a moment: the formats of this program: nothing of a request
 @cache
 def all_formats() -> tuple[ModelFormat, ...]:
-    """Return the formats of all modules of the folder, the most certain first."""
-    names = [each.name for each in pkgutil.iter_modules(formats.__path__) if not each.ispkg]
+    """Return the formats of all modules of the folder, the lowest rank first."""
+    names = [info.name for info in pkgutil.iter_modules(formats.__path__) if not info.ispkg]
     modules = [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
-    found = [each for module in modules for each in module.FORMATS]
-    return tuple(sorted(found, key=lambda each: each.rank))
+    found = [model_format for module in modules for model_format in module.FORMATS]
+    return tuple(sorted(found, key=lambda model_format: model_format.rank))
 
 
 def format_of(words: ModelWords) -> ModelFormat | None:
-    """Return the format of a model; None where nothing tells of one."""
-    found = next((each for each in all_formats() if each.is_of(words)), None)
-    return found.of_words(words) if found and found.of_words else found
+    """Return the format of a model; None if no format matches."""
+    found = next((candidate for candidate in all_formats() if candidate.matches(words)), None)
+    return found.for_model(words) if found and found.for_model else found

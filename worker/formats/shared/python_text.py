@@ -1,4 +1,4 @@
-"""Writes a call as Python has it. The prompt's room needs it, too."""
+"""Writes a call in Python, for formats and for prompts."""
 
 import json
 import keyword
@@ -9,7 +9,7 @@ from hearth.shared import written_numbers
 
 
 def python_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call; arguments whose names are none of Python's stand in `**{}`."""
+    """Return a call; arguments with names that are no Python identifiers stand in `**{}`."""
     named = {
         key: value
         for key, value in arguments.items()
@@ -25,7 +25,7 @@ def python_text(name: str, arguments: dict[str, Any]) -> str:
 
 def _python(value: Any) -> str:
     """Return a value of JSON as a Python literal on one line."""
-    # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
+    # Loops instead of comprehensions use one frame a level, so that any depth of the wire fits.
     parts = []
     if isinstance(value, dict):
         for key, item in value.items():

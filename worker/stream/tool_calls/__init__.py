@@ -1,1 +1,1 @@
-"""Parses tool calls in each form that models write them, and makes their arguments strict JSON."""
+"""Parses tool calls in every form that models write, and makes their arguments strict JSON."""

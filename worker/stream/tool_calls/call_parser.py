@@ -1,8 +1,8 @@
-"""Parses the calls behind a mark, in whatever form the model writes them there.
+"""Parses the calls after a mark, in any form that the model may write there.
 
-In elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain text,
-blanks at its ends and all; the tool's schema has its type. An argument that can only be a text is
-written as it comes.
+In elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain text
+with its blanks, and the tool's schema has its type. An argument that can only be a text is written
+while it arrives.
 """
 
 import ast
@@ -30,11 +30,11 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 log = logging.getLogger(__name__)
 
-BLOCK_CHARS_MAX: Final = 100_000  # of a call that only a parser can read
-LINES_MAX: Final = 32  # of a block in Python with a malformed line
+BLOCK_CHARS_MAX: Final = 100_000  # of a call that is parsed once it is whole
+LINES_MAX: Final = 32  # of a Python block; they are parsed one by one if a line is malformed
 
 BLANKS: Final = regex.compile(r"\s*+")
-# What may be too much behind a call.
+# Characters that a model may write after a call by mistake.
 JUNK: Final = regex.compile(r"[\s}\])\"'`,;]*+")
 _FENCE: Final = regex.compile(r"```\w*+(?=\W)")
 _BARE_KEYS: Final = regex.compile(r"call:(?P<name>[\w.:-]++)\s*+(?=\{)")
@@ -44,28 +44,28 @@ _NAME: Final = regex.compile(r"[^\s<>{}\[\]()\"'=,]++")
 _GAP: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
 _CDATA: Final = "<![CDATA["
 _CDATA_SECTION: Final = regex.compile(r"\s*+<!\[CDATA\[(.*?)\]\]>\s*+", regex.DOTALL)
-PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
+PYTHON_CHARS_MAX: Final = 400_000  # longer source is not parsed
 
 _IN_A_NAME: Final = re.compile(r"[\w-]")
 _OPENED: Final = re.compile(r"\s*\(")
 _STRING: Final = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _ESCAPE_OR_BREAK: Final = re.compile(r"\\.|[\r\n]", re.DOTALL)
-# A backslash in front of a raw break is text, too.
+# A backslash before a raw line break is text.
 _BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\\\n": "\\\\\\n", "\\\r": "\\\\\\r"}
 
 
 def read_section(context: CallContext) -> ParserSteps[None]:
-    """Read the calls behind a mark up to their end mark, or to where it is missing.
+    """Read the calls after a mark, up to their end mark or to where it is missing.
 
-    Raises UnreadableOutput where the next call is none, with those before it written and the buffer
-    holding the rest.
+    Raises UnreadableOutput where the next text is no call. The calls before it are written, and the
+    buffer keeps the rest.
     """
     buffer = context.buffer
     while True:
         yield from buffer.skip(BLANKS)
-        yield from _one(context)
+        yield from _read_call(context)
         for between in (BLANKS, JUNK):
-            offset = yield from buffer.run(between)
+            offset = yield from buffer.offset_after(between)
             if (yield from buffer.take(context.section.end, offset)):
                 return
         char = yield from buffer.peek(offset)
@@ -79,11 +79,12 @@ def read_section(context: CallContext) -> ParserSteps[None]:
 
 
 def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReader:
-    """Return what reads calls of which each stands between marks of its own.
+    """Return a reader of calls that each stand between marks.
 
-    `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
-    JSON, `end` ends one and `section_end` all. Where `head` also has the group "number" and none is
-    written, the name may be an id. The group "id", where `head` has it, is the call's id.
+    `call` is the mark before a call, which may be missing; `end` is the mark after it, and
+    `section_end` the mark after all calls. The pattern `head` matches up to the arguments' JSON and
+    has the group "name". It may have the group "id" for the call's id. It may have the group
+    "number": if that matches nothing, the name may be an id.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
@@ -100,8 +101,8 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
             is_id, call_id = groups.get("number", "") is None, groups.get("id", "").strip()
             yield from named_call(context, found["name"], is_id=is_id, call_id=call_id)
             for mark in (end, section_end):
-                yield from buffer.take(mark, (yield from buffer.run(JUNK)))
-            offset = yield from buffer.run(BLANKS)
+                yield from buffer.take(mark, (yield from buffer.offset_after(JUNK)))
+            offset = yield from buffer.offset_after(BLANKS)
             if not (yield from buffer.starts(call, offset)):
                 return
             buffer.hold()
@@ -110,59 +111,59 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     return read
 
 
-def _one(context: CallContext) -> ParserSteps[None]:
-    """Read what is one call in most forms, without the mark behind it."""
+def _read_call(context: CallContext) -> ParserSteps[None]:
+    """Read one call, in some forms several, without the mark after it."""
     buffer = context.buffer
     if (yield from buffer.take_match(_FENCE)):
         yield from buffer.skip(BLANKS)
     char = yield from buffer.peek()
-    inner = (yield from buffer.run(BLANKS, 1)) if char == "[" else 0
+    inner = (yield from buffer.offset_after(BLANKS, 1)) if char == "[" else 0
     if char == "{" or (inner and (yield from buffer.starts("{", inner))):
-        yield from json_calls(context, Trust(any_name=context.section.is_own))
+        yield from json_calls(context, Trust(any_name=context.section.takes_any_name))
         return
     bare = [form for form in context.forms if form.is_bare]
     for form in context.forms:
         head = None if form.is_bare else (yield from buffer.match(form.head))
         if head:
-            yield from _element(context, form, head)
+            yield from _read_element(context, form, head)
             return
     head = yield from buffer.take_match(_BARE_KEYS)
     if head:
-        reader = LenientJsonParser(buffer, context.marks, context.section.quote)
+        reader = LenientJsonParser(buffer, context.end_marks, context.section.quote)
         yield from named_call(context, head["name"], reader)
         return
     for form in bare:
         head = yield from buffer.match(form.head)
         if head and (yield from _is_bare_head(context, form, head)):
-            yield from _element(context, form, head)
+            yield from _read_element(context, form, head)
             return
-    yield from _block(context)
+    yield from _read_block(context)
 
 
 def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps[bool]:
-    """Return whether a name that stands alone begins a call: nearly any text begins with one."""
-    offset = yield from context.buffer.run(BLANKS, len(head[0]))
-    is_known = bool(context.tools.known(head["name"]))
-    marks = (form.begins, "{", *context.marks) if is_known else (form.begins,)
-    if (yield from context.buffer.starts_one(marks, offset)):
+    """Return whether a name without a mark begins a call, which the text after it decides."""
+    offset = yield from context.buffer.offset_after(BLANKS, len(head[0]))
+    is_known = bool(context.tools.known_name(head["name"]))
+    marks = (form.begins, "{", *context.end_marks) if is_known else (form.begins,)
+    if (yield from context.buffer.starts_any(marks, offset)):
         return True
     is_over = is_known and not (yield from context.buffer.peek(offset))
     return is_over and context.buffer.is_complete
 
 
-def _block(context: CallContext) -> ParserSteps[None]:
-    """Read calls in Python, or the name of a tool and its one text, once they are whole."""
+def _read_block(context: CallContext) -> ParserSteps[None]:
+    """Read calls in Python, or a tool's name and its only argument, once they are whole."""
     buffer = context.buffer
     name = yield from buffer.match(_NAME)
-    is_named = bool(name) and bool(context.tools.known(name[0]))
+    is_named = bool(name) and bool(context.tools.known_name(name[0]))
     is_list = (yield from buffer.peek()) == "["
     is_python = bool((yield from buffer.match(_PYTHON))) and (is_named or is_list)
     if not is_named and not is_python:
         raise UnreadableOutput
-    text, mark = yield from buffer.text_up_to(Marks(*context.marks))
+    text, mark = yield from buffer.text_up_to(Marks(*context.end_marks))
     buffer.at -= len(mark)
     text = text.strip()
-    # A name in front of prose that never ends is none of a call.
+    # A tool's name before text without an end mark is no call.
     is_whole = bool(mark) or (buffer.is_complete and is_python)
     if len(text) > BLOCK_CHARS_MAX or not is_whole:
         raise UnreadableOutput
@@ -181,29 +182,29 @@ def _block(context: CallContext) -> ParserSteps[None]:
 # ---------------------------------------------------------------- calls in elements
 
 
-def _element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
-    """Read the call that begins with `head`. Raises UnreadableOutput where it is none."""
+def _read_element(context: CallContext, form: TagForm, head: Any) -> ParserSteps[None]:
+    """Read the call that begins with `head`. Raises UnreadableOutput if it is no call."""
     name = head["name"].strip("\"'").strip()
     writer = CallWriter(context)
     # Qwen may write <parameter=NAME> where <function=NAME> belongs.
-    is_certain = context.section.is_own and head.groupdict().get("tag") != "parameter"
-    if not name or not (is_certain or context.tools.known(name)):
+    is_certain = context.section.takes_any_name and head.groupdict().get("tag") != "parameter"
+    if not name or not (is_certain or context.tools.known_name(name)):
         raise UnreadableOutput
     context.buffer.at += len(head[0])
-    blanks = yield from context.buffer.run(_GAP)
+    blanks = yield from context.buffer.offset_after(_GAP)
     if (yield from context.buffer.take_match(form.json_opens, blanks)):
         yield from named_call(context, name)
         for mark in (form.json_closes, form.call_end):
-            yield from context.buffer.take(mark, (yield from context.buffer.run(_GAP)))
+            yield from context.buffer.take(mark, (yield from context.buffer.offset_after(_GAP)))
         return
     tool, _, key = name.rpartition(".")  # Muse may glue the first parameter to the name
-    is_glued = not context.tools.known(name) and key in context.tools.arguments(tool)
+    is_glued = not context.tools.known_name(name) and key in context.tools.arguments(tool)
     name = tool if is_glued else name
-    if context.tools.known(name):
+    if context.tools.known_name(name):
         writer.open(name)
     writer.write("{")
     first = form.opens.match(key.join((form.key[0], "".join(form.key[1:])))) if is_glued else None
-    yield from _Arguments(context, form, writer, context.tools.known(name) or name).read(first)
+    yield from _Arguments(context, form, writer, context.tools.known_name(name) or name).read(first)
 
 
 class _Arguments:
@@ -215,15 +216,15 @@ class _Arguments:
         self._writer = writer
         self._name = name
         self._keys: set[str] = set()
-        # What an argument may end at beside its own mark, and what may stand between two.
+        # Marks that may end an argument besides its own, and marks between two arguments.
         self._ends = (form.call_end, context.section.end, *(() if form.unfold else (form.begins,)))
-        self._between = Marks(form.begins, form.call_end, *context.marks)
+        self._between = Marks(form.begins, form.call_end, *context.end_marks)
 
     def read(self, first: Any = None) -> ParserSteps[None]:
-        """Read all arguments and what ends the call, except for the mark behind calls.
+        """Read all arguments and the end of the call, but not the mark after all calls.
 
-        `first` is what the first one begins with, where that was read. Raises UnreadableOutput
-        where it is no call.
+        `first` is the match of the first argument's beginning, if it was read already. Raises
+        UnreadableOutput if this is no call.
         """
         buffer, form, opened = self._context.buffer, self._form, first
         while True:
@@ -247,19 +248,20 @@ class _Arguments:
             self._writer.write("}")
 
     def _argument(self, opened: Any) -> ParserSteps[bool]:
-        """Write one argument; False where the text was cut off in it."""
+        """Write one argument; False if the text was cut off in it."""
         key = opened["key"].strip().strip("\"'")
-        # Of two arguments with one key the first counts: nobody sees what the other writes.
+        # Of two arguments with one key the first counts: the second goes to an unused writer.
         writer = CallWriter(self._context) if key in self._keys else self._writer
         prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
-        told = opened.groupdict().get("text") if self._form.typed else None
+        text_flag = opened.groupdict().get("text") if self._form.typed else None
         value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
-        if told is not None:
-            value.is_text = told in ("true", "string")
+        if text_flag is not None:
+            value.is_text = text_flag in ("true", "string")
             value.is_json = not value.is_text
         self._keys.add(key)
         value_end, depth = self._form.value_end.format(key), 0
-        inner = f"{self._form.key[0]}{key}>" if self._form.unfold else ""  # of the same name
+        # The mark that opens an inner element of the same name:
+        inner = f"{self._form.key[0]}{key}>" if self._form.unfold else ""
         ends = Marks(value_end, inner, *self._ends)
         while True:
             mark = yield from self._context.buffer.scan(ends, value.write)
@@ -276,9 +278,10 @@ class _Arguments:
         return True
 
     def _is_end(self, mark: str, value_end: str) -> ParserSteps[bool]:
-        """Return, by what follows, whether a mark that was read ends the argument or is quoted.
+        """Return whether the mark that was read ends the argument; otherwise it is quoted.
 
-        The argument's own mark may be missing.
+        The text after the mark decides. The mark may be another one if the argument's own is
+        missing.
         """
         buffer, form, context = self._context.buffer, self._form, self._context
         if mark == form.begins and mark != value_end:
@@ -286,17 +289,17 @@ class _Arguments:
             key = opened["key"].strip().strip("\"'") if opened else ""
             return key not in self._keys and key in context.tools.arguments(self._name)
         followers = {
-            value_end: (form.begins, form.call_end, *context.marks),
+            value_end: (form.begins, form.call_end, *context.end_marks),
             form.call_end: (context.section.end,),
         }.get(mark, (context.section.start,))
-        offset = yield from buffer.run(_GAP)
+        offset = yield from buffer.offset_after(_GAP)
         if not (yield from buffer.peek(offset)):
             return True
-        return (yield from buffer.starts_one(followers, offset))
+        return (yield from buffer.starts_any(followers, offset))
 
 
 class _Value:
-    """Writes one argument: as it comes where it can only be a text, or else at its end."""
+    """Writes one argument: a text while it arrives, any other value at its end."""
 
     def __init__(
         self,
@@ -306,20 +309,20 @@ class _Value:
         argument: tuple[str, str],
         prefix: str,
     ) -> None:
-        """`argument` is the tool's name and the key; `prefix` stands in front of the value."""
+        """`argument` is the tool's name and the key; `prefix` is written before the value."""
         self._writer = writer
         self._tools = tools
         self._form = form
-        self._edge = "\n" if form.trims_newline else ""  # the form's at each end of a value
+        self._edge = "\n" if form.trims_newline else ""  # not part of the value, at each end of it
         self._argument = argument
         self.is_text = tools.is_text(*argument)
-        self.is_json = False  # whatever the schema says
-        self._texts: list[str] = []  # of what is read at its end
-        self._text = ""  # of what is written as it comes, and was not yet
-        self._prefix: str | None = prefix  # None = it was written
+        self.is_json = False  # True: JSON, whatever the schema says
+        self._texts: list[str] = []  # pieces of a value that is written at its end
+        self._text = ""  # text that is not written yet
+        self._prefix: str | None = prefix  # None once it is written
 
     def write(self, text: str) -> None:
-        """Take the next piece of the value."""
+        """Add the next piece of the value."""
         if not self.is_text:
             self._texts.append(text)
             return
@@ -327,7 +330,7 @@ class _Value:
         if self._prefix is not None:
             begun = self._text.removeprefix(self._edge)
             if not begun or _CDATA.startswith(begun.lstrip()[: len(_CDATA)]):
-                return  # it is not known where the value begins
+                return  # the beginning of the value is not certain yet
             self._writer.write(self._prefix + '"')
             self._prefix, self._text = None, begun
         body = self._text.removesuffix(self._edge)
@@ -347,7 +350,7 @@ class _Value:
         fitting = (
             unfold(self._tools, *self._argument, text)
             if unfold
-            else self._tools.fitting(*self._argument, text, guesses=guesses)
+            else self._tools.argument_json(*self._argument, text, guesses=guesses)
         )
         self._writer.write(self._prefix + ((self.is_json and as_json(text)) or fitting))
 
@@ -356,16 +359,14 @@ class _Value:
 
 
 def python_calls(text: str, tools: RequestTools) -> list[tuple[str, str]]:
-    """Return the calls of tools that Python source consists of, none if it has anything else.
+    """Return the calls (name, arguments' JSON) in Python source that holds nothing but calls.
 
-    A call is a name and its arguments' JSON.
-
-    `print(...)` around a call, a module in front of it and a variable for its result are left out.
-    Strings may have raw newlines.
+    Other source gives an empty list. `print(...)` around a call, a module before its name and a
+    variable for its result are left out. Strings may have raw newlines.
     """
     if len(text) > PYTHON_CHARS_MAX:
         return []
-    # All tools have names that Python takes.
+    # Names that are no Python identifiers get substitutes.
     spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
     source = text.strip()
     for written, name in spelled.items():
@@ -379,7 +380,7 @@ def python_calls(text: str, tools: RequestTools) -> list[tuple[str, str]]:
 
 def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[tuple[str, str]]:
     try:
-        with warnings.catch_warnings():  # of escapes that Python does not know
+        with warnings.catch_warnings():  # about escapes that Python does not know
             warnings.simplefilter("ignore")
             return [
                 _python_call(node, tools, spelled)
@@ -392,9 +393,10 @@ def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list
 
 
 def _with_calls_of(written: str, name: str, text: str) -> str:
-    """Return `text` in which calls of `name` are calls of `written`.
+    """Return `text` with calls of `written` in place of calls of `name`.
 
-    No pattern is made of the name: Python keeps patterns, for whoever names a tool so next.
+    The name is not compiled to a pattern: Python caches patterns, and other requests would share
+    them.
     """
     parts, done = [], 0
     at = text.find(name) if name else -1
@@ -408,25 +410,25 @@ def _with_calls_of(written: str, name: str, text: str) -> str:
 
 
 def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> tuple[str, str]:
-    """Return the call that an expression is. Raises ValueError where it is none."""
+    """Return the call in an expression. Raises ValueError if it is no call of a tool."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
         (node,) = node.args
     if not isinstance(node, ast.Call):
         raise ValueError("no call")
     called = ast.unparse(node.func)
     names = (called, called.removesuffix(".call"), called.rpartition(".")[2])
-    name = next(filter(None, (tools.known(spelled.get(each, each)) for each in names)), "")
+    name = next(filter(None, (tools.known_name(spelled.get(n, n)) for n in names)), "")
     if not name:
         raise ValueError("no tool")
     arguments = dict(zip(tools.arguments(name), map(_literal, node.args), strict=False))
     if len(arguments) < len(node.args):
         raise ValueError("more arguments than the tool has")
-    for each in node.keywords:
-        value = _literal(each.value)
-        arguments |= value if each.arg is None else {each.arg: value}
+    for keyword in node.keywords:
+        value = _literal(keyword.value)
+        arguments |= value if keyword.arg is None else {keyword.arg: value}
     text = json.dumps(arguments, default=str, allow_nan=False)
-    for written, meant in spelled.items():
-        text = text.replace(written, meant)
+    for substitute, original in spelled.items():
+        text = text.replace(substitute, original)
     return name, json.dumps(json.loads(text), ensure_ascii=False)
 
 
@@ -435,7 +437,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Takes JSON's words for Python's: templates show nested values as JSON."""
+    """Reads JSON's words as Python's: templates show nested values as JSON."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         words = {"true": True, "false": False, "null": None}

@@ -1,6 +1,6 @@
-"""Parses calls in JSON, `{"name": ..., "arguments": {...}}` and its kin, and writes calls.
+"""Parses calls in JSON, as `{"name": ..., "arguments": {...}}`, and writes calls.
 
-A call is held back until it is certain that it is one.
+Text is held back until the parser is certain that it is a call.
 """
 
 from collections.abc import Callable
@@ -25,32 +25,32 @@ _SEPARATORS: Final = regex.compile(r"[\s,;]*+")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The marks around a model's calls, and what reads what stands between. Immutable."""
+    """The marks around a model's calls, and the reader of the calls between. Immutable."""
 
-    start: str  # "" = there is none
+    start: str  # "" without a mark
     end: str = ""
-    read: "CallsReader | None" = None  # None: calls in whatever form
-    is_own: bool = True  # else only calls of tools of the request count
+    read: "CallsReader | None" = None  # None: calls in any form
+    takes_any_name: bool = True  # False: only calls of the request's tools count
     is_head: bool = False  # the mark is the beginning of the call itself
-    is_behind_name: bool = False  # the name of a tool stands in front of it
-    quote: str = ""  # around strings in which nothing is escaped
+    follows_name: bool = False  # the name of a tool stands before the mark
+    quote: str = ""  # mark around strings without escapes
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What all functions share that parse calls. Owner: the inference thread."""
+    """What the functions that parse calls share. Owner: the inference thread."""
 
     buffer: LookaheadBuffer
     collector: AnswerCollector
     tools: RequestTools
     on_call: Callable[[], None]  # runs before each call is written
-    section: Section  # in which they stand
-    forms: tuple[TagForm, ...]  # of elements, the model's own first
+    section: Section  # the section of the calls
+    forms: tuple[TagForm, ...]  # forms of calls as elements, the model's own form first
 
     def write(self, name: str, arguments: str, call_id: str = "") -> None:
-        """Write a call that is whole: with a JSON object, or a text that is none.
+        """Write a whole call; `arguments` is a JSON object or another text.
 
-        A text is the argument of a tool that takes one only, and that a text.
+        Another text becomes the argument of a tool whose only argument is a text.
         """
         writer = CallWriter(self, call_id)
         sole = self.tools.sole_text(name)
@@ -60,8 +60,8 @@ class CallContext:
         writer.open(name)
 
     @property
-    def marks(self) -> tuple[str, str]:
-        """The marks that end a call outside of its strings."""
+    def end_marks(self) -> tuple[str, str]:
+        """The marks that end a call when they stand outside of its strings."""
         return self.section.end, self.section.start
 
 
@@ -75,7 +75,7 @@ class CallWriter:
     """
 
     def __init__(self, context: CallContext, call_id: str = "") -> None:
-        self.call_id = call_id  # as the model wrote it
+        self.call_id = call_id  # the id that the model wrote
         self.is_open = False
         self._texts: list[str] = []
         self._context = context
@@ -86,12 +86,12 @@ class CallWriter:
         return "".join(self._texts)
 
     def open(self, name: str, *, is_id: bool = False) -> None:
-        """Take it for a call of the tool `name`, or of the one that is meant where that `is_id`.
+        """Begin the call of the tool `name`; with `is_id`, `name` may be an id in its place.
 
         Raises UnreadableOutput for an empty name.
         """
         assert not self.is_open
-        name = self._context.tools.meant(name, self.text, is_id=is_id)
+        name = self._context.tools.called_tool(name, self.text, is_id=is_id)
         if not name:
             raise UnreadableOutput
         self.is_open = True
@@ -110,24 +110,24 @@ class CallWriter:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """How much an object must look like a call of the request's to be taken for one. Immutable."""
+    """Which objects are accepted as a call. Immutable."""
 
-    any_name: bool = True  # also the name of no tool of the request
-    any_order: bool = True  # also arguments in front of the name
-    is_keyed: bool = False  # the name may be the key of the arguments
-    has_id: bool = False  # an id belongs to it, and may stand behind the arguments
+    any_name: bool = True  # also objects with the name of an unknown tool
+    any_order: bool = True  # also objects with the arguments before the name
+    is_keyed: bool = False  # the key of the arguments may be the tool's name
+    has_id: bool = False  # the object has an id, which may stand after the arguments
 
 
 def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
-    """Read the call that begins here, or a list of calls, and those that follow at once.
+    """Read the call or the list of calls that begins here, and the calls directly after it.
 
-    Raises UnreadableOutput where the next one is none; those before it are written.
+    Raises UnreadableOutput where the next object is no call; the calls before it are written.
     """
     buffer = context.buffer
     is_list = yield from buffer.take("[")
     while True:
         yield from _CallObjectParser(context, trust, "[{" if is_list else "{").read()
-        offset = yield from buffer.run(_SEPARATORS)
+        offset = yield from buffer.offset_after(_SEPARATORS)
         if is_list and (yield from buffer.take("]", offset)):
             return
         if not (yield from buffer.starts("{", offset)):
@@ -143,17 +143,17 @@ def named_call(
     is_id: bool = False,
     call_id: str = "",
 ) -> ParserSteps[None]:
-    """Read the arguments of the call of `name`: the JSON object that comes here.
+    """Read the arguments of the call of `name`: the JSON object that begins here.
 
-    `is_id`: where no tool has that name, the call is of the one tool that takes such arguments.
-    `call_id` is the id that the model wrote for the call, "" = none.
-    Raises UnreadableOutput where it is no call.
+    `is_id`: if no tool has that name, the only tool with such arguments is called.
+    `call_id` is the id that the model wrote for the call, "" without one.
+    Raises UnreadableOutput if no such object stands here.
     """
-    reader = reader or LenientJsonParser(context.buffer, context.marks)
+    reader = reader or LenientJsonParser(context.buffer, context.end_marks)
     writer = CallWriter(context, call_id)
     if not 0 < len(name) <= NAME_CHARS_MAX or (yield from reader.blanks()) != "{":
         raise UnreadableOutput
-    if context.tools.known(name):
+    if context.tools.known_name(name):
         writer.open(name)
     is_whole = yield from reader.value(writer.write)
     if not writer.is_open:
@@ -166,17 +166,17 @@ class _CallObjectParser:
     """Parses one call that is an object with a name and arguments."""
 
     def __init__(self, context: CallContext, trust: Trust, outer: str) -> None:
-        """`outer` are the openers up to the call's own brace."""
+        """`outer` holds the opening brackets up to the call's own brace."""
         self._context = context
         self._trust = trust
-        self._json = LenientJsonParser(context.buffer, context.marks)
+        self._json = LenientJsonParser(context.buffer, context.end_marks)
         self._json.outer = outer
         self._writer = CallWriter(context)
         self._name = ""
         self._text: str | None = None  # arguments that were given as a text
 
     def read(self) -> ParserSteps[None]:
-        """Parse and write the call. Raises UnreadableOutput where it is none."""
+        """Parse and write the call. Raises UnreadableOutput if no call stands here."""
         if (yield from self._json.blanks()) != "{":
             raise UnreadableOutput
         self._context.buffer.at += 1
@@ -196,7 +196,7 @@ class _CallObjectParser:
         yield from self._finish(is_closed=not depth)
 
     def _member(self, key: str) -> ParserSteps[bool]:
-        """Read the value of a key, and return whether it is an object that was only entered."""
+        """Read the value of a key; True if the value is an object of which only `{` was read."""
         char = yield from self._json.blanks()
         if self._trust.is_keyed and char == "{" and not self._name:
             self._name = key
@@ -223,19 +223,19 @@ class _CallObjectParser:
     def _read_name(self) -> ParserSteps[None]:
         texts: list[str] = []
         yield from self._json.value(texts.append)
-        row = object_or_text(f'{{"name": {"".join(texts)}}}')
-        name = row["name"] if isinstance(row, dict) else None
+        parsed = object_or_text(f'{{"name": {"".join(texts)}}}')
+        name = parsed["name"] if isinstance(parsed, dict) else None
         if not isinstance(name, str) or not 0 < len(name.strip()) <= NAME_CHARS_MAX:
             raise UnreadableOutput
         self._name = name.strip()
-        if not self._trust.any_name and not self._context.tools.known(self._name):
+        if not self._trust.any_name and not self._context.tools.known_name(self._name):
             raise UnreadableOutput
-        if self._writer.text and self._context.tools.known(self._name):
+        if self._writer.text and self._context.tools.known_name(self._name):
             self._writer.open(self._name)
 
     def _read_arguments(self, char: str) -> ParserSteps[None]:
         if char == "{":
-            if self._context.tools.known(self._name) and not self._trust.has_id:
+            if self._context.tools.known_name(self._name) and not self._trust.has_id:
                 self._writer.open(self._name)
             yield from self._json.value(self._writer.write)
         elif char and char in "\"'":
@@ -247,19 +247,19 @@ class _CallObjectParser:
             raise UnreadableOutput
 
     def _finish(self, is_closed: bool) -> ParserSteps[None]:
-        """Write what is not written yet. Raises UnreadableOutput where it is no call."""
-        buffer, is_known = self._context.buffer, bool(self._context.tools.known(self._name))
+        """Write the parts that are not written yet. Raises UnreadableOutput if it is no call."""
+        buffer, is_known = self._context.buffer, bool(self._context.tools.known_name(self._name))
         if self._trust.has_id and is_known and self._writer.text and not is_closed:
-            self._writer.open(self._name)  # all but its id was written
+            self._writer.open(self._name)  # only its id was not written
         if self._writer.is_open:
             return
         is_over = not (yield from buffer.peek())
         if not self._name or not (is_closed or (is_known and (buffer.is_complete or not is_over))):
             raise UnreadableOutput
-        given = self._text or ""
-        text = self._writer.text if self._text is None else given
-        if given.startswith("{"):  # arguments that were given as a text
-            text = as_json(given)
+        given_text = self._text or ""
+        text = self._writer.text if self._text is None else given_text
+        if given_text.startswith("{"):  # the text holds the JSON of the arguments
+            text = as_json(given_text)
         is_text = isinstance(object_or_text(text or "{}"), str)
         if not is_known and is_text and (self._text is None or text.startswith("{")):
             raise UnreadableOutput

@@ -1,8 +1,8 @@
 """Makes strict JSON, piece by piece, of the JSON that models write.
 
 Reads single quotes, unquoted keys and values, Python's literals, missing and trailing commas,
-raw newlines, bad escapes and quotes that should have been escaped. What is written is never taken
-back. Valid JSON keeps its values and the spelling of its numbers.
+raw newlines, bad escapes and quotes that should have been escaped. Output is never taken back.
+Valid JSON keeps its values and the spelling of its numbers.
 """
 
 import json
@@ -36,32 +36,32 @@ _LITERALS: Final = {
     **{"true": "true", "false": "false", "null": "null"},
     **{"True": "true", "False": "false", "None": "null"},
 }
-# A key and its colon in quotes of one kind; what is too long to be told apart passes for one.
+# A key in quotes of one kind, and its colon. A string of over 80 characters counts as a key.
 _KEYS: Final = {
     quote: regex.compile(
         rf"{quote}(?:[^{quote}\\\n]|\\.){{0,80}}+(?:{quote}\s*+:|[^{quote}])", regex.DOTALL
     )
     for quote in "\"'"
 }
-# What never stands directly behind JSON that is over, as in "awk '{print "x"}' file".
+# Characters that never stand directly after the end of JSON, as in "awk '{print "x"}' file".
 _NEVER_FOLLOW: Final = frozenset("'\"/\\)$|&")
 
 
 @dataclass(slots=True)
 class _Frame:
-    """An object or array that is open."""
+    """An open object or array."""
 
     opener: str
-    count: int = 0  # members that were written
+    count: int = 0  # number of written members
     has_bare_keys: bool = False
 
 
 class LenientJsonParser:
     """Reads values from a buffer and writes them as strict JSON.
 
-    `ends` are the marks that end the JSON wherever they stand outside of its strings, and in a
-    string where a raw newline or nothing follows. `quote` is a format's own mark around strings,
-    in which nothing is escaped. `outer` are the openers of what is open around the next value.
+    `ends` are the marks that end the JSON: outside of its strings anywhere, in a string only before
+    a raw newline or the end of the text. `quote` is a format's own mark around strings without
+    escapes. `outer` holds the opening brackets around the next value.
     Owner: the inference thread.
     """
 
@@ -69,23 +69,23 @@ class LenientJsonParser:
         self, buffer: LookaheadBuffer, ends: tuple[str, ...] = (), quote: str = ""
     ) -> None:
         self.outer = ""
-        self.is_closed = False  # the brace of the outer object was read
+        self.is_closed = False  # the closing brace of the outer object was read
         self._buffer = buffer
         self._ends = tuple(filter(None, ends))
-        # By their first character.
+        # The quotes by their first character:
         self._quotes = {'"': ('"""', '"'), "'": ("'''", "'"), quote[:1]: (quote,)}
         self._frames: list[_Frame] = []
         self._in_string = {
             **{mark: Marks(mark, "\\", *self._ends) for mark in ('"', "'", '"""', "'''")},
             quote: Marks(quote),
         }
-        self._behind_bare = Marks(*',}]{["\n', quote, *self._ends)
+        self._bare_value_ends = Marks(*',}]{["\n', quote, *self._ends)
 
     def value(self, write: WriteText) -> ParserSteps[bool]:
-        """Write the next value and return whether it ended by itself.
+        """Write the next value, and return whether it was complete.
 
-        One that did not is closed, unless the text was cut off in it. Where no value stands,
-        nothing is written.
+        An incomplete value is closed, unless the text was cut off in it. Without a value, nothing
+        is written.
         """
         self._frames = []
         prefix: str | None = ""
@@ -99,13 +99,13 @@ class LenientJsonParser:
         return is_whole
 
     def string(self, write: WriteText) -> ParserSteps[bool]:
-        """Write what the string says that begins here, and return whether it was closed."""
+        """Write the text of the string that begins here, and return whether it was closed."""
         return (yield from self._string((yield from self._opening_quote()), write))
 
     def key(self) -> ParserSteps[str | None]:
-        """Return the next key of the outer object, None where there is no more.
+        """Return the next key of the outer object; None at its end; "" for text that is no key.
 
-        Its colon is read, too, and so is the brace that closes the object. What is no key is "".
+        The colon after a key is read, too, and so is the brace that closes the object.
         """
         yield from self._buffer.skip(_BLANKS_OR_COMMAS)
         char = yield from self._peek()
@@ -117,16 +117,16 @@ class LenientJsonParser:
         return (yield from self._key()) or ""
 
     def blanks(self) -> ParserSteps[str]:
-        """Read blanks, and return the character behind them; "" at an end."""
+        """Read blanks, and return the character after them; "" at an end."""
         yield from self._buffer.skip(_BLANKS)
         return (yield from self._peek())
 
     def word(self) -> ParserSteps[str]:
-        """Return as JSON the value without quotes that stands here, "" where none does.
+        """Read a value without quotes, and return it as JSON; "" if none stands here.
 
-        A number, a word of JSON or Python, or else a string.
+        The value is a number, a literal of JSON or Python, or otherwise a string.
         """
-        text, mark = yield from self._buffer.text_up_to(self._behind_bare)
+        text, mark = yield from self._buffer.text_up_to(self._bare_value_ends)
         self._buffer.at -= len(mark)
         text = text.strip()
         return text and (_LITERALS.get(text) or _number(text) or f'"{json_text(text)}"')
@@ -134,7 +134,7 @@ class LenientJsonParser:
     # ------------------------------------------------------------ one value
 
     def _begin(self, prefix: str, write: WriteText) -> ParserSteps[None]:
-        """Write the value that begins here, of an object or array only its opener."""
+        """Write the value that begins here; of an object or array only its opening bracket."""
         self._is_unclosed = False
         char = yield from self.blanks()
         mark = yield from self._opening_quote()
@@ -162,7 +162,7 @@ class LenientJsonParser:
     # ------------------------------------------------------------ what stands between values
 
     def _next(self, write: WriteText) -> ParserSteps[str | None]:
-        """Return what stands in front of the next value; None where there is none.
+        """Return the JSON to write before the next value; None if there is no more value.
 
         Objects and arrays that end here are closed.
         """
@@ -185,7 +185,7 @@ class LenientJsonParser:
         return None
 
     def _close(self, opener: str, write: WriteText) -> None:
-        """Close what is open up to the last such opener; a closer of nothing is nothing."""
+        """Close all frames up to the last with this opener; without such a frame, do nothing."""
         if all(frame.opener != opener for frame in self._frames):
             return
         while True:
@@ -195,9 +195,9 @@ class LenientJsonParser:
                 return
 
     def _key(self) -> ParserSteps[str | None]:
-        """Return the key that stands here, with its colon read; None where there is none.
+        """Read a key and its colon, and return the key; None if no key stands here.
 
-        Something is read in either case.
+        At least one character is read in either case.
         """
         mark = yield from self._opening_quote()
         if mark:
@@ -215,7 +215,7 @@ class LenientJsonParser:
         char = yield from self.blanks()
         if char in (":", "="):
             self._buffer.at += 1
-        elif char and mark and key.endswith("="):  # "name="value": the quote is the value's
+        elif char and mark and key.endswith("="):  # in "name="value" the quote opens the value
             self._buffer.at -= 1
             key = key[:-1]
         else:
@@ -225,14 +225,14 @@ class LenientJsonParser:
     # ------------------------------------------------------------ strings
 
     def _opening_quote(self) -> ParserSteps[str]:
-        """Read the quote that stands here, and return it; "" if there is none."""
+        """Read the quote that stands here, and return it; "" without a quote."""
         for quote in self._quotes.get((yield from self._buffer.peek()), ()):
             if (yield from self._buffer.take(quote)):
                 return quote
         return ""
 
     def _string(self, mark: str, write: WriteText, is_key: bool = False) -> ParserSteps[bool]:
-        """Write what a string says up to its closing quote, and return whether there is one."""
+        """Write a string's text up to its closing quote, and return whether the quote came."""
         while True:
             found = yield from self._buffer.scan(self._in_string[mark], write)
             if not found:
@@ -251,16 +251,16 @@ class LenientJsonParser:
                 write(mark)
 
     def _escape(self, write: WriteText) -> ParserSteps[None]:
-        """Write what stands behind a backslash; the backslash itself where that is no escape."""
+        """Write the character that an escape stands for; a backslash if it is no escape."""
         char = yield from self._buffer.peek()
         if char == "u":
             found = yield from self._buffer.take_match(_HEX, 1)
             if found:
                 write((yield from self._character(int(found[0], 16))))
                 return
-        end = (yield from self._buffer.run(_HEXES, 1)) if char == "u" else 0
+        end = (yield from self._buffer.offset_after(_HEXES, 1)) if char == "u" else 0
         if not self._buffer.is_complete and not (yield from self._buffer.peek(end)):
-            self._buffer.at += end  # an escape that was cut off
+            self._buffer.at += end  # skips an escape that was cut off
         elif char in _ESCAPES:
             self._buffer.at += 1
             write(_ESCAPES[char])
@@ -268,9 +268,9 @@ class LenientJsonParser:
             write("\\")
 
     def _character(self, code: int) -> ParserSteps[str]:
-        """Return what an escape stands for, with the one behind it where both make one character.
+        """Return the character of an escape; two escapes of a surrogate pair are one character.
 
-        Half a character alone cannot be written anywhere: U+FFFD stands for it.
+        A single surrogate cannot be encoded: U+FFFD stands for it.
         """
         if not 0xD800 <= code <= 0xDFFF:
             return chr(code)
@@ -282,18 +282,18 @@ class LenientJsonParser:
         return "" if code < 0xDC00 and (yield from self._ends_in_escape()) else "\ufffd"
 
     def _ends_in_escape(self) -> ParserSteps[bool]:
-        """Return whether the text was cut off where an escape may stand."""
+        """Return whether the text was cut off where an escape may stand, or within the escape."""
         if self._buffer.is_complete:
             return False
         end = int((yield from self._buffer.starts("\\")))
         if (yield from self._buffer.starts("\\u")):
-            end = yield from self._buffer.run(_HEXES, 2)
+            end = yield from self._buffer.offset_after(_HEXES, 2)
         return not (yield from self._buffer.peek(end))
 
     def _is_closing(self, quote: str) -> ParserSteps[bool]:
-        """Return, by what follows, whether the quote that was read closes its string."""
+        """Return whether the quote that was read closes its string: the text after it decides."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
-        blanks = yield from self._buffer.run(_BLANKS)
+        blanks = yield from self._buffer.offset_after(_BLANKS)
         offset = blanks
         while True:
             char = yield from self._buffer.peek(offset)
@@ -302,7 +302,7 @@ class LenientJsonParser:
             if char == ",":
                 return openers[-1:] != "{" or (yield from self._leads_on(quote, offset + 1))
             if char not in _OPENS:
-                # The comma may be missing where a key begins a new line.
+                # The comma may be missing before a key on a new line.
                 has_key = openers[-1:] == "{" and offset == blanks > 0 and char == quote
                 return has_key and (yield from self._is_key(_KEYS[quote], offset))
             if openers and openers[-1] != _OPENS[char]:
@@ -311,11 +311,11 @@ class LenientJsonParser:
             offset += 1
             if not openers:
                 return (yield from self._buffer.peek(offset)) not in _NEVER_FOLLOW
-            offset = yield from self._buffer.run(_BLANKS, offset)
+            offset = yield from self._buffer.offset_after(_BLANKS, offset)
 
     def _leads_on(self, quote: str, offset: int) -> ParserSteps[bool]:
-        """Return whether an object goes on behind the comma in front of `offset`."""
-        offset = yield from self._buffer.run(_BLANKS_OR_COMMAS, offset)
+        """Return whether an object goes on after the comma before `offset`."""
+        offset = yield from self._buffer.offset_after(_BLANKS_OR_COMMAS, offset)
         char = yield from self._buffer.peek(offset)
         if not char or char in _OPENS or (yield from self._is_end(offset)):
             return True
@@ -326,7 +326,7 @@ class LenientJsonParser:
         return (yield from self._is_key(_BARE_KEY_AND_COLON, offset))
 
     def _is_key(self, pattern: Any, offset: int) -> ParserSteps[bool]:
-        """Return whether a key stands at `offset`, or begins there where the text ends."""
+        """Return whether a key stands at `offset`; a key that the text's end cuts off counts."""
         return bool((yield from self._buffer.match(pattern, offset, is_lenient=True)))
 
     # ------------------------------------------------------------ ends
@@ -337,17 +337,17 @@ class LenientJsonParser:
         return "" if is_end else (yield from self._buffer.peek())
 
     def _is_end(self, offset: int) -> ParserSteps[bool]:
-        return (yield from self._buffer.starts_one(self._ends, offset))
+        return (yield from self._buffer.starts_any(self._ends, offset))
 
     def _is_cut(self) -> ParserSteps[bool]:
-        """Return whether the text was cut off here, and not ended."""
+        """Return whether the text was cut off here, rather than ended."""
         if (yield from self._is_end(0)) or (yield from self._buffer.peek()):
             return False
         return not self._buffer.is_complete
 
 
 class Transcoder:
-    """Makes one JSON value of text that comes in pieces. Owner: the inference thread."""
+    """Makes one strict JSON value of text in pieces. Owner: the inference thread."""
 
     def __init__(self) -> None:
         self._buffer = LookaheadBuffer()
@@ -355,12 +355,12 @@ class Transcoder:
         self._steps = LenientJsonParser(self._buffer).value(self._written.append)
 
     def feed(self, text: str) -> str:
-        """Take the next piece of text and return the JSON that it makes certain."""
+        """Add the next piece of text, and return the JSON that is now certain."""
         self._buffer.add(text)
         return self._read()
 
     def finish(self, is_complete: bool) -> str:
-        """Close what is open, unless the text was cut off (`is_complete` False)."""
+        """Return the rest of the JSON; close it unless the text was cut off (not `is_complete`)."""
         self._buffer.finish(is_complete)
         return self._read()
 
@@ -372,18 +372,18 @@ class Transcoder:
 
 
 def as_json(text: str) -> str:
-    """Return the value that `text` is in JSON or Python, as strict JSON; it may be a string."""
+    """Return strict JSON of a value in JSON or Python; text without quotes becomes a string."""
     transcoder = Transcoder()
     return transcoder.feed(text.strip()) + transcoder.finish(is_complete=True)
 
 
 def json_text(text: str) -> str:
-    """Return `text` as it stands between the quotes of a JSON string."""
+    """Return `text` escaped as between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _number(text: str) -> str:
-    """Return a number as JSON spells it, "" where `text` is none."""
+    """Return a number as JSON spells it, "" if `text` is no number."""
     if _NUMBER.fullmatch(text):
         return text if math.isfinite(float(text)) else ""
     found = _LOOSE_NUMBER.fullmatch(text)

@@ -10,11 +10,11 @@ from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.tool_calls.lenient_json import as_json, json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
-TYPES_MAX: Final = 200  # of one argument that are looked at
-REFERENCE_CHARS_MAX: Final = 1_000  # of a longer one nothing is looked up
+TYPES_MAX: Final = 200  # types of one argument that are considered
+REFERENCE_CHARS_MAX: Final = 1_000  # a longer reference is not followed
 _ID: Final = re.compile(r"(?:call|toolu|fc|chatcmpl-tool)[_-]?(?=\w*\d)\w*|\d+", re.ASCII)
 _NESTED: Final = frozenset({"array", "object"})
-_NOT_TEXT: Final = _NESTED | {"null"}  # what no text looks like
+_NOT_TEXT: Final = _NESTED | {"null"}  # types whose values do not look like text
 _BY_FIRST: Final = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -28,9 +28,9 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class RequestTools:
-    """The tools of one request. Owner: the inference thread.
+    """The tools of one request, given in OpenAI's shape. Owner: the inference thread.
 
-    They come in OpenAI's shape; an entry of another shape is no tool.
+    An entry in another shape is ignored.
     """
 
     def __init__(self, tools: Iterable[Any]) -> None:
@@ -50,29 +50,29 @@ class RequestTools:
         """The names of all tools."""
         return [*self._functions]
 
-    def known(self, name: str) -> str:
-        """Return the name of the tool that is meant by `name`, "" if there is none."""
+    def known_name(self, name: str) -> str:
+        """Return the name of the request's tool that `name` refers to, "" without such a tool."""
         name = name.strip()
-        for meant in (name, name.removeprefix("functions.")):
-            if meant in self._functions:
-                return meant
+        for candidate in (name, name.removeprefix("functions.")):
+            if candidate in self._functions:
+                return candidate
         return ""
 
-    def meant(self, name: str, arguments: str, *, is_id: bool = False) -> str:
-        """Return the name of the tool that is called: of an id in its place, the one that fits.
+    def called_tool(self, name: str, arguments: str, *, is_id: bool = False) -> str:
+        """Return the name of the called tool; `name` may be an id that stands in its place.
 
-        That is the one tool that takes arguments of these names, all that it requires among them.
-        `is_id`: what is no tool's name is an id, whatever it looks like.
+        An id stands for the one tool that takes all of the arguments and requires no others.
+        `is_id`: a name that is no tool's counts as an id, whatever it looks like.
         """
-        found, given = self.known(name), object_or_text(arguments)
+        found, given = self.known_name(name), object_or_text(arguments)
         is_id = is_id or bool(_ID.fullmatch(name.strip()))
         if not found and isinstance(given, dict) and is_id:
             fits = []
-            for each in self._functions:
-                required = self._parameters(each).get("required")
+            for tool_name in self._functions:
+                required = self._parameters(tool_name).get("required")
                 is_whole = not isinstance(required, list) or all(key in given for key in required)
-                if is_whole and given.keys() <= self.arguments(each).keys():
-                    fits.append(each)
+                if is_whole and given.keys() <= self.arguments(tool_name).keys():
+                    fits.append(tool_name)
             found = fits[0] if len(fits) == 1 else ""
         return found or name.strip()
 
@@ -82,20 +82,20 @@ class RequestTools:
         return properties if isinstance(properties, dict) else {}
 
     def sole_text(self, name: str) -> str:
-        """Return the one argument that a tool takes, if that is a text; or else ""."""
+        """Return the name of a tool's only argument if it is a text; otherwise ""."""
         sole = [*self.arguments(name)]
         return sole[0] if len(sole) == 1 and self.is_text(name, sole[0]) else ""
 
     def is_text(self, name: str, argument: str) -> bool:
-        """Return whether the argument can be nothing but a text."""
+        """Return whether the argument can only be a text."""
         return self._types(name, argument) == {"string"}
 
-    def fitting(self, name: str, argument: str, text: str, *, guesses: bool = False) -> str:
-        """Return as JSON what a format without types wrote as `text`.
+    def argument_json(self, name: str, argument: str, text: str, *, guesses: bool = False) -> str:
+        """Return the JSON of an argument that a format without types wrote as `text`.
 
-        A text that the schema allows stays the text, and digits stay those that were written. Else
-        it is the JSON that it reads as, where the schema has that type. `guesses`: also where the
-        schema says nothing, and the text is no list and no object.
+        If the schema allows a text, the value stays that text. Otherwise it is the JSON that the
+        text reads as, provided that the schema has its type; digits stay as written. Without a
+        type in the schema only lists and objects are read as JSON, with `guesses` all values.
         """
         types = self._types(name, argument)
         found = as_json(text)
@@ -107,13 +107,13 @@ class RequestTools:
             may_be &= _NOT_TEXT
         return found if may_be else f'"{json_text(text)}"'
 
-    def within(self, name: str, argument: str) -> "RequestTools":
-        """Return what looks up the members of an argument, or its items as `item`."""
+    def member_tools(self, name: str, argument: str) -> "RequestTools":
+        """Return tools whose arguments are the members of `argument`; its items are `item`."""
         root, schema = self._parameters(name), self.arguments(name).get(argument)
         members: dict[str, Any] = {}
-        for each in islice(_schemas_of(schema, root, NESTING_MAX), TYPES_MAX):
-            members |= each["properties"] if isinstance(each.get("properties"), dict) else {}
-            members |= {"item": each["items"]} if "items" in each else {}
+        for part in islice(_schemas_of(schema, root, NESTING_MAX), TYPES_MAX):
+            members |= part["properties"] if isinstance(part.get("properties"), dict) else {}
+            members |= {"item": part["items"]} if "items" in part else {}
         function = {"name": name, "parameters": {**root, "properties": members}}
         return RequestTools([{"function": function}])
 
@@ -131,32 +131,32 @@ class RequestTools:
 
 
 def _types_of(schema: Any, root: dict[str, Any]) -> Iterable[str]:
-    """Yield the types that a schema allows; none where it does not say."""
-    for each in _schemas_of(schema, root, NESTING_MAX):
-        declared = each.get("type")
+    """Yield the types that a schema allows; a schema without types yields none."""
+    for part in _schemas_of(schema, root, NESTING_MAX):
+        declared = part.get("type")
         for kind in declared if isinstance(declared, list) else [declared]:
             if isinstance(kind, str):
                 yield kind
-        if declared is None and isinstance(values := each.get("enum"), list):
+        if declared is None and isinstance(values := part.get("enum"), list):
             for value in map(type, values):
                 yield next((kind for kind, known in _KINDS.items() if value in known), "string")
 
 
 def _schemas_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[dict[str, Any]]:
-    """Yield a schema, those that it offers instead of or beside it, and that it refers to."""
+    """Yield a schema, the alternatives and parts in it, and the schemas that it refers to."""
     if not isinstance(schema, dict) or not depth:
         return
     yield schema
     for choice in ("anyOf", "oneOf", "allOf"):
         for option in schema[choice] if isinstance(schema.get(choice), list) else []:
             yield from _schemas_of(option, root, depth - 1)
-    yield from _schemas_of(referred(schema.get("$ref"), root), root, depth - 1)
+    yield from _schemas_of(referenced_schema(schema.get("$ref"), root), root, depth - 1)
 
 
-def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema that a reference within `root`, such as #/$defs/X or #, refers to.
+def referenced_schema(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the schema at a reference within `root`, for example #/$defs/X or #.
 
-    It may name the `$id` of `root`.
+    The reference may name the `$id` of `root`.
     """
     if not isinstance(reference, str) or len(reference) > REFERENCE_CHARS_MAX:
         return None

@@ -1,6 +1,6 @@
 """Describes calls that are elements, as `<invoke name="f"><parameter name="k">v</parameter>`.
 
-One description is for both sides: how a call is written, and what is read as one.
+One description serves for writing a call and for reading it.
 """
 
 import re
@@ -20,31 +20,32 @@ _ATTRIBUTE: Final = re.compile(r'(.*?) (\w+)="$', re.DOTALL)
 class TagForm:
     """The form in which a family of models writes one call. Immutable.
 
-    What is written: `name` around the tool's name, `key` in front of a parameter's name and all
-    behind it up to its value, `value_end`, `call_end`, `behind`. What is read: `head` begins a call
-    and has the group "name", `opens` begins an argument and has the group "key".
+    A call is written with `name` around the tool's name, `key` around a parameter's name up to the
+    value, then `value_end`, `call_end` and `after_call`. To read a call, the pattern `head` matches
+    its beginning and has the group "name"; `opens` matches the beginning of an argument and has the
+    group "key".
     """
 
     name: tuple[str, ...]
     key: tuple[str, ...]
     value_end: str
-    call_end: str  # "" where the mark behind calls ends one
+    call_end: str  # "" where the mark after all calls ends the call, too
     head: Any
     opens: Any
-    begins: str  # what every match of `opens` begins with
-    behind: str = ""  # is written behind `call_end`
-    is_bare: bool = False  # no mark stands in front of the name
-    has_lines: bool = False  # templates end a line behind each parameter
-    # In front of a value that is text, and what may stand in front of one that is JSON, where the
-    # tag tells: then `opens` has the group "text", "true" or "string" in front of text.
+    begins: str  # common beginning of all matches of `opens`
+    after_call: str = ""  # text written after `call_end`
+    is_bare: bool = False  # no mark stands before the name
+    has_lines: bool = False  # templates end the line after each parameter
+    # For tags that name the value's type: the text before a value that is text, then the texts
+    # before values that are JSON. `opens` then has the group "text", "true" or "string" for text.
     typed: tuple[str, ...] = ()
-    gap: str = ""  # between a value that is no text and its end
-    trims_newline: bool = False  # one at each end of a value is the form's; all else is the value
-    guesses_types: bool = False  # of values whose schema has none
-    # Makes JSON of the text of a tool's argument that may be made of elements itself; then the key
-    # stands in `value_end` for "{}".
+    gap: str = ""  # text between a value that is no text and its end
+    trims_newline: bool = False  # a newline at each end of a value is not part of the value
+    guesses_types: bool = False  # values without a type in the schema get the type they look like
+    # Makes JSON of an argument whose value may consist of elements. Then "{}" in `value_end` stands
+    # for the key.
     unfold: Callable[[RequestTools, str, str, str], str] | None = None
-    # What may stand around arguments that are one JSON object.
+    # Patterns around arguments that are one JSON object:
     json_opens: Any = regex.compile(r"(?=\{)")
     json_closes: str = ""
 
@@ -52,7 +53,7 @@ class TagForm:
 def tag_form(
     name: tuple[str, str], key: tuple[str, ...], value_end: str, call_end: str, **more: Any
 ) -> TagForm:
-    """Return the form whose tags have the name and the key as an attribute: `<invoke name="`."""
+    """Return a form with the name and the key in attributes of the tags: `<invoke name="`."""
     begins = _ATTRIBUTE.fullmatch(key[0])
     assert begins, key
     patterns = {"head": _pattern(name[0], "name"), "opens": _pattern(key[0], "key")}
@@ -60,7 +61,7 @@ def tag_form(
 
 
 def _pattern(tag: str, group: str) -> Any:
-    """Return what reads a tag up to its end, also with other quotes, blanks and attributes."""
+    """Return a pattern of a whole tag, which allows other quotes, blanks and attributes."""
     found = _ATTRIBUTE.fullmatch(tag)
     assert found, tag
     value = rf"(?P<{group}>\"[^\"<>\n]*+\"|'[^'<>\n]*+'|[^\s\"'<>|]++)"
@@ -68,7 +69,7 @@ def _pattern(tag: str, group: str) -> Any:
 
 
 def bare_form(start: str, key: str, value: str, end: str) -> TagForm:
-    """Return the form whose name stands alone, and whose keys and values are elements: GLM's."""
+    """Return GLM's form: the name stands without a tag, and keys and values are elements."""
     return TagForm(
         name=(start, MAY_BREAK),
         key=(f"<{key}>", f"</{key}>", MAY_BREAK, f"<{value}>"),
@@ -77,10 +78,10 @@ def bare_form(start: str, key: str, value: str, end: str) -> TagForm:
         head=regex.compile(r"(?P<name>[^\s<>{}\[\]()\"'=,]++)"),
         opens=regex.compile(
             rf"<{key}>(?P<key>[^<]*+)</{key}>(?:\s|\\n)*+"
-            rf"(?:<{value}>|(?=[^<\s\\]))"  # which GLM may leave out
+            rf"(?:<{value}>|(?=[^<\s\\]))"  # GLM may leave out this tag
         ),
         begins=f"<{key}>",
         is_bare=True,
         guesses_types=True,
-        behind=end,
+        after_call=end,
     )

@@ -4,12 +4,12 @@ import subprocess
 import time
 
 from hearth.shared.paths import CODE_DIR
-from hearth.worker.doctor.checked_machine import machine_row
+from hearth.worker.doctor.checked_machine import machine_facts
 
 
 def machine_text() -> str:
     """Return chip, cores, memory and system."""
-    row = machine_row()
+    row = machine_facts()
     return f"{row['chip']}, {row['cores']} cores, {row['memory_gb']:.0f} GiB, {row['system']}"
 
 

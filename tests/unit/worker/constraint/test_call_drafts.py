@@ -9,7 +9,7 @@ from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
 from hearth.worker.constraint.call_drafts import CallDrafts, ForcedTexts
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.text_shape import JsonString, Literal, Order, Row
+from hearth.worker.constraint.text_shape import Concat, JsonString, Literal, Order
 from hearth.worker.formats.shared.output_format import OutputFormat
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
@@ -98,7 +98,7 @@ def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     drafts, call, text = drafts_of(compiler), tokens_of(QWEN), tokens_of("And so on. ")
     alone = forced_count(drafts_of(compiler), call)
     assert forced_count(drafts, [*call, *text, *call, *text]) == 2 * alone
-    assert not drafts.places
+    assert not drafts.positions
     assert drafts.forced(9) == []
 
 
@@ -136,7 +136,7 @@ def test_tools_of_no_shape_are_not_drafted_and_counted() -> None:
 # ---------------------------------------------------------------- with a shape that is made here
 
 MARK = b"<call>"
-SHAPE = Row((Literal(b'<call>{"'), JsonString(), Literal(b"}")))
+SHAPE = Concat((Literal(b'<call>{"'), JsonString(), Literal(b"}")))
 
 
 class Followed:
@@ -168,7 +168,7 @@ def _forced(followed: Followed) -> list[int]:
 def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
     followed = Followed()
     followed.drafts.take((MARK + b"!") * 9)
-    assert not followed.drafts.places
+    assert not followed.drafts.positions
     assert bytes(_forced(followed)) == b"{"
 
 
@@ -176,11 +176,11 @@ def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(call_drafts, "CALL_BYTES_MAX", 20)
     followed = Followed()
     followed.drafts.take(MARK + b'{"' + b"x" * 20)
-    assert not followed.drafts.places and not followed.counts
+    assert not followed.drafts.positions and not followed.counts
 
 
 def test_a_bug_of_ours_leaves_the_answer_without_forced_tokens() -> None:
-    followed = Followed(Row((Literal(MARK), "no shape")))
+    followed = Followed(Concat((Literal(MARK), "no shape")))
     followed.drafts.take(MARK + b"x")
     assert followed.counts == {"call_drafts_ended": 1}
     followed.drafts.take(MARK)
@@ -193,7 +193,7 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
         texts = ForcedTexts(lambda _: [], pieces.__getitem__, ())
         drafts = CallDrafts("<call>", SHAPE, Order(), texts, Counter())
         drafts.take(tokens)
-        assert drafts.places
+        assert drafts.positions
 
 
 def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:

@@ -14,13 +14,13 @@ from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import CALL_BYTES_MAX, CallDrafts
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.text_shape import (
-    PLACES_MAX,
+    POSITIONS_MAX,
     REST_BYTES_MAX,
     STEPS_MAX,
     Literal,
-    begin,
-    behind,
-    forced,
+    advance,
+    forced_text,
+    start_positions,
 )
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
@@ -122,7 +122,7 @@ def test_names_that_are_spelt_alike_are_not_tried_in_all_orders() -> None:
     schema = an_object({chr(0xD800 + n): {"type": "integer"} for n in range(11)})
     text = BEGIN + ", ".join(['"?": 1'] * 9) + "!!"
     drafts, compiler = followed("qwen3", schema, text)
-    assert not drafts.places and not compiler.counts
+    assert not drafts.positions and not compiler.counts
 
 
 @pytest.mark.parametrize("value", ['"' + "\\n" * 30_000 + '"', "[" + "[1]," * 15_000 + "1]"])
@@ -137,14 +137,14 @@ def test_a_long_call_is_read_again_in_few_steps(value: str) -> None:
     tokens = encode(', "b": "', add_special_tokens=False)
     with within(STEP_CALLS_MAX):
         drafts.take(tokens)
-    assert drafts.places
+    assert drafts.positions
 
 
 def test_text_that_must_come_is_told_up_to_a_bound() -> None:
-    text, places = forced(begin(Literal(b"x" * 10_000)), 100)
+    text, places = forced_text(start_positions(Literal(b"x" * 10_000)), 100)
     assert 100 <= len(text) <= 100 + REST_BYTES_MAX
-    assert behind(places, b"x" * (10_000 - len(text)))[0] == (None,)
-    assert STEPS_MAX > PLACES_MAX
+    assert advance(places, b"x" * (10_000 - len(text)))[0] == (None,)
+    assert STEPS_MAX > POSITIONS_MAX
 
 
 @pytest.mark.parametrize("value", ["1", "true", "null", '"x"', "[1]", '{"a": "<"}'])

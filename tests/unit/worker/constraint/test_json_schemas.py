@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from hearth.worker.constraint.json_schemas import (
+    allowed_strings,
     characters_max,
-    fault,
+    find_fault,
     is_text,
     resolved,
     self_contained,
     tool_of,
-    whole,
-    words,
+    with_definitions,
 )
 
 DEFS = {"$defs": {"Word": {"type": "string"}, "Count": {"type": "integer"}}}
@@ -61,11 +61,11 @@ def test_what_may_be_anything_else_is_json(schema: dict[str, Any]) -> None:
 
 
 def test_the_strings_to_choose_from_are_found_where_they_are_all_there_is() -> None:
-    assert words({"enum": ["a", "b"]}, {}) == ["a", "b"]
-    assert words({"const": "a"}, {}) == ["a"]
-    assert words({"enum": ["a", 1]}, {}) is None
-    assert words({"enum": []}, {}) is None
-    assert words({"type": "string"}, {}) is None
+    assert allowed_strings({"enum": ["a", "b"]}, {}) == ["a", "b"]
+    assert allowed_strings({"const": "a"}, {}) == ["a"]
+    assert allowed_strings({"enum": ["a", 1]}, {}) is None
+    assert allowed_strings({"enum": []}, {}) is None
+    assert allowed_strings({"type": "string"}, {}) is None
 
 
 def test_only_a_sensible_limit_of_a_text_is_one() -> None:
@@ -117,16 +117,16 @@ def test_a_model_invents_no_parameters_unless_the_schema_says_so() -> None:
 def test_the_place_of_a_fault_is_the_smallest_part_that_has_it(
     schema: dict[str, Any], place: str
 ) -> None:
-    assert fault(schema, faulty) == (place, "it is bad")
+    assert find_fault(schema, faulty) == (place, "it is bad")
 
 
 def test_a_schema_without_fault_has_no_place() -> None:
-    assert fault({"properties": {"a": {}}}, faulty)[1] == ""
+    assert find_fault({"properties": {"a": {}}}, faulty)[1] == ""
 
 
 def test_the_search_for_a_fault_ends_on_a_schema_that_refers_to_itself() -> None:
     node: dict[str, Any] = {"$ref": "#/$defs/Rotten"}
-    place, said = fault({**node, "$defs": {"Rotten": node}}, faulty)
+    place, said = find_fault({**node, "$defs": {"Rotten": node}}, faulty)
     assert (place, said) == ("/$defs/Rotten", "it is bad")
 
 
@@ -149,7 +149,7 @@ def test_what_is_referred_to_anywhere_in_a_schema_is_in_its_definitions(
         "f": {"const": {"$ref": reference}},
     }
     made = self_contained({"properties": properties})
-    part = whole(made["properties"]["b"], made)
+    part = with_definitions(made["properties"]["b"], made)
     assert resolved(part, part) == leads_to
     assert made["properties"]["f"] == properties["f"], "data is no schema"
 

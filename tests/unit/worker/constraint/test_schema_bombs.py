@@ -172,7 +172,7 @@ def test_patterns_are_found_wherever_a_schema_may_have_them() -> None:
         "propertyNames": {"pattern": "e"},
         "$defs": {"f": {"anyOf": [{"pattern": "f"}]}},
     }
-    assert {each.place: (each.pattern, each.repeats) for each in patterns_of(schema)} == {
+    assert {each.pointer: (each.pattern, each.repeats) for each in patterns_of(schema)} == {
         "/pattern": ("a", 1),
         "/properties/x~1y/pattern": ("b{2}", 2),
         "/patternProperties/c{3}": ("c{3}", 3),

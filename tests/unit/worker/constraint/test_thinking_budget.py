@@ -25,7 +25,7 @@ CHANNELS = ThinkMarks(
     "<|end|>",
     ids("<|end|>", "<|channel|>"),
     *ids("analysis"),
-    in_front=b"<|channel|>",
+    before_again=b"<|channel|>",
 )
 
 
@@ -34,7 +34,7 @@ def forced_from(budget: ThinkingBudget) -> tuple[int, ...]:
     found = []
     while (token := budget.forced) is not None:
         found.append(token)
-        budget.see(token)
+        budget.add(token)
     return tuple(found)
 
 
@@ -46,11 +46,11 @@ def test_a_block_ends_once_its_budget_is_spent_and_not_before(case: dict[str, An
     )
     for token in ids(*case["says"]):
         assert (budget.forced, budget.banned) == (None, None)
-        budget.see(token)
+        budget.add(token)
     assert forced_from(budget) == ids(*case.get("forced", ()))
     assert budget.banned == (TEXTS.index(case["banned"]) if "banned" in case else None)
     for token in ids(*case.get("then", ())):
-        budget.see(token)
+        budget.add(token)
         assert (budget.forced, budget.banned) == (None, None)
 
 
@@ -65,7 +65,7 @@ def test_a_block_ends_once_its_budget_is_spent_and_not_before(case: dict[str, An
 )
 def test_a_block_is_closed_as_the_template_closes_it(name: str, text: str) -> None:
     tokenizer, reader = family(name).tokenizer, family(name).reader
-    marks = think_marks(tokenizer, reader.own.messages, reader.think_marks)
+    marks = think_marks(tokenizer, reader.model_format.messages, reader.think_marks)
     assert marks is not None and (marks.again is not None) == (name == "harmony")
     budget = ThinkingBudget(marks, 0, True, Vocabulary(tokenizer).token_bytes)
     assert tokenizer.decode(list(forced_from(budget))) == text

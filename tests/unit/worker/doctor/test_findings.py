@@ -17,8 +17,8 @@ from hearth.worker.doctor.findings import (
     Findings,
     FindingsFile,
     Subject,
-    as_row,
     findings_from,
+    findings_json,
 )
 from hearth.worker.doctor.report_text import findings_of
 
@@ -69,8 +69,8 @@ def test_costs_of_rows_come_back_by_their_numbers(
     costs: dict[int, float], alike: bool | None
 ) -> None:
     found = dataclasses.replace(FOUND, row_costs={1: 1.0, **costs}, drafts_alike=alike)
-    assert findings_from(json.loads(json.dumps(as_row(found)))) == found
-    assert findings_from(as_row(found)) == found, "as a server's answer, too"
+    assert findings_from(json.loads(json.dumps(findings_json(found)))) == found
+    assert findings_from(findings_json(found)) == found, "as a server's answer, too"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_file_about_another_machine_is_as_good_as_none(tmp_path: Path) -> None
     ],
 )
 def test_a_report_of_another_version_has_no_findings(odd: dict[str, object]) -> None:
-    assert findings_of({"findings": as_row(FOUND) | odd}) is None
+    assert findings_of({"findings": findings_json(FOUND) | odd}) is None
 
 
 def test_a_link_in_its_place_is_as_good_as_none(tmp_path: Path) -> None:

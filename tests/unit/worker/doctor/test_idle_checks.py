@@ -106,7 +106,7 @@ def test_they_run_again_at_once_when_somebody_asks(tmp_path: Path) -> None:
     bench = Bench(tmp_path, old, wanted=False)
     bench.rest()
     assert not bench.checks.step()
-    bench.checks.ask_again()
+    bench.checks.run_again()
     assert bench.checks.step(), "no minute of rest is waited for"
     assert bench.file.load() is None and bench.checks.found == old, "kept until there is better"
     while bench.checks.step():

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.settings import load_settings
-from hearth.worker.doctor.checked_machine import machine_row, model_row
-from hearth.worker.doctor.findings import CheckResult, Findings, Subject, as_row
+from hearth.worker.doctor.checked_machine import machine_facts, model_facts
+from hearth.worker.doctor.findings import CheckResult, Findings, Subject, findings_json
 from hearth.worker.doctor.report_text import report_text
 from hearth.worker.setup.doctor_setup import settings_row
 from scripts.harness.socketless_worker import loaded
@@ -25,15 +25,15 @@ FOUND = Findings(
 
 def row(found: Findings | None, auto: list[dict[str, str]]) -> dict[str, Any]:
     return {
-        "machine": machine_row(),
-        "model": model_row(loaded("qwen3"), "float32"),
+        "machine": machine_facts(),
+        "model": model_facts(loaded("qwen3"), "float32"),
         "settings": settings_row(
             load_settings({"MODEL_PATH": str(Path.home()), "PROXY_API_KEY": "hush"}, None)
         ),
         "auto": auto,
         "state": "idle",
         "running": "",
-        "findings": as_row(found) if found is not None else None,
+        "findings": findings_json(found) if found is not None else None,
     }
 
 
