@@ -81,7 +81,7 @@ class EncoderRoutes:
         self._metrics, self._requests = routes.metrics, routes.requests
         routes.encoders = self.listed
         known = [served_here(model.public) for model in self.models.values()]
-        self._metrics.gateway.know(known, is_cloud=False)
+        self._metrics.gateway.add_servers(known, is_cloud=False)
         registry = None if encoders is None else self._metrics.registry
         self._sums = [
             Counter(f"hearth_encoder_{name}", about, ("dialect",), registry=registry)
@@ -230,7 +230,7 @@ class EncoderRoutes:
             "wall_ms": round(wall_s * 1000),
             "served_by": served_by,
         }
-        self._requests.note_encoded(row, key)
+        self._requests.record_encoded(row, key)
         log.info(
             "request id=%s dialect=%s served_by=%s texts=%d prompt=%d ended=%s wall_ms=%d",
             *(row["id"], model.kind, served_by, texts, tokens, ended, row["wall_ms"]),

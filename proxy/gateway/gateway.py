@@ -145,7 +145,7 @@ class CloudRequests:
         if request_id not in self._ended:
             return
         row, key, is_stream = self._ended.pop(request_id)
-        self.requests.note_cloud(row, usage, key)
+        self.requests.record_cloud(row, usage, key)
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
@@ -514,8 +514,8 @@ def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -
     metrics, names = routes.metrics, routes.names
     served_by = {row.id: table.served_by(row) for row in table.all_deployments}
     clouds = (served_by[row.id] for row in table.all_deployments if not row.local)
-    metrics.gateway.know(map(served_here, names.models), is_cloud=False)
-    metrics.gateway.know(clouds, is_cloud=True)
+    metrics.gateway.add_servers(map(served_here, names.models), is_cloud=False)
+    metrics.gateway.add_servers(clouds, is_cloud=True)
     litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
     records = CloudRequests(routes.requests, metrics, lambda name: served_by.get(name, ""))
     accounts = Accounts(table.config.values, litellm, checks_keys=table.checks_keys)

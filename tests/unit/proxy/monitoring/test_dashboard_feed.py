@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> None:
-    feed.requests.note(request_of(key=key), [ended(usage, key)], awake_s())
+    feed.requests.record(request_of(key=key), [ended(usage, key)], awake_s())
 
 
 # ---------------------------------------------------------------- requests
