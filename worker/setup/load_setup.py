@@ -122,7 +122,7 @@ def load_all(
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
     output = OutputFormat(loaded.tokenizer)
     template = Template(loaded.tokenizer)
-    told = thinking_switches(template, output.thinks, output.is_thinking_open).told
+    told = thinking_switches(template, output.thinks, output.is_thinking_open).facts
     if told.has_switch and settings.default_thinking is not None:
         told = dataclasses.replace(told, default="on" if settings.default_thinking else "off")
     facts = dataclasses.replace(loaded.facts, takes_images=vision is not None, thinking=told)

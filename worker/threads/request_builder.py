@@ -31,7 +31,7 @@ from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX, AnswerSources
 from hearth.worker.engine.decode.sampler import check
 from hearth.worker.formats.shared.output_format import OutputFormat
-from hearth.worker.prompt.awaited_work import NobodyWaits
+from hearth.worker.prompt.awaited_work import ClientLeft
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import with_loaded_tools, without_images
@@ -42,8 +42,8 @@ from hearth.worker.schedule.request_state import AnswerDeltas, PrefillOnly, Requ
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import explain
+from hearth.worker.sessions.session_context import SessionContext
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.sessions.session_visit import SessionContext
 from hearth.worker.sessions.turn_store import Turn
 from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.detokenise import Vocabulary
@@ -150,7 +150,7 @@ class SessionPromptBuilder:
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         system_end = self.facts.cut_rule.system_end(tokens)
         visit.set_prompt(tokens, built.header, built.kept, system_end)
-        visit.doubtful, visit.begins = built.doubtful, built.begins
+        visit.doubtful, visit.prefix = built.doubtful, built.prefix
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
@@ -160,7 +160,7 @@ class SessionPromptBuilder:
             )
             try:
                 keys = self.builder.build(part, adds_header=False).keys
-            except NobodyWaits:
+            except ClientLeft:
                 raise
             except RequestError:  # a template may refuse a conversation that ends there
                 return None
@@ -186,11 +186,11 @@ def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> Pref
     """
     assert request.slot is None, request.request_id
     visit, facts = request.visit, prompts.facts
-    if visit is None or visit.said is None:
+    if visit is None or visit.answer is None:
         return None
     try:
         # The conversation with the answer, and the messages that will follow it, empty.
-        echo, following = _continuation(visit.said, visit.turn)
+        echo, following = _continuation(visit.answer, visit.turn)
         content = prompts.content(visit.prompt, visit, visit.images)
         before = len(content.messages) - content.continues
         content = dataclasses.replace(
@@ -384,7 +384,7 @@ class RequestBuilder:
         conversation = Conversation(
             number,
             family_of(message.prompt),
-            is_side=visit is not None and visit.place.is_side,
+            is_side=visit is not None and visit.line_match.is_side,
         )
         query = PrefixQuery(
             built.keys,
