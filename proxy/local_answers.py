@@ -219,7 +219,7 @@ class LocalAnswers:
         exchange.is_counted = True
         broken = exchange.broken_by
         served_by = served_here(request.served_as or self._names.public)
-        self._routes.requests.note(request, answers, started, broken)
+        self._routes.requests.record(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s prompt=%d cached=%d ended=%s "

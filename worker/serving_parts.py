@@ -21,7 +21,7 @@ from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.idle_work import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
-from hearth.worker.prompt.awaited_work import while_awaited
+from hearth.worker.prompt.awaited_work import while_client_waits
 from hearth.worker.schedule.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import Request
@@ -128,7 +128,7 @@ class ModelStart:
 
             self.rank = lead(settings, self._worker_id, self._endpoint, begun)
         memory = self._memory = WorkerMemory(settings, self._endpoint, self.rank)
-        with while_awaited(self._shutdown):
+        with while_client_waits(self._shutdown):
             loaded, vision = load_all(settings, self.steps, memory, begun, self.rank)
         doctor = ModelDoctor(settings, loaded, self._worker_id == 0)
         self._settings = settings = doctor.settings
@@ -142,7 +142,7 @@ class ModelStart:
             (settings.kv_bits, settings.kv_group_size) if settings.kv_bits else None,
             trees=batches and are_trees_cheap(doctor.found, is_cpu=loaded.facts.backend == "cpu"),
         )
-        with engine.stream(), while_awaited(self._shutdown):
+        with engine.stream(), while_client_waits(self._shutdown):
             return self._make_parts(loaded, vision, engine, memory, doctor)
 
     def sampling_params(self, loaded: LoadedModel, request: Request) -> SamplingParams:

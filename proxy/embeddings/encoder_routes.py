@@ -80,7 +80,7 @@ class EncoderRoutes:
         self._metrics, self._requests = routes.metrics, routes.requests
         routes.encoders = self.listed
         known = [served_here(model.public) for model in self.models.values()]
-        self._metrics.gateway.know(known, is_cloud=False)
+        self._metrics.gateway.add_servers(known, is_cloud=False)
         registry = None if encoders is None else self._metrics.registry
         self._sums = [
             Counter(f"hearth_encoder_{name}", description, ("dialect",), registry=registry)
@@ -226,7 +226,7 @@ class EncoderRoutes:
             "wall_ms": round(wall_s * 1000),
             "served_by": served_by,
         }
-        self._requests.note_encoded(entry, api_key)
+        self._requests.record_encoded(entry, api_key)
         log.info(
             "request id=%s dialect=%s served_by=%s texts=%d prompt=%d ended=%s wall_ms=%d",
             *(entry["id"], model.kind, served_by, texts, tokens, ended, entry["wall_ms"]),

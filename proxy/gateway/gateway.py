@@ -145,7 +145,7 @@ class CloudRequests:
         if request_id not in self._ended:
             return
         entry, api_key, is_stream = self._ended.pop(request_id)
-        self.requests.note_cloud(entry, usage, api_key)
+        self.requests.record_cloud(entry, usage, api_key)
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
@@ -528,8 +528,8 @@ def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -
     metrics, names = routes.metrics, routes.names
     served_by = {entry.id: table.served_by(entry) for entry in table.all_deployments}
     clouds = (served_by[entry.id] for entry in table.all_deployments if not entry.local)
-    metrics.gateway.know(map(served_here, names.models), is_cloud=False)
-    metrics.gateway.know(clouds, is_cloud=True)
+    metrics.gateway.add_servers(map(served_here, names.models), is_cloud=False)
+    metrics.gateway.add_servers(clouds, is_cloud=True)
     litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
     records = CloudRequests(routes.requests, metrics, lambda name: served_by.get(name, ""))
     accounts = Accounts(table.config.values, litellm, checks_keys=table.checks_keys)

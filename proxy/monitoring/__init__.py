@@ -1,1 +1,1 @@
-"""Tells how the server does: health, models, cache, sessions, metrics, and the dashboard."""
+"""Reports how the server is doing: health, models, cache, sessions, metrics, and the dashboard."""

@@ -1,4 +1,7 @@
-"""Serves the routes about the server itself: health, models, cache, sessions. All else is a 404."""
+"""Serves the routes about the server itself: health, models, cache, sessions, metrics.
+
+A request for any other path gets a 404.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -22,16 +25,16 @@ from hearth.shared.wire_messages import ModelFacts
 
 _ITEMS: Final = "/input_items"
 
-_TAKING: Final = {"ready", "unloaded"}  # a request is taken at once, or loads the model
-_UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
+_TAKING: Final = {"ready", "unloaded"}  # states that accept requests, if need be by loading
+_UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # states after a first start
 
-Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answered as GET
+Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is served as GET
 
 
 class AdminRoutes:
     """Answers requests about the server itself. Owner: the event loop.
 
-    Invariant: a key sees its own sessions, requests and prompts only, where there are several.
+    Invariant: with several API keys, each key sees only its own sessions, requests and prompts.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class AdminRoutes:
         self._workers: list[WorkerProcess | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
         self.names = ModelNames.of(settings)
-        self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
-        self.encoders: Callable[[], Mapping[str, ListedGroup]] = dict  # EMBEDDING_MODEL and its kin
+        self.groups: Mapping[str, ListedGroup] = {}  # groups of a LiteLLM config
+        self.encoders: Callable[[], Mapping[str, ListedGroup]] = (
+            dict  # encoders such as EMBEDDING_MODEL
+        )
         self.metrics = RequestMetrics(version, self.names.public)
-        self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
+        self.metrics.gateway.add_servers(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
@@ -72,7 +77,7 @@ class AdminRoutes:
         }
         model: Methods = {"GET": self._model}
         response: Methods = {"GET": self._response, "DELETE": self._delete_response}
-        self._named: dict[str, Methods] = {  # by what stands before a name
+        self._named: dict[str, Methods] = {  # path prefix before a name -> methods
             "/v1/models/": model,
             "/models/": model,
             "/v1/responses/": response,
@@ -85,13 +90,13 @@ class AdminRoutes:
         self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
         self.requests = RecentRequests(self.metrics)
         self.feed = DashboardFeed(pool, self.health, self.requests)
-        pool.count_unread = self.requests.note_unread
+        pool.count_unread = self.requests.record_unread
 
     async def serve(self, exchange: HttpExchange) -> None:
-        """Answer a request for one of our paths.
+        """Answer a request for one of these paths.
 
         Raises:
-            RequestError: 404 or 405, or what the route refuses.
+            RequestError: 404 or 405, or the route's refusal.
         """
         methods = self._methods(exchange.path)
         if not methods:
@@ -103,7 +108,7 @@ class AdminRoutes:
         await handler(exchange)
 
     def _methods(self, path: str) -> Methods:
-        """Return what `path` is answered by; nothing where it is not ours."""
+        """Return the methods of `path`; empty if it is not served here."""
         name = self._name(path)
         if not name:
             return self._table.get(path) or self._ollama.methods(path)
@@ -116,7 +121,7 @@ class AdminRoutes:
         return self._named[prefix]
 
     def _name(self, path: str) -> str:
-        """Return what stands in `path` behind one of `_named`; "" where none fits."""
+        """Return the rest of `path` behind one of the prefixes in `_named`; "" if none fits."""
         prefix = next(filter(path.startswith, self._named), path)
         return path[len(prefix) :]
 
@@ -129,13 +134,13 @@ class AdminRoutes:
         await exchange.send_json(200, listing)
 
     def _groups(self) -> dict[str, ListedGroup]:
-        """Return who answers to names that no model of text here has."""
+        """Return the groups behind names that no local text model has."""
         encoders = self.encoders()
         groups = {name: encoders.get(row.local or "", row) for name, row in self.groups.items()}
         return {**groups, **encoders}
 
     def _facts_of(self, target: str) -> ModelFacts | None:
-        """Return what is known of a target: of an adapter, what is known of its model."""
+        """Return what is known of a target; an adapter has its model's facts."""
         return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
@@ -147,41 +152,41 @@ class AdminRoutes:
         row = self.names.model_entry(name, facts, is_anthropic=is_anthropic, group=group)
         await exchange.send_json(200, row)
 
-    async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:
-        """Answer with a row for each worker, in which one that cannot tell says why.
+    async def _ask_caches(self, report_kind: ReportKind, exchange: HttpExchange) -> None:
+        """Answer with a row for each worker; a worker without a report gives the reason.
 
         Raises:
-            RequestError: the cache was to be emptied, and no worker is there that could.
+            RequestError: the cache was to be emptied, and no worker was ready to do so.
         """
         reports = await exchange.while_connected(
-            self._pool.ask(what, api_key=key_digest(exchange.headers))
+            self._pool.ask(report_kind, api_key=key_digest(exchange.headers))
         )
-        if what == "clear_cache" and not reports:
+        if report_kind == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
         totals = self.requests.totals(key_digest(exchange.headers))
         body = {"object": "cache", "totals": totals}
-        await exchange.send_json(200, body | {"workers": self._told(reports)})
+        await exchange.send_json(200, body | {"workers": self._worker_rows(reports)})
 
-    async def _ask_doctors(self, what: ReportKind, exchange: HttpExchange) -> None:
-        """Answer with what each worker's checks found; no key's prompts are in it."""
-        reports = await exchange.while_connected(self._pool.ask(what))
-        await exchange.send_json(200, {"object": "doctor", "workers": self._told(reports)})
+    async def _ask_doctors(self, report_kind: ReportKind, exchange: HttpExchange) -> None:
+        """Answer with the findings of each worker's checks, which hold nobody's prompts."""
+        reports = await exchange.while_connected(self._pool.ask(report_kind))
+        await exchange.send_json(200, {"object": "doctor", "workers": self._worker_rows(reports)})
 
-    def _told(self, reports: WorkerReports) -> list[dict[str, Any]]:
-        """Return a row for each worker: what it tells, or why it does not."""
+    def _worker_rows(self, reports: WorkerReports) -> list[dict[str, Any]]:
+        """Return a row for each worker: its report, or why it has none."""
         rows = []
         for worker in self._workers:
             row = reports.get(worker.worker_id)
-            told = row if isinstance(row, dict) else {"error": str(row)}
-            told = self._absent(worker) if row is None else told
-            rows.append({"worker": worker.worker_id, **told})
+            content = row if isinstance(row, dict) else {"error": str(row)}
+            content = self._absent(worker) if row is None else content
+            rows.append({"worker": worker.worker_id, **content})
         return rows
 
     async def _unpin(self, exchange: HttpExchange) -> None:
-        """Have every worker that holds the pin give it up."""
+        """Have every worker that holds the pin release it."""
         pin_id = self._name(exchange.path)
         reports = await exchange.while_connected(
             self._pool.ask("unpin", pin_id, key_digest(exchange.headers))
@@ -200,24 +205,24 @@ class AdminRoutes:
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: HttpExchange) -> None:
-        """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
-        key = key_digest(exchange.headers)
-        reports = await exchange.while_connected(self._pool.ask("sessions", api_key=key))
-        told = self._told(reports)
+        """Answer with sessions and last requests; a worker without a report gives the reason."""
+        api_key = key_digest(exchange.headers)
+        reports = await exchange.while_connected(self._pool.ask("sessions", api_key=api_key))
+        report_rows = self._worker_rows(reports)
         listing = {
             "object": "list",
             "sessions": [
-                row | {"worker": each["worker"]}
-                for each in told
-                for row in each.get("sessions", ())
+                row | {"worker": report["worker"]}
+                for report in report_rows
+                for row in report.get("sessions", ())
             ],
-            "recent": self.requests.recent(key),
-            "errors": [each for each in told if "sessions" not in each],
+            "recent": self.requests.recent(api_key),
+            "errors": [report for report in report_rows if "sessions" not in report],
         }
         await exchange.send_json(200, listing)
 
     async def _session(self, exchange: HttpExchange) -> None:
-        """Answer with the lines of one session, from every worker that has some."""
+        """Answer with the lines of one session, from every worker that knows it."""
         session = self._name(exchange.path)
         reports = await exchange.while_connected(
             self._pool.ask("session", session, key_digest(exchange.headers))
@@ -237,10 +242,10 @@ class AdminRoutes:
         await exchange.send_json(200, {"session": session, "lines": lines})
 
     async def _response(self, exchange: HttpExchange) -> None:
-        key, response_id = key_digest(exchange.headers), self._name(exchange.path)
+        api_key, response_id = key_digest(exchange.headers), self._name(exchange.path)
         if (stream := exchange.query.get("stream", "false")) != "false":
             fields.refuse("stream", stream, "false: of a kept response no events are kept")
-        await exchange.send_json(200, self.stored.response(key, response_id))
+        await exchange.send_json(200, self.stored.response(api_key, response_id))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
         deleted = self.stored.delete(key_digest(exchange.headers), self._name(exchange.path))
@@ -261,19 +266,19 @@ class AdminRoutes:
     async def _ready(self, exchange: HttpExchange) -> None:
         """Answer balancers that read statuses: 503 while every request would wait for a model."""
         body = self.health()
-        told = {name: body[name] for name in ("ready", "free", "status")}
-        await exchange.send_json(200 if body["ready"] else 503, told)
+        fields = {name: body[name] for name in ("ready", "free", "status")}
+        await exchange.send_json(200 if body["ready"] else 503, fields)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        """Answer with sums over all keys, as far as the workers tell theirs in time."""
+        """Answer with sums over all API keys, as far as the workers report in time."""
         reports = await exchange.while_connected(self._pool.ask("cache"))
         text = self.metrics.text([worker.health_fields() for worker in self._workers], reports)
         await exchange.send_whole(200, text, CONTENT_TYPE)
 
     def health(self) -> dict[str, Any]:
-        """Return what /health says: "ok" only while every worker is ready, or unloaded unused.
+        """Return the body of /health: "ok" only while each worker is ready, or unloaded as unused.
 
-        `missing`, where it is there, tells why no worker can load the default model.
+        `missing`, if present, says why no worker can load the default model.
         """
         rows = [worker.health_fields() for worker in self._workers]
         states = {row["state"] for row in rows}
@@ -295,7 +300,7 @@ class AdminRoutes:
         }
 
     def _absent(self, worker: WorkerProcess | RemoteWorker) -> dict[str, str]:
-        """Return what is told of a worker that cannot be asked."""
+        """Return the row of a worker that cannot be asked."""
         state = worker.health_fields()["state"]
         more = "/health tells its state."
         if state == "unloaded":
@@ -305,16 +310,19 @@ class AdminRoutes:
 
 
 def _free(row: Mapping[str, Any]) -> int:
-    """Return how many more requests a worker takes before it refuses one."""
-    held = max(row["in_flight"], row["running"] + row["waiting"])  # others' requests too
-    return max(0, row["requests_max"] - held) if row["state"] == "ready" else 0
+    """Return how many more requests a worker takes before it refuses a request."""
+    in_use = max(
+        row["in_flight"], row["running"] + row["waiting"]
+    )  # also requests of other proxies
+    return max(0, row["requests_max"] - in_use) if row["state"] == "ready" else 0
 
 
 def _known(reports: WorkerReports, text: str) -> dict[int, dict[str, Any]]:
-    """Return what those workers tell that know what they were asked about.
+    """Return the reports of the workers that know the thing asked for.
 
     Raises:
-        RequestError: 404 with `text` where none does, or why one that may know does not tell.
+        RequestError: 404 with `text` if no worker knows it, or the reason if a worker that may
+            know it gave no report.
     """
     known = {worker_id: row for worker_id, row in reports.items() if isinstance(row, dict)}
     if known:

@@ -1,9 +1,9 @@
 """Serves `/dashboard`: the page, its files, the sign-in and the events.
 
-Pages are told what happens: requests that end, and the workers as they change, which are asked once
-a second while somebody looks, once for all listeners of a key. A session's lines are asked for
-again only where the session went on. All listeners of a key are sent the same; a listener itself is
-two numbers, how far it has read.
+Pages are sent each request that ends, and the workers' state as it changes. While a page listens,
+the workers are polled once a second, once for all listeners of an API key. A session's lines are
+requested again only if the session has changed. All listeners of an API key get the same events;
+the state of one listener is how far it has read.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from hearth.shared.kept_json import kept_json
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 1.0  # between two polls of the workers
-SESSIONS_MAX: Final = 40  # whose lines are told, the most recently used
-ENTRIES_MAX: Final = 40  # of the cache, the most recently used
+POLL_S: Final = 1.0  # pause between two polls of the workers
+SESSIONS_MAX: Final = 40  # sessions shown with lines, the most recently used
+ENTRIES_MAX: Final = 40  # cache entries shown, the most recently used
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
@@ -53,17 +53,17 @@ _SESSION_FIELDS: Final = ("title", "client", "model", "decode_speed")
 
 @dataclass(frozen=True, slots=True)
 class SessionTree:
-    """A session's lines as JSON; `signature` changes where they have changed."""
+    """A session's lines as JSON; `signature` changes when the lines change."""
 
-    json: bytes  # made once for all listeners
-    signature: Any  # None: a worker could not tell its part, so that it is asked again
+    json: bytes  # encoded once for all listeners
+    signature: Any  # None: a worker's part is missing, so that it is requested again
 
 
 class WorkerView:
-    """The workers' last reports about one key's share, for all of its listeners.
+    """The workers' last reports about one API key's share, for all of its listeners.
 
-    Owner: the event loop. Invariant: it polls only while it has listeners, unless a bug of ours
-    has ended that: then it shows what was until one more comes.
+    Owner: the event loop. Invariant: it polls only while it has listeners. If a bug of ours ends
+    the polling, it shows the last state until another listener comes.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class WorkerView:
         pool: WorkerPool,
         health: Callable[[], dict[str, Any]],
         on_change: Callable[[], None],
-        key: str,
+        api_key: str,
     ) -> None:
         """`health` gives the body of /health; `on_change` is called when the view has changed."""
         self._pool = pool
         self._health = health
-        self._key = key
+        self._api_key = api_key
         self._on_change = on_change
         self.listeners = 0
         self._polling: asyncio.Task[None] | None = None
-        # Replaced when it changes, as `trees` is
+        # Replaced, not modified, when it changes; so is `trees`
         self.state: dict[str, Any] = {"workers": health()["workers"], "entries": []}
-        self.trees: dict[str, SessionTree] = {}  # by session, the last used first
+        self.trees: dict[str, SessionTree] = {}  # by session, the most recently used first
 
     def add_listener(self) -> None:
         self.listeners += 1
@@ -91,12 +91,12 @@ class WorkerView:
 
     def remove_listener(self) -> None:
         self.listeners -= 1
-        assert self.listeners >= 0, (self._key, self.listeners)
+        assert self.listeners >= 0, (self._api_key, self.listeners)
         if self._polling is not None and not self.listeners:
             self._polling.cancel()
 
     def sessions(self, known: dict[str, SessionTree]) -> list[orjson.Fragment]:
-        """Return the trees of those sessions that changed since they were told as `known`."""
+        """Return the trees of the sessions that changed since `known` was sent."""
         return [
             orjson.Fragment(tree.json)
             for session, tree in self.trees.items()
@@ -112,23 +112,25 @@ class WorkerView:
             log.exception("the dashboard looks at the workers no more")
 
     async def _poll(self) -> None:
-        """Ask all workers once what the key may see."""
-        key = self._key
+        """Request what the API key may see from all workers, once."""
+        api_key = self._api_key
         caches, listed = await asyncio.gather(
-            self._pool.ask("cache", api_key=key), self._pool.ask("sessions", api_key=key)
+            self._pool.ask("cache", api_key=api_key), self._pool.ask("sessions", api_key=api_key)
         )
         workers = [_worker_row(row, caches.get(row["id"])) for row in self._health()["workers"]]
-        entries = _told_by(caches, "entries")
+        entries = _reported_rows(caches, "entries")
         entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
-        sessions = _told_by(listed, "sessions")
-        clients = {row["session"]: row["client"] for row in sessions}  # several may know one
+        sessions = _reported_rows(listed, "sessions")
+        clients = {
+            row["session"]: row["client"] for row in sessions
+        }  # several workers may know a session
         self.state = {
             "workers": workers,
-            "prefills": self._pool.prefills(key),
-            "queue": self._pool.queue(key),
-            "answers": self._pool.with_requesters(_told_by(caches, "answers")),
+            "prefills": self._pool.prefills(api_key),
+            "queue": self._pool.queue(api_key),
+            "answers": self._pool.with_requesters(_reported_rows(caches, "answers")),
             "entries": entries[:ENTRIES_MAX],
-            "held": sum(  # all entries: workers tell the last used ones only
+            "held": sum(  # counts all entries; workers list only the last used
                 sum(body.get("depths", {}).values())
                 for body in caches.values()
                 if isinstance(body, dict)
@@ -137,8 +139,8 @@ class WorkerView:
         }
         self._on_change()
         if any(isinstance(body, RequestError) for body in listed.values()):
-            return  # what they told last is shown until all can tell
-        # the lines of the sessions in use, where any has changed
+            return  # the last trees are shown until all workers report
+        # the lines of the last used sessions, if any has changed
         rows = sorted(sessions, key=lambda row: float(row["idle_s"]))
         labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
         trees = await asyncio.gather(*(self._tree(label, rows) for label in labels))
@@ -148,26 +150,26 @@ class WorkerView:
             self._on_change()
 
     async def _tree(self, label: str, rows: Sequence[dict[str, Any]]) -> SessionTree:
-        """Return the lines of a session, as they were where they have not changed."""
+        """Return the lines of a session; an unchanged session keeps its tree."""
         rows = [row for row in rows if row["session"] == label]
-        # what changes with each request
+        # fields that change with each request
         sizes = ("worker", "agent", "turns", "lines", "title")
         signature = sorted(tuple(row[name] for name in sizes) for row in rows)
         tree = self.trees.get(label)
         if tree is not None and tree.signature == signature:
             return tree
-        reports = await self._pool.ask("tree", label, self._key)
+        reports = await self._pool.ask("tree", label, self._api_key)
         is_whole = all(isinstance(body, dict) or body.status == 404 for body in reports.values())
         if tree is not None and not is_whole:
             return SessionTree(tree.json, None)
-        told = _lines(label, rows, reports)
-        return SessionTree(kept_json(told), signature if is_whole else None)
+        lines = _lines(label, rows, reports)
+        return SessionTree(kept_json(lines), signature if is_whole else None)
 
 
 def _worker_row(
     row: dict[str, Any], report: dict[str, Any] | RequestError | None
 ) -> dict[str, Any]:
-    """Return a worker's row of /health, with its part of /v1/cache or why there is none."""
+    """Return a worker's row of /health with its part of /v1/cache, or why that is missing."""
     if not isinstance(report, dict):
         return row | {"cache": None, "problem": str(report) if report is not None else None}
     cache = _fields(report, _CACHE_FIELDS)
@@ -177,8 +179,8 @@ def _worker_row(
     return row | {"cache": cache, "problem": None}
 
 
-def _told_by(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
-    """Return the rows that all workers tell under `name`, each with its worker."""
+def _reported_rows(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
+    """Return the rows that all workers report under `name`, each with its worker."""
     return [
         row | {"worker": worker_id}
         for worker_id, body in reports.items()
@@ -190,7 +192,7 @@ def _told_by(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
 def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
     """Return a session by its `rows`, the last used first, and its lines from every worker.
 
-    It is called as its main agent's part; several workers may tell the same of it.
+    Its title and client are those of its main agent. Several workers may report the same session.
     """
     lines = [
         _fields(line, _LINE_FIELDS)
@@ -202,15 +204,15 @@ def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -
                 for row in line["requests"]
             ],
         }
-        for line in _told_by(reports, "lines")
+        for line in _reported_rows(reports, "lines")
     ]
     main = next((row for row in rows if not row["agent"]), rows[0])
-    mine = [row for row in rows if row["worker"] == main["worker"]]
+    main_rows = [row for row in rows if row["worker"] == main["worker"]]
     return {
         "session": label,
         "used_at": time.time() - float(rows[0]["idle_s"]),
-        "begun_at": min((row["begun_at"] for row in mine if row["begun_at"]), default=None),
-        "lost": sum(row["lost"] for row in mine),
+        "begun_at": min((row["begun_at"] for row in main_rows if row["begun_at"]), default=None),
+        "lost": sum(row["lost"] for row in main_rows),
         **_fields(main, _SESSION_FIELDS),
         "lines": lines,
     }
@@ -224,9 +226,9 @@ LISTENERS_MAX: Final = 16
 
 
 class DashboardFeed:
-    """Sends listeners a snapshot, then what changes. Owner: the event loop.
+    """Sends listeners a snapshot, then the changes. Owner: the event loop.
 
-    Invariant: at most LISTENERS_MAX listen, and workers are asked only while somebody does.
+    Invariant: at most LISTENERS_MAX listen, and workers are polled only while a page listens.
     """
 
     def __init__(
@@ -250,51 +252,51 @@ class DashboardFeed:
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """End every stream: the server stops."""
+        """End every stream because the server stops."""
         self._is_closed = True
         self._wake()
 
     @contextlib.contextmanager
-    def listening(self, key: str) -> Iterator[AsyncGenerator[bytes, None]]:
-        """Give the events for `key` (of `whose`): a snapshot at once, then what changes.
+    def listening(self, api_key: str) -> Iterator[AsyncGenerator[bytes, None]]:
+        """Give the events for `api_key` (a digest): a snapshot at once, then the changes.
 
         Raises:
-            Overloaded: LISTENERS_MAX listen.
+            Overloaded: LISTENERS_MAX listen already.
         """
         if self.listeners >= LISTENERS_MAX:
             raise Overloaded(
                 f"{self.listeners} pages show the dashboard and this server tells "
                 f"{LISTENERS_MAX}. Close one, and load this one again."
             )
-        view = self._views.setdefault(key, self._view_of(key))
+        view = self._views.setdefault(api_key, self._view_of(api_key))
         view.add_listener()
         try:
-            yield self._events(key, view)
+            yield self._events(api_key, view)
         finally:
             view.remove_listener()
             if not view.listeners:
-                del self._views[key]
+                del self._views[api_key]
 
-    async def _events(self, key: str, view: WorkerView) -> AsyncGenerator[bytes, None]:
+    async def _events(self, api_key: str, view: WorkerView) -> AsyncGenerator[bytes, None]:
         """Yield the snapshot and the changes, each once, until the server stops."""
-        totals = self.requests.of(key)
-        number, told = totals.requests, totals.totals()
+        totals = self.requests.of(api_key)
+        number, sent_totals = totals.requests, totals.totals()
         state, trees = view.state, view.trees
         yield sse_event(
             "snapshot",
             {
                 "requests": list(totals.rows),
-                "totals": told,
+                "totals": sent_totals,
                 "state": state,
                 "sessions": view.sessions({}),
             },
         )
         while not self._is_closed:
             changed = self._changed
-            if (sums := totals.totals()) != told:
+            if (sums := totals.totals()) != sent_totals:
                 rows = [row for row in totals.rows if row["number"] > number]
-                number, told = totals.requests, sums
-                yield sse_event("requests", {"requests": rows, "totals": told})
+                number, sent_totals = totals.requests, sums
+                yield sse_event("requests", {"requests": rows, "totals": sent_totals})
             elif view.state is not state:
                 state = view.state
                 yield sse_event("state", {"state": state})
@@ -307,13 +309,13 @@ class DashboardFeed:
 
 
 PATH: Final = "/dashboard"
-SEND_WAIT_S_MAX: Final = 20.0  # for a page to take an event; then its stream ends
-_WRONG: Final = b"<!--wrong-->"  # in the sign-in page, where it says that a key was refused
+SEND_WAIT_S_MAX: Final = 20.0  # a page that takes no event for longer loses its stream
+_WRONG: Final = b"<!--wrong-->"  # where the sign-in page reports a refused key
 _WRONG_TEXT: Final = b'<p id="wrong" role="alert">This key is not accepted.</p>'
 
 
 class Dashboard:
-    """Serves all under PATH, and checks keys and sign-ins by itself. Owner: the event loop."""
+    """Serves all paths under PATH, and checks keys and sign-ins itself. Owner: the event loop."""
 
     def __init__(self, feed: DashboardFeed, sign_ins: BrowserSignIns) -> None:
         self._feed = feed
@@ -322,14 +324,14 @@ class Dashboard:
 
     @staticmethod
     def serves(exchange: HttpExchange) -> bool:
-        """Whether the request is for something under PATH."""
+        """Return whether the request is for a path under PATH."""
         return exchange.path == PATH or exchange.path.startswith(PATH + "/")
 
     async def serve(self, exchange: HttpExchange) -> None:
-        """Answer a request under PATH, whose Host and Origin were checked.
+        """Answer a request under PATH whose Host and Origin were checked.
 
         Raises:
-            RequestError: 401 without a key, 404, 405, 413, or a 503 where too many listen.
+            RequestError: 401 without a key, 404, 405, 413, or 503 if too many listen.
         """
         exchange.reply_headers += page_headers()
         path = exchange.path.rstrip("/")
@@ -339,7 +341,7 @@ class Dashboard:
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
         if path == PATH:
-            is_known = await self._key_of(exchange) is not None
+            is_known = await self._api_key_of(exchange) is not None
             await self.files.send_page(exchange, "index" if is_known else "login")
         elif path == f"{PATH}/events":
             await self._events(exchange)
@@ -349,8 +351,8 @@ class Dashboard:
             text = f"{exchange.path!r:.120} is not served here."
             raise RequestError(text, status=404, code="not_found")
 
-    async def _key_of(self, exchange: HttpExchange) -> str | None:
-        """Return the digest of the key that the request comes with; None where it needs one."""
+    async def _api_key_of(self, exchange: HttpExchange) -> str | None:
+        """Return the digest of the request's API key; "" if none is needed, None if missing."""
         try:
             key = await self._sign_ins.identity(exchange)
         except RequestError:
@@ -358,7 +360,7 @@ class Dashboard:
         return key_digest({"x-api-key": key}) if key else ""
 
     async def _log_in(self, exchange: HttpExchange) -> None:
-        """Give a cookie for a key, and go on to the page."""
+        """Set a cookie for a valid key, and redirect to the page."""
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         key = await form_key(exchange)
@@ -372,19 +374,19 @@ class Dashboard:
         await exchange.send_whole(303, b"", HTML)
 
     async def _events(self, exchange: HttpExchange) -> None:
-        """Send what happens until the page goes away, or does not read."""
+        """Send the events until the page leaves or stops reading."""
         if exchange.method != "GET":
             raise wrong_method(exchange, "GET")
-        key = await self._key_of(exchange)
-        if key is None:
+        api_key = await self._api_key_of(exchange)
+        if api_key is None:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")
         exchange.keep_slot()
-        with self._feed.listening(key) as events:
+        with self._feed.listening(api_key) as events:
             sending = exchange.send_events(events, SEND_WAIT_S_MAX)
             try:
                 await exchange.while_connected(sending)
             except ClientGone:
-                pass  # as every page does in the end: nobody has left an answer
+                pass  # every page leaves in the end; this is no abandoned answer
             except TimeoutError:
                 log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)

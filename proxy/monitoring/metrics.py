@@ -1,9 +1,9 @@
-"""Counts what requests cost, once, as each of them ends; `GET /metrics` gives it to Prometheus.
+"""Counts what requests cost, once, when each request ends; `GET /metrics` gives it to Prometheus.
 
-Every label has a closed set of values: the deployments of LiteLLM's config, and words of ours.
-Nothing that a client sends becomes one. What the workers know is asked when somebody looks: their
-figures of /health and /v1/cache become families of metrics. A worker that has not told is up 0, and
-its figures are left out rather than shown as they were.
+Every label has a closed set of values: the deployments of LiteLLM's config, and words of Hearth. No
+text of a client becomes a label. The workers are asked at each scrape: their figures of /health and
+/v1/cache become families of metrics. A worker without a report has up 0, and its figures are left
+out rather than shown as they were.
 """
 
 import time
@@ -32,9 +32,9 @@ from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
-ANSWERED: Final = "answered"  # what comes of a whole answer from elsewhere; a local one has more
-OTHER: Final = "other"  # what is no name of the config, or no cause of CAUSES
-# Why a request went on to another deployment, as header and log have it.
+ANSWERED: Final = "answered"  # outcome of a whole cloud answer; local answers have finish reasons
+OTHER: Final = "other"  # for names outside the config, and causes outside CAUSES
+# Why a request went on to another deployment, in the words of header and log.
 CAUSES: Final = (
     *("overloaded", "prompt_too_long", "model_not_loadable", "worker_lost"),
     *("cloud_error", "timeout", "over_budget", "rate_limited", "content_policy", OTHER),
@@ -43,27 +43,27 @@ LOST: Final = ("dropped", "failed")
 
 
 def served_here(model: str) -> str:
-    """Return who answered, as header, log and metrics have it, where a local model did."""
+    """Return the name of a local model as the answering server, for header, log and metrics."""
     return f"hearth/{model}"
 
 
 @dataclass(frozen=True, slots=True)
 class CloudUsage:
-    """What LiteLLM's log of one cloud call says that it cost; `cost` is in US dollars."""
+    """The cost of one cloud call by LiteLLM's log; `cost` is in US dollars."""
 
     request_id: str
     deployment_id: str
     prompt_tokens: int
-    cached_tokens: int  # of prompt_tokens, read from the provider's cache
+    cached_tokens: int  # part of prompt_tokens, read from the provider's cache
     completion_tokens: int
     cost: float
 
 
 class GatewayMetrics:
-    """Counts what the gateway decided. Owner: the event loop. Nothing here waits."""
+    """Counts the gateway's decisions. Owner: the event loop. No method waits."""
 
     def __init__(self, registry: CollectorRegistry, outcomes: Iterable[str]) -> None:
-        """`outcomes` are those that a request may end with."""
+        """`outcomes` are the outcomes that a request may have."""
         self._outcomes = tuple(dict.fromkeys((*outcomes, ANSWERED)))
         self._served_by: set[str] = set()
         self._served = Counter(
@@ -99,8 +99,11 @@ class GatewayMetrics:
         for why in LOST:
             self._lost.labels(why)
 
-    def know(self, served_by: Iterable[str], *, is_cloud: bool) -> None:
-        """Take these as labels, each there from the start: one that appears at 1 has no rate."""
+    def add_servers(self, served_by: Iterable[str], *, is_cloud: bool) -> None:
+        """Add these servers as labels, each with its series.
+
+        A series must start at 0: a series that appears at 1 has no rate.
+        """
         for name in served_by:
             self._served_by.add(name)
             for outcome in self._outcomes:
@@ -109,7 +112,7 @@ class GatewayMetrics:
                 counter.labels(name)
 
     def served(self, served_by: str, outcome: str) -> None:
-        """Count a request at its end: once, by who answered it or was asked last."""
+        """Count a request at its end, by the server that answered it or was asked last."""
         word = outcome if outcome in self._outcomes else OTHER
         self._served.labels(self._known(served_by), word).inc()
 
@@ -118,14 +121,14 @@ class GatewayMetrics:
         self._fallbacks.labels(cause if cause in CAUSES else OTHER).inc()
 
     def spent(self, served_by: str, usage: CloudUsage) -> None:
-        """Count what one cloud call cost, whether its answer was used or not."""
+        """Count the cost of one cloud call, whether its answer was used or not."""
         name = self._known(served_by)
         for field, counter in self._tokens.items():
             counter.labels(name).inc(getattr(usage, field))
         self._cost.labels(name).inc(usage.cost)
 
     def log_lost(self, why: str) -> None:
-        """Count a local answer that LiteLLM's callbacks were not told of: one of LOST."""
+        """Count a local answer that LiteLLM's callbacks did not receive; `why` is one of LOST."""
         self._lost.labels(why).inc()
 
     def _known(self, served_by: str) -> str:
@@ -139,28 +142,28 @@ _CLOUD_TOKENS: Final = {
 }
 
 
-WorkerRow = Mapping[str, Any]  # what /health or /v1/cache tells of one worker
-FigurePath = tuple[str, ...]  # where a figure stands in a worker's report
+WorkerRow = Mapping[str, Any]  # a worker's row in /health or /v1/cache
+FigurePath = tuple[str, ...]  # path to a figure in a worker's report
 
-_HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
+_HEARTBEAT_AGE: Final = "heartbeat_age_s"  # None for a worker without a heartbeat
 _EVICTED: Final = ("copy", "images", "window", "snapshot", "extent", "slot", "expired")
 
-# (name, where, what it is), of /health's rows
+# (metric, path, description) of figures in /health's rows
 _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_in_flight", ("in_flight",), "What was asked of a worker and has no end yet."),
     ("hearth_worker_restarts_total", ("restarts",), "Starts of a worker beyond its first."),
     ("hearth_worker_kills_total", ("kills",), "Processes of a worker that hung and were killed."),
     ("hearth_worker_suspects_total", ("suspects",), "Requests that ran as a worker died."),
 )
-# The same, of what its heartbeat says: one that is away a while has not counted from 0 again.
+# The same for figures of the heartbeat, which are left out while no heartbeat comes.
 _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_running", ("running",), "Requests that hold a slot."),
     ("hearth_requests_waiting", ("waiting",), "Requests that wait for a slot."),
     ("hearth_queue_wait_estimate_seconds", ("wait_s",), "Until a request sent now had a slot."),
-    ("hearth_worker_heartbeat_age_seconds", (_HEARD,), "Since a worker was heard of."),
+    ("hearth_worker_heartbeat_age_seconds", (_HEARTBEAT_AGE,), "Since a worker was heard of."),
     ("hearth_worker_steps_total", ("steps",), "Steps of the scheduler since a worker's start."),
 )
-# The same of /v1/cache's rows; a worker's counters begin anew with each start of it.
+# The same for /v1/cache's rows. A worker's counters begin anew with each start.
 _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_memory_bytes", ("memory_bytes",), "What a worker takes: MLX's arrays and all else."),
     ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What it may take of its machine."),
@@ -295,10 +298,10 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
 
 
 class WorkerMetrics(Collector):
-    """Collects the families of metrics of one report of each worker. Owner: the event loop."""
+    """Collects the families of metrics from one report of each worker. Owner: the event loop."""
 
     def __init__(self) -> None:
-        self.workers: Sequence[WorkerRow] = ()  # /health's
+        self.workers: Sequence[WorkerRow] = ()  # rows of /health
         self.reports: WorkerReports = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -307,10 +310,10 @@ class WorkerMetrics(Collector):
         cache = {name: row for name, row in reports.items() if not isinstance(row, RequestError)}
         yield from _states(health, cache)
         yield from _families(_OF_HEALTH, health)
-        heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}
-        yield from _families(_OF_HEARTBEAT, heard)
+        alive = {name: row for name, row in health.items() if row.get(_HEARTBEAT_AGE) is not None}
+        yield from _families(_OF_HEARTBEAT, alive)
         yield from _families(_OF_CACHE, cache)
-        # What made way in memory, or went for its age; it is on disk, where there is one.
+        # Evictions from memory, for space or for age. With a disk tier, the KV is on disk.
         evicted = CounterMetricFamily(
             "hearth_evictions_total", "What made way in memory.", labels=("worker", "what")
         )
@@ -324,7 +327,7 @@ class WorkerMetrics(Collector):
 def _families(
     figures: Sequence[tuple[str, FigurePath, str]], rows: Mapping[str, WorkerRow]
 ) -> Iterator[Metric]:
-    """Yield a family for each of `figures`, with a sample of each worker that tells it."""
+    """Yield a family for each of `figures`, with a sample of each worker that reports it."""
     for name, path, text in figures:
         is_count = name.endswith("_total")
         family_of = CounterMetricFamily if is_count else GaugeMetricFamily
@@ -336,7 +339,7 @@ def _families(
 
 
 def _figure(row: Any, path: FigurePath) -> float | None:
-    """Return the number at `path`; of a list its length, 0 where a count has not begun."""
+    """Return the number at `path`: a list's length, and 0 for a counter that has not begun."""
     for name in path[:-1]:
         row = row.get(name)
         if not isinstance(row, Mapping):
@@ -360,17 +363,17 @@ def _states(health: Mapping[str, WorkerRow], cache: Mapping[str, WorkerRow]) -> 
 
 
 PATH: Final = "/metrics"
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every tool reads
-PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the format that every tool reads
+PREFILL: Final = "prefill"  # dialect label of a prompt that is prefilled and not answered
 _DIALECTS: Final = (*get_args(Dialect), PREFILL, *ENCODER_KINDS)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
 CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
 _OUTCOMES: Final = (*_FINISHES, ANSWERED, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
-_WORST: Final = (_FAILED, CANCELLED, _REFUSED)  # of several choices' ends
+_WORST: Final = (_FAILED, CANCELLED, _REFUSED)  # worst first, among several choices' outcomes
 _KINDS: Final = ("main", "agent", "side", "none")
 _SOURCES: Final = ("slot", "ram", "ssd", "none")
 MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
-PREFILL_TOKENS_MIN: Final = 64  # the speed of fewer tells of the first step, not of the prefill
+PREFILL_TOKENS_MIN: Final = 64  # fewer tokens measure the first step, not the prefill
 DECODE_TOKENS_MIN: Final = 16
 
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -378,7 +381,7 @@ _PREFILL_SPEEDS: Final = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000
 _DECODE_SPEEDS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000)
 _SHARES: Final = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1)
 
-# Histograms by the model alone: (name, what it is, where its buckets end).
+# Histograms labelled by the model alone: (metric, description, upper bounds of buckets).
 _OF_MODEL: Final[dict[str, tuple[str, str, Sequence[float]]]] = {
     "queued": (
         "hearth_queue_wait_seconds",
@@ -404,14 +407,14 @@ _OF_MODEL: Final[dict[str, tuple[str, str, Sequence[float]]]] = {
 
 
 class RequestMetrics:
-    """Counts what requests cost. Owner: the event loop. Nothing here waits.
+    """Counts what requests cost. Owner: the event loop. No method waits.
 
-    Invariant: each request and each answer's usage is counted once, whoever left when.
+    Invariant: each request and each answer's usage is counted once, whenever its client leaves.
     """
 
     def __init__(self, version: str, model: str) -> None:
-        """`model` is the public name of the one that answers where a request names none."""
-        disable_created_metrics()  # type: ignore[no-untyped-call] # series that nobody reads
+        """`model` is the public name of the model for requests that name none."""
+        disable_created_metrics()  # type: ignore[no-untyped-call] # unused series
         self.registry = registry = CollectorRegistry()
         self.model = model
         began = time.monotonic()
@@ -460,13 +463,13 @@ class RequestMetrics:
             registry=registry,
         )
         self.gateway = GatewayMetrics(registry, _OUTCOMES)
-        self.gateway.know([served_here(model)], is_cloud=False)
+        self.gateway.add_servers([served_here(model)], is_cloud=False)
         self._workers = WorkerMetrics()
         registry.register(self._workers)
         self._begin()
 
     def _begin(self) -> None:
-        """Have every series there from the start: one that appears at 1 has no rate."""
+        """Create every series at the start: a series that appears at 1 has no rate."""
         for dialect in _DIALECTS:
             for outcome in _OUTCOMES:
                 self._requests.labels(dialect, outcome)
@@ -479,7 +482,7 @@ class RequestMetrics:
                     counter.labels(kind, source)
 
     def watch_connections(self, slots: ConnectionSlots) -> None:
-        """Tell how many connections are open, and how many this server had to end."""
+        """Report how many connections are open, and how many this server had to close."""
         open_now = Gauge(
             "hearth_http_connections", "Connections that are open.", registry=self.registry
         )
@@ -496,22 +499,22 @@ class RequestMetrics:
         slots.on_closed = lambda why: closed.labels(why).inc()
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
-        """Count a request that ended before a worker had taken it; None = it asked for no text."""
+        """Count a request that ended before a worker took it; None = a request for no text."""
         outcome = failure(error.status)
         self._disconnects.inc(outcome == CANCELLED)
         if dialect is not None:
             self._requests.labels(dialect, outcome).inc()
 
     def ended(self, dialect: str, outcome: str, served_by: str) -> None:
-        """Count a request at its end, by who answered it, or was asked for it last."""
+        """Count a request at its end, by the server that answered it or was asked last."""
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)
         self.gateway.served(served_by, outcome)
 
     def spent(self, usage: Usage, model: str, *, is_read: bool = True) -> None:
-        """Count what one answer cost; its prompt too, where it `is_read` for this one.
+        """Count what one answer cost; also its prompt if the prompt `is_read` for this answer.
 
-        `model` is the public name of what answered; "" = there is one only.
+        `model` is the public name of the model that answered; "" = the only model.
         """
         model = model or self.model
         kind, source = among(_KINDS, usage.session_kind), among(_SOURCES, usage.source)
@@ -531,24 +534,27 @@ class RequestMetrics:
             "encoder": usage.image_ms / 1000 or None,
         }
         for name, value in observed.items():
-            series = self._of_model[name].labels(model)  # there from a model's first answer on
+            series = self._of_model[name].labels(model)  # created by a model's first answer
             if value is not None:
                 series.observe(value)
 
     def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
-        """Return all of it; `workers` are /health's rows, `reports` what each says of its cache."""
+        """Return all metrics.
+
+        `workers` are rows of /health, `reports` the workers' cache reports.
+        """
         self._workers.workers, self._workers.reports = workers, reports
         return generate_latest(self.registry)
 
 
-# The fields of Usage that are counted for each answer; the rest is of prompts.
+# Fields of Usage that are counted for each answer; the other fields are a prompt's.
 _OF_ANSWERS: Final = (
     *("completion_tokens", "reasoning_tokens", "decode_forwards"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens"),
 )
 
 
-# The fields of Usage that count tokens or forwards, and what each is.
+# Fields of Usage that count tokens or forwards, with a description.
 _TOKENS: Final = {
     "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
     "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
@@ -563,7 +569,7 @@ _TOKENS: Final = {
 
 
 def prefill_speed(usage: Usage) -> float | None:
-    """Return the tokens that were read a second; None where they are too few to tell.
+    """Return the tokens prefilled a second; None if they are too few to measure.
 
     The time in the image encoder, which reads no tokens, is left out.
     """
@@ -574,7 +580,7 @@ def prefill_speed(usage: Usage) -> float | None:
 
 
 def decode_speed(usage: Usage) -> float | None:
-    """Return the tokens a second after the first; None where they are too few to tell."""
+    """Return the tokens a second after the first; None if they are too few to measure."""
     decode_ms = usage.finish_ms - usage.ttft_ms
     if usage.completion_tokens <= DECODE_TOKENS_MIN or decode_ms <= 0:
         return None
@@ -582,29 +588,29 @@ def decode_speed(usage: Usage) -> float | None:
 
 
 def forwards_per_token(forwards: int, tokens: int) -> float | None:
-    """Return how many forwards a token of answers took; None where they were not counted."""
+    """Return how many forwards a token of answers took; None if they were not counted."""
     return round(forwards / tokens, 3) if forwards and tokens else None
 
 
 def match_share(usage: Usage) -> float | None:
-    """Return the share of a prompt that was kept; None of one that never had a slot."""
+    """Return the share of a prompt that was cached; None if the request never had a slot."""
     begun = usage.cached_tokens + usage.prefilled_tokens > 0
     return usage.cached_tokens / usage.prompt_tokens if begun and usage.prompt_tokens else None
 
 
 def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> str:
-    """Return what the end of a request counts as that a worker took: the worst of its answers'."""
+    """Return the outcome of a request that a worker took: the worst outcome of its answers."""
     outcomes = [
         word if word in _FINISHES else failure(status, is_taken=True)
         for word, status in (answer.outcome(broken) for answer in answers)
     ]
-    return next((each for each in _WORST if each in outcomes), outcomes[0])
+    return next((outcome for outcome in _WORST if outcome in outcomes), outcomes[0])
 
 
 def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
-    """Return what a request counts as that another server answered with `status`.
+    """Return the outcome of a request that another server answered with `status`.
 
-    `is_whole` is whether its answer came and went out to its end; 499 = its client left.
+    `is_whole` is whether its answer came and was sent on to the end; 499 = its client left.
     """
     if status < 400:
         return ANSWERED if is_whole else _FAILED
@@ -612,7 +618,7 @@ def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
 
 
 def failure(status: int, *, is_taken: bool = False) -> str:
-    """Return what a request's end with an HTTP status counts as; taken = by a worker."""
+    """Return the outcome of a request that ended with an HTTP status; taken = by a worker."""
     if status == 499:
         return CANCELLED
     if status < 500:
@@ -621,5 +627,5 @@ def failure(status: int, *, is_taken: bool = False) -> str:
 
 
 def among(values: Sequence[str], value: str) -> str:
-    """Return `value`, or "none" where it is not one of `values`."""
+    """Return `value`, or "none" if it is not one of `values`."""
     return value if value in values else "none"

@@ -1,6 +1,6 @@
-"""Remembers each key's last requests, and sums what all of them cost.
+"""Remembers each API key's last requests, and sums what all of them cost.
 
-A request is noted once, at its end. No word of its text is kept.
+A request is recorded once, at its end. No text of a request is kept.
 """
 
 import statistics
@@ -32,8 +32,8 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 
-REQUESTS_MAX: Final = 200  # remembered of each key
-RECENT_MAX: Final = 32  # of them, those that /v1/sessions tells
+REQUESTS_MAX: Final = 200  # requests remembered of each API key
+RECENT_MAX: Final = 32  # requests listed by /v1/sessions
 _OF_PROMPTS: Final = ("prompt_tokens", "cached_tokens", "prefilled_tokens")  # fields of Usage
 _OF_ANSWERS: Final = (
     *("completion_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"),
@@ -42,41 +42,41 @@ _OF_ANSWERS: Final = (
 _CLOUD_COUNTS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _DIVERGENCE_FIELDS: Final = ("cause", "rule", "lost", "token", "message", "role", "remedy")
 
-RequestRow = dict[str, Any]  # what is told of one request
+RequestRow = dict[str, Any]  # one request in reports
 
 
 @dataclass(slots=True)
 class RequestTotals:
-    """One key's last requests, and what all of its requests cost, in tokens.
+    """One API key's last requests, and what all of its requests cost, in tokens.
 
-    The figures are those of /metrics, over all kinds. Owner: the event loop.
+    The figures equal those of /metrics, summed over all labels. Owner: the event loop.
     Invariant: `rows` has the last REQUESTS_MAX requests, numbered from 1 without a gap.
     """
 
     rows: deque[RequestRow] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     requests: int = 0
-    sums: dict[str, int] = field(  # of what each answer's usage says
+    sums: dict[str, int] = field(  # sums over the usage of all answers
         default_factory=lambda: dict.fromkeys((*_OF_PROMPTS, *_OF_ANSWERS), 0)
     )
-    lost: Counter[str] = field(default_factory=Counter)  # tokens that were read again, by cause
+    lost: Counter[str] = field(default_factory=Counter)  # tokens read again, by cause
     disconnects: int = 0  # clients that left before their answer was complete
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
-    prompts: int = 0  # that had a slot
-    shares: float = 0.0  # of their tokens that were kept, summed
-    cloud: dict[str, float] = field(  # what they cost elsewhere, beside the sums; $ by LiteLLM
+    prompts: int = 0  # prompts that had a slot
+    shares: float = 0.0  # sum of the prompts' cached shares
+    cloud: dict[str, float] = field(  # cloud calls, not in `sums`; cost in $ by LiteLLM
         default_factory=lambda: {**dict.fromkeys(("requests", *_CLOUD_COUNTS), 0), "cost": 0.0}
     )
 
     def add(self, row: RequestRow) -> None:
         self.requests += 1
         self.rows.append(row | {"number": self.requests})
-        if told := row["divergence"]:
-            self.lost[told["cause"]] += told["lost"]
+        if divergence := row["divergence"]:
+            self.lost[divergence["cause"]] += divergence["lost"]
         first = self.rows[0]["number"]
         assert first + len(self.rows) - 1 == self.requests, (first, len(self.rows), self.requests)
 
     def spend(self, usage: Usage, *, is_read: bool) -> None:
-        """Count what one answer cost; its prompt too, where it `is_read` for this one."""
+        """Count what one answer cost; also its prompt if the prompt `is_read` for this answer."""
         for name in (*_OF_PROMPTS, *_OF_ANSWERS) if is_read else _OF_ANSWERS:
             self.sums[name] += getattr(usage, name)
         if is_read:
@@ -86,12 +86,12 @@ class RequestTotals:
                 self.shares += share
 
     def totals(self) -> dict[str, Any]:
-        """Return the sums since the start, and what the cached tokens would have cost.
+        """Return the sums since the start, and the time that the cached tokens saved.
 
-        `speed` (of reading prompts) and `decode_speed` are in tokens a second, the medians of the
-        remembered requests that tell one; None as long as there is none. `match_share` and
-        `match_tokens` are how much of a prompt was kept, on average over the prompts.
-        `forwards_per_token` is of all answers; 1 is decoding without drafts.
+        `speed` (of prefill) and `decode_speed` are in tokens a second: the medians of the
+        remembered requests that have a speed; None if none has. `match_share` and `match_tokens`
+        are how much of a prompt was cached, on average over the prompts. `forwards_per_token`
+        covers all answers; 1 is decoding without drafts.
         """
         speed, prompts, sums = self._median("speed"), self.prompts, self.sums
         cached = sums["cached_tokens"]
@@ -120,10 +120,11 @@ class RequestTotals:
 
 
 class RecentRequests:
-    """The last requests and the sums of every key. Owner: the event loop; no method blocks.
+    """The last requests and the sums of every API key. Owner: the event loop; no method blocks.
 
-    With several keys each sees its own requests only; with one, or none, everyone sees all.
-    Invariant: each answer that a worker has told the usage of is in the sums once.
+    With several API keys each key sees its own requests only; with one key or none, every client
+    sees all.
+    Invariant: the usage that a worker reported for an answer is in the sums exactly once.
     """
 
     def __init__(self, metrics: RequestMetrics) -> None:
@@ -132,11 +133,11 @@ class RecentRequests:
         self._by_key: dict[str, RequestTotals] = {}
         self.on_change: Callable[[], None] = lambda: None
 
-    def of(self, key: str) -> RequestTotals:
-        """Return what is remembered for `key`, a digest; "" where it is everyone's."""
-        return self._by_key.setdefault(key, RequestTotals())
+    def of(self, api_key: str) -> RequestTotals:
+        """Return the totals of `api_key`, a digest; "" if all clients share them."""
+        return self._by_key.setdefault(api_key, RequestTotals())
 
-    def note(
+    def record(
         self,
         request: ParsedRequest,
         answers: Sequence[AnswerStream],
@@ -145,8 +146,9 @@ class RecentRequests:
     ) -> None:
         """Count and remember a local request at its end; it came at `started` (`awake_s`).
 
-        `answers` are those to its choices, of which each prompt counts once, as clients are told
-        it. `broken` is why the reply did not get out, though the answers may be whole.
+        `answers` are the answers to all choices; each prompt counts once among them, as in the
+        usage that clients get. `broken` is why the reply could not be sent, though the answers may
+        be whole.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
         outcome = outcome_of(answers, broken)
@@ -155,22 +157,22 @@ class RecentRequests:
         self._metrics.ended(dialect, outcome, served_by)
         row = _request_row(request, answers, broken) | {"served_by": served_by, "fallback": ""}
         row["wall_ms"] = round((awake_s() - started) * 1000)
-        key = answers[0].api_key
-        self._add(self.of(key), row, is_left=outcome == CANCELLED)
+        api_key = answers[0].api_key
+        self._add(self.of(api_key), row, is_left=outcome == CANCELLED)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 is_read = index % request.choices == 0
-                self.spent(answer.usage, request.served_as, key, is_read=is_read)
+                self.spent(answer.usage, request.served_as, api_key, is_read=is_read)
 
-    def note_unread(self, answer: AnswerStream, usage: Usage) -> None:
-        """Count what an answer cost whose client had left: its request was noted then."""
+    def record_unread(self, answer: AnswerStream, usage: Usage) -> None:
+        """Count the cost of an answer whose client had left: the request was recorded then."""
         self.spent(usage, answer.model, answer.api_key, is_read=not answer.is_repeat)
 
-    def note_cloud(self, row: RequestRow, usage: CloudUsage | None, key: str) -> None:
+    def record_cloud(self, row: RequestRow, usage: CloudUsage | None, api_key: str) -> None:
         """Remember a request that another server answered; None = its usage is not known."""
-        totals = self.of(key)
-        # Nothing is prefilled here: what was read elsewhere is not of this machine's work.
-        row = _UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row
+        totals = self.of(api_key)
+        # Nothing was prefilled on this machine.
+        row = _UNREPORTED | _CLOUD | {"at": round(time.time(), 3)} | row
         if usage is not None:
             row |= {
                 "prompt": usage.prompt_tokens,
@@ -183,45 +185,45 @@ class RecentRequests:
         totals.cloud["requests"] += 1
         self._add(totals, row, is_left=row["ended"] == CANCELLED)
 
-    def note_encoded(self, row: RequestRow, key: str) -> None:
-        """Remember a request of `key` for vectors or scores, at the end of its reply.
+    def record_encoded(self, row: RequestRow, api_key: str) -> None:
+        """Remember a request of `api_key` for embeddings or scores, at the end of its reply.
 
-        Nothing of it is in the sums of prompts: the figures are of the model of text.
+        It is not in the sums of prompts, which cover the text model alone.
         """
-        row = _UNTOLD | _ENCODED | {"at": round(time.time(), 3)} | row
-        self._add(self.of(key), row, is_left=row["ended"] == CANCELLED)
+        row = _UNREPORTED | _ENCODED | {"at": round(time.time(), 3)} | row
+        self._add(self.of(api_key), row, is_left=row["ended"] == CANCELLED)
 
     def _add(self, totals: RequestTotals, row: RequestRow, *, is_left: bool) -> None:
         totals.add(row)
         totals.disconnects += is_left
-        self.on_change()  # who listens looks when this turn of the loop is over
+        self.on_change()  # listeners read the change in the loop's next iteration
 
-    def refused(self, error: RequestError, key: str) -> None:
-        """Count the client of `key` where it left before a worker had taken its request."""
+    def refused(self, error: RequestError, api_key: str) -> None:
+        """Count the client of `api_key` if it left before a worker took its request."""
         if failure(error.status) == CANCELLED:
-            self.of(key).disconnects += 1
+            self.of(api_key).disconnects += 1
             self.on_change()
 
-    def spent(self, usage: Usage, model: str, key: str, *, is_read: bool) -> None:
-        """Add what an answer of `model` cost to the metrics, and to the sums of `key`."""
+    def spent(self, usage: Usage, model: str, api_key: str, *, is_read: bool) -> None:
+        """Add the cost of an answer of `model` to the metrics and to the sums of `api_key`."""
         self._metrics.spent(usage, model, is_read=is_read)
-        self.of(key).spend(usage, is_read=is_read)
+        self.of(api_key).spend(usage, is_read=is_read)
         self.on_change()
 
-    def recent(self, key: str) -> list[RequestRow]:
-        """Return the last requests of `key`, the newest first."""
-        return list(self.of(key).rows)[: -RECENT_MAX - 1 : -1]
+    def recent(self, api_key: str) -> list[RequestRow]:
+        """Return the last requests of `api_key`, the newest first."""
+        return list(self.of(api_key).rows)[: -RECENT_MAX - 1 : -1]
 
-    def totals(self, key: str) -> dict[str, Any]:
-        """Return what all requests of `key` cost since the start."""
-        return self.of(key).totals()
+    def totals(self, api_key: str) -> dict[str, Any]:
+        """Return what all requests of `api_key` cost since the start."""
+        return self.of(api_key).totals()
 
 
 def _request_row(
     request: ParsedRequest, answers: Sequence[AnswerStream], broken: RequestError | None
 ) -> RequestRow:
-    """Return what is told of a request, in tokens and milliseconds; no text of it."""
-    answer = next((each for each in answers if each.usage is None), answers[0])
+    """Return the row of a request, in tokens and milliseconds, without any text of it."""
+    answer = next((open_answer for open_answer in answers if open_answer.usage is None), answers[0])
     row: RequestRow = {
         "id": answers[0].request_id,
         "at": round(time.time(), 3),
@@ -233,10 +235,10 @@ def _request_row(
         "prompt": answer.prompt_tokens,
         "cached": answer.cached_tokens,
         "prefilled": max(0, answer.done_tokens - answer.cached_tokens),
-        **_UNTOLD,
+        **_UNREPORTED,
     }
-    usages = [each.usage for each in answers if each.usage is not None]
-    if len(usages) < len(answers):  # it broke off: what it cost is not told in full
+    usages = [finished.usage for finished in answers if finished.usage is not None]
+    if len(usages) < len(answers):  # it broke off: its full cost is unknown
         return row
     usage = total_usage(usages, request.choices)
     return row | {
@@ -260,15 +262,15 @@ def _request_row(
     }
 
 
-# What is told of an answer only where its worker has said what it cost.
-_UNTOLD: Final[RequestRow] = {
+# Fields of a row until the worker has reported the usage.
+_UNREPORTED: Final[RequestRow] = {
     **{"completion": 0, "source": "none", "match": "none", "images": 0, "divergence": None},
     **{"speed": None, "decode_speed": None, "image_ms": None},
     **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
     **{"accepted": None, "rejected": None, "forwards": None},
 }
 
-# What is told of a request that was embedded or ranked here, beside what its records say.
+# Fields of a row for an embedding or rerank request, beside those of its record.
 _ENCODED: Final[RequestRow] = {"cloud": False, "cached": 0, "prefilled": 0, "fallback": ""}
 
 
@@ -276,7 +278,7 @@ _CLOUD: Final[RequestRow] = {"cloud": True, "prompt": 0, "cached": 0, "prefilled
 
 
 def divergence_fields(report: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return why tokens were lost, without the text that a worker may tell with it."""
+    """Return why tokens were lost, without the text that a worker may report with it."""
     if not report:
         return None
     return {name: report[name] for name in _DIVERGENCE_FIELDS if name in report}

@@ -22,7 +22,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_ending import TurnRecorder
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.sessions.turn_store import place_behind
+from hearth.worker.sessions.turn_store import lookup_by_link
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
@@ -61,8 +61,8 @@ class Reply:
 
 def given(request: Request) -> AnswerParts:
     """Return what the client was given: what the server makes of what the model wrote."""
-    assert request.session_context is not None and request.session_context.said is not None
-    said = request.session_context.said
+    assert request.session_context is not None and request.session_context.answer is not None
+    said = request.session_context.answer
     calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
     return AnswerParts(said.reasoning, said.content, calls)
 
@@ -208,7 +208,7 @@ class Desk:
         request = answer.request
         visit = request.session_context
         assert visit is not None and answer.usage is not None
-        place = place_behind(visit.prompt.speaker.key, visit.place.links[-1])
+        place = lookup_by_link(visit.prompt.speaker.key, visit.line_match.links[-1])
         own = request.ids[visit.header :] + request.sampled
         turn = next(turn for turn in self.sessions.turns.find([place]) if turn.ids.tolist() == own)
         return Reply(

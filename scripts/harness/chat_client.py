@@ -76,7 +76,7 @@ class Asked:
     def said(self) -> str:
         """What was answered, without thinking and calls."""
         visit = self.answer.request.session_context
-        return visit.said.content if visit is not None and visit.said is not None else ""
+        return visit.answer.content if visit is not None and visit.answer is not None else ""
 
     @property
     def told(self) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
-from hearth.worker.sessions.session_visit import HEAD, SLACK
+from hearth.worker.sessions.session_context import HEAD, SLACK
 from scripts.harness.chat_client import Asked, Body
 from scripts.harness.random_conversations import Plan
 

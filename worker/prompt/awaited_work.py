@@ -1,7 +1,7 @@
-"""Ends the work on a prompt once nobody waits for it any more, or its template does not end.
+"""Stops work on a prompt when its client has left, or when its chat template does not end.
 
-What builds a prompt asks here between two parts of it. Whom it works for is known to the thread,
-not to each function on the way there.
+The code that builds a prompt checks between two parts of the work. The client is known to the
+thread, so that not every function on the way needs it as an argument.
 """
 
 import threading
@@ -12,11 +12,11 @@ from typing import Final, Protocol
 
 from hearth.shared.errors import RequestError, StartError
 
-RENDER_S_MAX: Final = 5.0  # of a thread's own time, for one prompt: they take milliseconds
+RENDER_S_MAX: Final = 5.0  # CPU time of the thread for one prompt; most take milliseconds
 
 
 class EndlessTemplate(StartError):
-    """A chat template does not end: no model starts with it, and no request is served by it."""
+    """A chat template does not end, so no model starts with it and no request is served by it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -26,7 +26,7 @@ class EndlessTemplate(StartError):
         )
 
 
-class NobodyWaits(RequestError):
+class ClientLeft(RequestError):
     """The client of the prompt in work has left."""
 
     def __init__(self) -> None:
@@ -34,26 +34,26 @@ class NobodyWaits(RequestError):
 
 
 class Client(Protocol):
-    """Whoever waits for a prompt: a ClientLease, or a worker that starts."""
+    """The receiver of a prompt's result: a ClientLease, or a worker that starts."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it waits no more."""
+        """Whether the client waits no longer."""
 
 
 class _Work(threading.local):
-    """Whom a thread works for. Owner: that thread."""
+    """The client that a thread works for. Owner: that thread."""
 
     client: Client | None = None
-    render_until: float | None = None  # by its own clock; None = it renders nothing
+    render_until: float | None = None  # by the thread's CPU clock; None = not rendering
 
 
 _work = _Work()
 
 
 @contextmanager
-def while_awaited(client: Client) -> Iterator[None]:
-    """Have what this thread does in here end with NobodyWaits once `client` is gone."""
+def while_client_waits(client: Client) -> Iterator[None]:
+    """Make this thread's work inside the block end with ClientLeft once `client` is gone."""
     assert _work.client is None, "one prompt at a time"
     _work.client = client
     try:
@@ -62,37 +62,37 @@ def while_awaited(client: Client) -> Iterator[None]:
         _work.client = None
 
 
-def stop_unless_awaited() -> None:
-    """Raise NobodyWaits where the client of this thread's work has left. Costs 0.2 microseconds."""
+def raise_if_client_left() -> None:
+    """Raise ClientLeft if the client of this thread's work has left. Costs 0.2 microseconds."""
     if _work.client is not None and _work.client.is_gone:
-        raise NobodyWaits()
+        raise ClientLeft()
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return `parts` of a rendering as one string, as "".join does, as long as it may go on.
+    """Return `parts` of a rendering as one string, as "".join does, while the client waits.
 
     Raises:
-        NobodyWaits: the client has left meanwhile.
-        EndlessTemplate: the outermost of such calls has taken RENDER_S_MAX.
+        ClientLeft: the client has left meanwhile.
+        EndlessTemplate: the outermost of nested calls has taken RENDER_S_MAX.
     """
     if _work.render_until is not None:
-        stop_unless_it_ends()
-        return "".join(_awaited(parts))
+        raise_if_stopped()
+        return "".join(_checked(parts))
     _work.render_until = time.thread_time() + RENDER_S_MAX
     try:
-        return "".join(_awaited(parts))
+        return "".join(_checked(parts))
     finally:
         _work.render_until = None
 
 
-def stop_unless_it_ends() -> None:
-    """Raise what `joined` raises where this thread's rendering, if any, is not to go on."""
-    stop_unless_awaited()
+def raise_if_stopped() -> None:
+    """Raise ClientLeft or EndlessTemplate if this thread's rendering must stop."""
+    raise_if_client_left()
     if _work.render_until is not None and time.thread_time() > _work.render_until:
         raise EndlessTemplate()
 
 
-def _awaited(parts: Iterable[str]) -> Iterator[str]:
+def _checked(parts: Iterable[str]) -> Iterator[str]:
     for part in parts:
-        stop_unless_awaited()
+        raise_if_client_left()
         yield part

@@ -1,8 +1,8 @@
-"""Has every chat template in this process end: what one does in a loop is counted as it runs.
+"""Makes every chat template in this process end: each pass of a loop checks whether to go on.
 
-A template is a program that came with the weights. transformers renders it in a Jinja sandbox,
-which keeps it from files and the network, and from no loop. Importing this module puts the sandbox
-below in the place of that one.
+A template is a program that comes with the weights. transformers renders it in a Jinja sandbox,
+which bars files and the network, but no endless loop. Importing this module replaces that sandbox
+by the one below.
 """
 
 import functools
@@ -19,29 +19,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 from hearth.shared import written_numbers
-from hearth.worker.prompt.awaited_work import joined, stop_unless_it_ends
+from hearth.worker.prompt.awaited_work import joined, raise_if_stopped
 
 PRODUCT_SIZE_MAX: Final = 1 << 20  # bits of a number, or elements of a text or a list
-VALUE_SIZE_MAX: Final = 1 << 24  # elements of what is put together: more than any context
-WIDTH_MAX: Final = 64  # digits, or blanks, that a filter is asked for
+VALUE_SIZE_MAX: Final = 1 << 24  # elements of a joined value: more than any context
+WIDTH_MAX: Final = 64  # digits or blanks that a filter may be asked for
 _GOES_ON: Final = "goes_on"
-_LOOPS: Final = ("map", "reject", "rejectattr", "select", "selectattr", "sum")  # filters
-_OF_A_WIDTH: Final = ("indent", "round", "tojson")  # filters
-# They loop, or grow by a number, and ask nobody; no chat template needs them.
-_NO_FILTERS: Final = (
+_LOOP_FILTERS: Final = ("map", "reject", "rejectattr", "select", "selectattr", "sum")
+_WIDTH_FILTERS: Final = ("indent", "round", "tojson")
+# They loop, or grow by a number, without a check. No chat template needs them.
+_REMOVED_FILTERS: Final = (
     *("batch", "center", "filesizeformat", "format", "pprint", "slice", "truncate", "urlize"),
     *("wordcount", "wordwrap", "xmlattr"),
 )
-_NO_METHODS: Final = (
+_REFUSED_METHODS: Final = (
     *("center", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "to_bytes"),
     *("translate", "zfill"),
 )
-_WIDE: Final = re.compile(r"\d{5}|[:.]\{|%[^a-z]*\*")  # in a text that is formatted
+_WIDE_FORMAT: Final = re.compile(r"\d{5}|[:.]\{|%[^a-z]*\*")  # in a format string
 
 
-@pass_context  # so that it is not computed once, when the template is compiled
+@pass_context  # else it would be computed once, when the template is compiled
 def _goes_on(_context: Context, _value: Any) -> bool:
-    stop_unless_it_ends()
+    raise_if_stopped()
     return True
 
 
@@ -51,14 +51,14 @@ def _check(size: int, size_max: int = VALUE_SIZE_MAX) -> None:
 
 
 def _check_format(text: Any) -> None:
-    if isinstance(text, str) and _WIDE.search(text):
+    if isinstance(text, str) and _WIDE_FORMAT.search(text):
         raise SecurityError("A width or a precision of five digits, or of a field, is unsafe.")
 
 
 def _join(values: Iterable[Any], d: Any = "") -> str:
     texts, size = [], 0
     for value in values:
-        stop_unless_it_ends()
+        raise_if_stopped()
         texts.append(str(value))
         size += len(texts[-1]) + len(str(d))
         _check(size)
@@ -78,32 +78,32 @@ def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
     return text.replace(old, new, -1 if count is None else count)
 
 
-def _asking(loops: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that asks at each of the values that it goes through."""
+def _with_checks(loop_filter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that checks at each of its values whether to go on."""
 
-    @functools.wraps(loops)
-    def asking(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = (each for each in values or () if _goes_on(context, each))
-        return loops(context, asked, *args, **kwargs)
+    @functools.wraps(loop_filter)
+    def checked_filter(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        checked_values = (value for value in values or () if _goes_on(context, value))
+        return loop_filter(context, checked_values, *args, **kwargs)
 
-    return asking
+    return checked_filter
 
 
-def _narrow(makes: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that takes no number, nor text, beyond WIDTH_MAX beside its value."""
+def _with_width_limit(width_filter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that takes no number and no text beyond WIDTH_MAX beside its value."""
 
-    @functools.wraps(makes)
-    def narrow(value: Any, *args: Any, **kwargs: Any) -> Any:
-        for each in (*args, *kwargs.values()):
-            size = len(each) if isinstance(each, str) else each
+    @functools.wraps(width_filter)
+    def limited_filter(value: Any, *args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            size = len(argument) if isinstance(argument, str) else argument
             _check(size if isinstance(size, int) else 0, WIDTH_MAX)
-        return makes(value, *args, **kwargs)
+        return width_filter(value, *args, **kwargs)
 
-    return narrow
+    return limited_filter
 
 
 def _size(operator: str, left: Any, right: Any) -> int:
-    """Return how many bits or elements the product or the power has, at most."""
+    """Return an upper bound of the bits or elements of a product or a power."""
     match left, right:
         case int(), int():
             return left.bit_length() * (right if operator == "**" else 1) + right.bit_length()
@@ -113,18 +113,18 @@ def _size(operator: str, left: Any, right: Any) -> int:
 
 
 def _elements(value: Sized) -> int:
-    """Return how many elements there are in `value` and in all that is in it."""
+    """Return the number of elements in `value` and in all containers inside it."""
     size, values = 0, [value]
     while values and size <= PRODUCT_SIZE_MAX:
-        each = values.pop()
-        size += len(each)
-        if isinstance(each, list | tuple):
-            values += [inner for inner in each if isinstance(inner, Sized)]
+        container = values.pop()
+        size += len(container)
+        if isinstance(container, list | tuple):
+            values += [inner for inner in container if isinstance(inner, Sized)]
     return size
 
 
-class _LoopsThatAsk(CodeGenerator):
-    """Compiles a template with a question in each pass of a loop: whether it is to go on."""
+class _LoopCheckCompiler(CodeGenerator):
+    """Compiles a template with a check in each pass of a loop."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
         self.write("environment.tied(")
@@ -132,36 +132,36 @@ class _LoopsThatAsk(CodeGenerator):
         self.write(")")
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
-        filters = self.environment.filters  # those of transformers too, which come last
+        filters = self.environment.filters  # with the filters that transformers adds last
         filters["tojson"] = written_numbers.dumps
-        filters |= {name: _narrow(filters[name]) for name in _OF_A_WIDTH}
+        filters |= {name: _with_width_limit(filters[name]) for name in _WIDTH_FILTERS}
         for loop in node.find_all(nodes.For):
-            asks = nodes.Filter(nodes.Const(True), _GOES_ON, [], [], None, None)
-            loop.body.insert(0, nodes.ExprStmt(asks, lineno=loop.lineno))
-            loop.test = loop.test and nodes.And(asks, loop.test)
+            check = nodes.Filter(nodes.Const(True), _GOES_ON, [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(check, lineno=loop.lineno))
+            loop.test = loop.test and nodes.And(check, loop.test)
         super().visit_Template(node, frame)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Renders within RENDER_S_MAX, for a client that waits, and makes nothing beyond a size.
+    """Renders within RENDER_S_MAX for a client that waits, and makes no value beyond a size.
 
-    A macro and a block ask in `joined`. Immutable once it is made: any thread may render.
+    Macros and blocks check in `joined`. Immutable once built: any thread may render.
     """
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
-    code_generator_class = _LoopsThatAsk
+    code_generator_class = _LoopCheckCompiler
     concat = staticmethod(joined)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, optimized=False)  # all is computed where it is bounded
-        self.filters |= {name: _asking(self.filters[name]) for name in _LOOPS}
+        super().__init__(*args, **kwargs, optimized=False)  # computes nothing ahead, unbounded
+        self.filters |= {name: _with_checks(self.filters[name]) for name in _LOOP_FILTERS}
         self.filters |= {_GOES_ON: _goes_on, "join": _joined_by, "replace": _replace}
-        for name in _NO_FILTERS:
+        for name in _REMOVED_FILTERS:
             del self.filters[name]
         del self.globals["lipsum"]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return what the operator makes. Raises: SecurityError."""
+        """Return the operator's result. Raises: SecurityError."""
         if operator == "%" and isinstance(left, str):
             _check_format(left)
         elif operator == "+":
@@ -171,7 +171,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in _NO_METHODS and super().is_safe_attribute(obj, attr, value)
+        return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Any:
         if getattr(value, "__name__", "") == "format":
@@ -179,23 +179,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().wrap_str_format(value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template names. Raises: SecurityError."""
+        """Call a function or method for a template. Raises: SecurityError."""
         text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(text, str) and name in ("join", "replace"):
-            for of_the_template in ("_block_vars", "_loop_vars"):  # as within a loop
-                kwargs.pop(of_the_template, None)
+            for jinja_argument in ("_block_vars", "_loop_vars"):  # passed inside a loop
+                kwargs.pop(jinja_argument, None)
             return _join(args[0], text) if name == "join" else _replace(text, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
-    tied = staticmethod(_join)  # what `~` does
+    tied = staticmethod(_join)  # the `~` operator
 
 
 def _plain(value: Any) -> Any:
-    """Return what a template may see of a value: its digits too, where they were written so."""
+    """Return a value as a template may see it; a number keeps the digits it was written with."""
     is_plain = type(value) in (written_numbers.WrittenNumber, Undefined)
-    return value if is_plain else _of_plain_types(value)
+    return value if is_plain else _plain_template_data(value)
 
 
-_of_plain_types: Final = chat_template_utils._plain_template_data  # which asks itself by that name
+_plain_template_data: Final = chat_template_utils._plain_template_data  # recurses by that name
 chat_template_utils._plain_template_data = _plain
 chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment

@@ -1,6 +1,6 @@
 """Renders messages to text with a model's chat template, for prompts and probes alike.
 
-Touches no MLX.
+Does not touch MLX.
 """
 
 import logging
@@ -21,12 +21,12 @@ _TOOL: Final = {
     "type": "function",
     "function": {"name": "probe1x", "description": "", "parameters": {"type": "object"}},
 }
-SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
+SYSTEM_LINE: Final = "the last line of the system message"  # used as a variable's name
 _UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 
 
 class Template:
-    """The chat template of one tokenizer; a plain transcript where it has none.
+    """The chat template of one tokenizer, or a plain transcript if the tokenizer has none.
 
     Immutable: any thread may use it, once the model is loaded.
     """
@@ -36,20 +36,20 @@ class Template:
         self._tokenizer = tokenizer
         self.exists = bool(tokenizer.has_chat_template)
         self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
-        self.counts_tools = False  # also where there are none: it refuses None
+        self.counts_tools = False  # whether it wants a list of tools, and refuses None
         self.counts_tools = not self.probed(_PROBED)
         if _PROBE not in self.probed(_PROBED):
-            # Some vision models' templates show nothing of a string: they look for parts in it.
+            # Some vision models' templates show no content that is a string, only parts.
             self._takes_parts = True
             self._takes_parts = _PROBE in self.probed(_PROBED)
-        # A template that is a Python function takes the variables that it knows.
+        # A template that is a Python function refuses variables that it does not know.
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
-        if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 looks for them elsewhere
+        if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 takes other variables
             self._takes_xml_tools = "probe1x" in self.probed(_PROBED, xml_tools=[_TOOL["function"]])
 
     @property
     def think_tags(self) -> tuple[str, str]:
-        """What stands around thinking, "" where the tokenizer has no such tags."""
+        """The texts around thinking, "" if the tokenizer has no such tags."""
         return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
 
     def text(
@@ -59,9 +59,9 @@ class Template:
         variables: dict[str, Any],
         adds_header: bool = True,
     ) -> str:
-        """Return the rendered messages, with the generation prompt where `adds_header`.
+        """Return the rendered messages, with the generation prompt if `adds_header`.
 
-        A template is a program: it raises whatever it likes.
+        A template is a program and may raise any exception.
         """
         flat = [_flat(message) for message in messages]
         if not self.exists:
@@ -70,13 +70,13 @@ class Template:
         variables = dict(variables)
         if line := variables.pop(SYSTEM_LINE, None):
             system = flat.pop(0) if flat and flat[0]["role"] == "system" else None
-            said = f"{text_of(system)}\n{line}" if system is not None else line
-            flat = [{**(system or {"role": "system"}), "content": said}, *flat]
+            content = f"{text_of(system)}\n{line}" if system is not None else line
+            flat = [{**(system or {"role": "system"}), "content": content}, *flat]
         if self._takes_parts:
-            flat = [{**each, "content": parts_of(each)} for each in flat]
-        if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
+            flat = [{**message, "content": parts_of(message)} for message in flat]
+        if self.takes_any_variable:  # else mlx-lm sets it, against the makers' default
             variables = {"enable_thinking": _UNDEFINED, **variables}
-        if self._takes_xml_tools and tools:  # bare functions, as its makers' card has them
+        if self._takes_xml_tools and tools:  # bare functions, as in the makers' model card
             variables = {"xml_tools": [tool["function"] for tool in tools], **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
@@ -90,19 +90,20 @@ class Template:
     def text_to_continue(
         self, messages: list[dict[str, Any]], tools: Sequence[Any], variables: dict[str, Any]
     ) -> str:
-        """Return the rendered messages up to the end of the last one's content.
+        """Return the rendered messages up to the end of the last message's content.
 
-        It is what `continue_final_message` of transformers gives: where the template trims the
-        content, the blanks at its end are left out. Also for a template that is a function.
+        The result equals that of `continue_final_message` in transformers: if the template trims
+        the content, the blanks at its end are left out. Also works for a template that is a
+        function.
 
         Raises:
-            ValueError: the template does not show the content once; and whatever the template
-                raises.
+            ValueError: the template does not show the content exactly once. The template may also
+                raise any other exception.
         """
-        *said, last = parts_of(messages[-1])
+        *other_parts, last = parts_of(messages[-1])
         content, end = last["text"], secrets.token_hex(16)
         part = text_part(f"{content}{end} ")
-        marked = {**messages[-1], "content": [*said, part] if said else part["text"]}
+        marked = {**messages[-1], "content": [*other_parts, part] if other_parts else part["text"]}
         text = self.text([*messages[:-1], marked], tools, variables, adds_header=False)
         before, _, behind = text.partition(end)
         if text.count(end) != 1 or content.strip() not in before:
@@ -116,7 +117,7 @@ class Template:
         adds_header: bool = True,
         **variables: Any,
     ) -> str:
-        """Return the rendered probe; "" where the template does not allow such a conversation.
+        """Return the rendered probe, or "" if the template refuses such a conversation.
 
         Raises:
             StartError: the template does not end.
@@ -125,32 +126,33 @@ class Template:
             return self.text(messages, tools, variables, adds_header)
         except StartError:
             raise
-        except Exception as error:  # e.g. "roles must alternate": that is what a probe tells
+        except Exception as error:  # such as "roles must alternate": the probe's answer
             log.debug("template probe refused: %s", error)
             return ""
 
 
 def text_part(text: str) -> dict[str, str]:
-    """Return `text` as a part of a content."""
+    """Return `text` as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
 def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the content as parts, which some templates take: texts, and images until marked."""
+    """Return the content as parts: texts, and images until they are marked."""
     content = message.get("content")
     return content if isinstance(content, list) else [text_part(content or "")]
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which all templates take: each text on its own line."""
+    """Return the content as one string, which all templates take; each text has its own line."""
     return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message as templates read it.
+    """Return the message in the form that templates read.
 
-    A call has its name and arguments beside `function` too, and thinking goes by three names:
-    templates read any of them. A field that is empty is not there: templates ask for it by name.
+    A call also has its name and arguments beside `function`, and thinking has three names, since
+    templates differ in which they read. Empty fields are left out, because templates test for a
+    field's presence.
     """
     flat = {**message, "content": message.get("content") or ""}
     if reasoning := message.get("reasoning_content"):

@@ -1,7 +1,8 @@
 """Decides where a prefill is cut: a pure function of tokens, model and chip, never of the load.
 
-How a prompt is cut into forwards changes the last bits of its KV (.context/LESSONS.md), so cold,
-warm, cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
+The cuts of a prompt change the last bits of its KV (.context/LESSONS.md). So cold and warm, cached
+and uncached requests all take their cuts from here. The cache keeps and resumes KV only at these
+cuts.
 """
 
 from collections.abc import Sequence
@@ -13,21 +14,21 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
 from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, PrefillGrid
 
-# These rules, as `label` names them: other rules, another name. By whether marks are of r3.
+# Names of these rules in `label`, by `TurnMarks.is_r3`. Changed rules need another name.
 RULES = {False: "r2", True: "r3"}
-# Tokens: conversations with other tools part amid system and tools, where there is no header.
+# Tokens. Conversations with other tools diverge inside system and tools, where no header stands.
 SYSTEM_STEP_MAX = 1024
-LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
-TAIL_TOKENS_MAX = 16  # a generation prompt up to this long is fed with the last token
+LAST_OF_SEVERAL = [False, False, True]  # whether three messages in a row are the model's own
+TAIL_TOKENS_MAX = 16  # a generation prompt of up to this length is not cut off
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMarks:
-    """The token ids with which a template marks messages. Empty without marks. Immutable."""
+    """The token ids with which a template marks messages; empty without marks. Immutable."""
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
-    assistant_headers: tuple[tuple[int, ...], ...]  # how those of the model's own turns begin
-    is_r3: bool = False  # r2 found others: none of a template that counts tools, no result's end
+    assistant_headers: tuple[tuple[int, ...], ...]  # first tokens of the model's own headers
+    is_r3: bool = False  # r2 lacks marks of templates that count tools, and results' ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class CutRule:
     """Cuts at multiples of the chunk, the end of system and tools, message headers, and images.
 
     Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use it.
-    Invariants: cuts ascend and lie inside the prompt. No cut is amid an image, and behind one there
-    always is one: a prefill is resumed before or behind an image, and what is fed with the last
-    token shows none.
+    Invariants: cuts ascend and lie inside the prompt. No cut lies inside an image, and a cut always
+    stands behind one. So a prefill is resumed before or behind an image, and the last forward shows
+    none.
     """
 
     chunk: int  # tokens
@@ -48,7 +49,7 @@ class CutRule:
 
     @property
     def label(self) -> str:
-        """The rule, as files of KV name it: what another rule cut is not canonical here."""
+        """The rule's name in KV files: KV cut by another rule is not canonical here."""
         return f"{RULES[self.marks.is_r3]}.{self.chunk}.{self.gap}.{self.step_min}.{self.full_to}"
 
     @property
@@ -56,10 +57,10 @@ class CutRule:
         return PrefillGrid(self.chunk, self.step_min, self.full_to)
 
     def cuts(self, ids: Sequence[int] | Tokens) -> list[int]:
-        """Return the ends of the forwards before the last one, ascending.
+        """Return the ends of the forwards before the last forward, ascending.
 
-        The last forward, whose logits begin the answer, reads what is behind the last cut: the
-        generation prompt, or one token where the prompt does not end in one.
+        The last forward, whose logits begin the answer, reads the tokens behind the last cut: the
+        generation prompt, or one token if the prompt does not end in a generation prompt.
         """
         assert len(ids) > 0
         cuts, _ = self._found(ids)
@@ -70,23 +71,23 @@ class CutRule:
         return cuts
 
     def natural(self, ids: Sequence[int] | Tokens) -> list[int]:
-        """Return the cuts, all before the end, of every prompt that begins with `ids`.
+        """Return the cuts that every prompt beginning with `ids` has, all before the end of `ids`.
 
-        A header that `ids` breaks off in the midst of may be cut otherwise in a longer prompt.
+        A header that `ids` breaks off may be cut differently in a longer prompt.
         """
         cuts, undecided = self._found(ids)
         return cuts if undecided in cuts else [cut for cut in cuts if cut < undecided]
 
     def system_end(self, ids: Sequence[int] | Tokens) -> int:
-        """Return where system and tools end, which is a cut; 0 where the prompt has no such place.
+        """Return the cut at the end of system and tools; 0 if the prompt has no such position.
 
-        Other conversations begin alike up to there.
+        Other conversations may begin alike up to there.
         """
         starts = self._header_positions(pack(ids))
         return starts[1] if len(starts) > 1 else 0
 
     def _found(self, ids: Sequence[int] | Tokens) -> tuple[list[int], int]:
-        """Return the cuts, and the header that is one of them or not by what follows `ids`."""
+        """Return the cuts, and the header whose cut depends on the tokens behind `ids`."""
         cuts: list[int] = []
         last = 0
         always, maybe, undecided = self._candidates(ids)
@@ -97,15 +98,15 @@ class CutRule:
         return cuts, undecided
 
     def _candidates(self, ids: Sequence[int] | Tokens) -> tuple[set[int], set[int], int]:
-        """Return what is cut wherever the last cut was, and what only far enough from it.
+        """Return the certain cuts, and the positions cut only far enough behind the last cut.
 
-        And the last header where it may turn out to be the last of several; else the end.
+        Also return the last header if it may turn out to be the last of several; else the end.
         """
         maybe = set()
         keys = pack(ids)
         starts = self._header_positions(keys)
         always = set(self.grid.points(len(ids)))
-        if starts:  # amid system and tools, or what may be amid them
+        if starts:  # inside system and tools, or in a prompt that may be part of them
             system_end = starts[1] if len(starts) > 1 else len(ids)
             always.update(range(SYSTEM_STEP_MAX, system_end, SYSTEM_STEP_MAX))
         if has_images(keys):
@@ -118,9 +119,9 @@ class CutRule:
             for start in starts
         ]
         for number, start in enumerate(starts):
-            # The second message begins where system and tools end; what a model's own turn is
-            # an answer to ends where its header begins, whatever follows (thinking or none). Of
-            # several messages before it, the last may be one that the next request lacks.
+            # The second message begins where system and tools end. A question ends where the
+            # header of its answer begins, with thinking or without. Of several messages before
+            # an answer, the next request may lack the last.
             if number == 1 or is_own[number] or is_own[number - 1 : number + 2] == LAST_OF_SEVERAL:
                 always.add(start)
             else:

@@ -1,9 +1,9 @@
-"""Builds a prompt's token ids from messages, with each known turn as it was sampled.
+"""Builds a prompt's token ids from messages, with each recorded turn as it was sampled.
 
-The template renders every message. The span of an assistant turn whose tokens are known, from its
-header to its end-of-turn token, is then replaced by them. Where no header is seen, a turn begins
-where the prompt is, token for token, what it was sampled behind. Any doubt about a span leaves what
-was rendered. Touches no MLX.
+The template renders every message. If an assistant turn's tokens are recorded, they replace its
+rendered span, from its header to its end-of-turn token. If no header is seen, the turn begins where
+the prompt equals, token for token, the prefix that it was sampled behind. A doubtful span stays as
+rendered. Does not touch MLX.
 """
 
 import hashlib
@@ -23,14 +23,15 @@ from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser, TextPiece, marked, pieces_of
 
-UTF8_BYTES_MAX = 4  # of a character
-COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
+UTF8_BYTES_MAX = 4  # bytes of a character
+COUNTED_BYTES_MAX = 16 * 1024 * 1024  # a prompt that is only counted: 3 s of a thread
 
 
-class Beginning(NamedTuple):
+class PromptPrefix(NamedTuple):
     """Names the first `tokens` of a prompt, images included, by their digest. Immutable.
 
-    `chars` counts the characters of the text that they end with, 0 behind an added token or a turn.
+    `chars` counts the characters of the text piece that they end with; 0 behind an added token or a
+    turn.
     """
 
     tokens: int
@@ -39,35 +40,35 @@ class Beginning(NamedTuple):
 
 
 class SampledTurn(Protocol):
-    """A turn as the model wrote it: the session's record of it."""
+    """A turn as the model wrote it: the session's record."""
 
     @property
     def ids(self) -> Tokens:
-        """Its generation prompt and what was sampled, without the end-of-turn token."""
+        """The generation prompt and the sampled tokens, without the end-of-turn token."""
 
     @property
     def thinking(self) -> str:
-        """What the model thought."""
+        """The model's thinking."""
 
     @property
-    def begins(self) -> Beginning | None:
-        """What it was sampled behind; None where that is not known."""
+    def prefix(self) -> PromptPrefix | None:
+        """The prefix that the turn was sampled behind, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
     """The parts that a prompt is made of. Immutable.
 
-    `turns`, where it is not empty, has an entry for each message: its tokens, if known. `pictures`
-    has every image that the messages show. What is remembered of the text serves `owner` alone,
-    "" = everybody. Where the answer `continues` the last message, that one has no turn.
+    `turns`, unless empty, has an entry for each message: the recorded turn, if any. `images` has
+    every image of the messages. Text is remembered for `owner` alone, "" = for everybody. If the
+    answer `continues` the last message, this message has no turn.
     """
 
     messages: list[dict[str, Any]]
     tools: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
     turns: Sequence[SampledTurn | None] = ()
-    pictures: PromptImages = field(default_factory=dict)
+    images: PromptImages = field(default_factory=dict)
     owner: str = ""
     continues: bool = False
     thinking: ThinkingWish = field(default_factory=ThinkingWish)
@@ -75,24 +76,25 @@ class PromptContent:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt's tokens. `header` is where the generation prompt begins. Immutable.
+    """A prompt's tokens. Immutable.
 
-    Where the answer continues a message, that is where this message's header begins.
+    `header` is where the generation prompt begins, or the header of the message that the answer
+    continues.
 
-    `keys` are those of the cache: its ids, with the images' contents in the place of their ids.
+    `keys` are the ids that the cache compares: an image's ids are replaced by keys of its content.
     """
 
     ids: list[int]
     keys: Tokens
     images: tuple[ImageRun, ...]
     header: int
-    kept: frozenset[int]  # messages that stand there as they were sampled
-    doubtful: int  # turns whose tokens were known, and whose span was not found
-    begins: Beginning | None = None  # what its answer is sampled behind
+    kept: frozenset[int]  # messages that stand in the prompt as they were sampled
+    doubtful: int  # turns with known tokens and without a span in the rendered text
+    prefix: PromptPrefix | None = None  # tokens before the answer
 
 
 class PromptIds:
-    """A prompt's ids while they are put one behind the other, and the images among them.
+    """A prompt's ids and images while they are being appended.
 
     Owner: the prompt thread that builds the prompt.
     """
@@ -105,40 +107,40 @@ class PromptIds:
         self.extend(ids)
 
     @property
-    def beginning(self) -> Beginning:
-        """What a turn is sampled behind that begins at this place."""
-        return Beginning(len(self.ids), self._chars, self._digest.digest())
+    def prefix(self) -> PromptPrefix:
+        """The prefix of a turn that begins at the current end."""
+        return PromptPrefix(len(self.ids), self._chars, self._digest.digest())
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add ids that are of no text of the template's: a turn, or what begins the prompt."""
+        """Append ids that are no text of the template: a turn, or the beginning of the prompt."""
         self.ids.extend(ids)
         self._chars = 0
         self._digest.update(pack(ids).tobytes())
 
     def add(self, piece: TextPiece) -> None:
-        """Add a piece of what was rendered, or an image."""
+        """Append a rendered piece or an image."""
         start = len(self.ids)
         self.extend(piece.ids)
-        if piece.picture is not None:
-            self.images.append(ImageRun(start, len(self.ids), piece.picture))
-            self._digest.update(piece.picture.identity)
+        if piece.image is not None:
+            self.images.append(ImageRun(start, len(self.ids), piece.image))
+            self._digest.update(piece.image.identity)
         elif not piece.is_added:
             self._chars = len(piece.text)
 
-    def are(self, begins: Beginning, more: Sequence[int]) -> bool:
-        """Whether the ids with `more` behind them are what `begins` names."""
-        if len(self.ids) + len(more) != begins.tokens:
+    def match(self, prefix: PromptPrefix, more: Sequence[int]) -> bool:
+        """Return whether the ids with `more` behind them are the tokens that `prefix` names."""
+        if len(self.ids) + len(more) != prefix.tokens:
             return False
         digest = self._digest.copy()
         digest.update(pack(more).tobytes())
-        return digest.digest() == begins.digest
+        return digest.digest() == prefix.digest
 
 
 class PromptBuilder:
     """Builds prompts for one model. The prompt threads share it; it never changes.
 
     Invariant: a span is replaced only by a turn that begins with the same token, or that was
-    sampled behind the very tokens that stand before it.
+    sampled behind exactly the tokens before the span.
     """
 
     def __init__(
@@ -151,40 +153,41 @@ class PromptBuilder:
         form: ImageForm | None = None,
         context_by: str = "setting",
     ) -> None:
-        """`form` has the text around the model's images; None where it takes none.
+        """Take the model's parts.
 
-        `context_by` is what makes the context no longer, as ModelFacts has it.
+        `form` has the text around images; None if the model takes none. `context_by` names what
+        limits the context, as in ModelFacts.
         """
         self._form = form or ImageForm()
         self._renderer = renderer
         self.thinking = renderer.thinking
-        self.tool_form = renderer.capabilities.tool_form  # in which prompts show tools
+        self.tool_form = renderer.capabilities.tool_form  # form of tools in prompts
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context_tokens, context_by
         token_bytes = tokeniser.token_bytes_max
-        # Text longer than this cannot fit, and is refused unread.
+        # A longer text cannot fit, and is refused without being tokenised.
         self._bytes_max = token_bytes * context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
     ) -> BuiltPrompt:
-        """Return the prompt of `content`; `is_counted`: nothing computes it.
+        """Return the prompt of `content`; `is_counted` if it will not be computed.
 
         Raises:
-            RequestError: the template refuses these messages, or they exceed the context; of a
-                counted prompt, they exceed what is counted.
+            RequestError: the template refuses these messages, or they exceed the context. A counted
+                prompt may exceed the context, but not the limit of counting.
         """
         assert len(content.turns) in (0, len(content.messages)), len(content.turns)
         pieces, runs = self._pieces(content, adds_header, is_counted)
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
-        said = pieces if content.continues else pieces[:header]
-        spans, doubtful = self._spans(said, content, runs)
-        # A template writes its own beginning-of-text token; without one the tokenizer must.
+        answer_pieces = pieces if content.continues else pieces[:header]
+        spans, doubtful = self._spans(answer_pieces, content, runs)
+        # A template writes the beginning-of-text token itself; without one the tokenizer must.
         prompt_ids = PromptIds([] if self._renderer.has_template else self.tokeniser.beginning)
         kept = self._replaced(prompt_ids, pieces[:header], spans, content, runs)
-        begins = prompt_ids.beginning
+        prefix = prompt_ids.prefix
         for piece in pieces[header:]:
             prompt_ids.add(piece)
         ids, images = prompt_ids.ids, tuple(prompt_ids.images)
@@ -195,8 +198,8 @@ class PromptBuilder:
                 "with. Send some text behind it.",
                 param="messages",
             )
-        keys, header, unfound = keys_of(ids, images), begins.tokens, len(doubtful - kept)
-        return BuiltPrompt(ids, keys, images, header, kept, unfound, begins)
+        keys, header, unfound = keys_of(ids, images), prefix.tokens, len(doubtful - kept)
+        return BuiltPrompt(ids, keys, images, header, kept, unfound, prefix)
 
     def _replaced(
         self,
@@ -206,24 +209,26 @@ class PromptBuilder:
         content: PromptContent,
         runs: list[list[int]],
     ) -> frozenset[int]:
-        """Add the pieces, with known turns in their places; return the messages of these turns."""
-        # Of several answers in a row none is looked for by its beginning. The fewest tokens first.
+        """Append the pieces, with recorded turns in place; return the messages of these turns."""
+        # Only single answers are searched by their prefix, the shortest prefix first.
         alone = {run[0] for run in runs if len(run) == 1} - {
             message for _, message in spans.values()
         }
         turns = [(content.turns[at], at) for at in alone if 0 <= at < len(content.turns)]
-        known = [(turn.begins, at) for turn, at in turns if turn is not None and len(turn.ids)]
-        waiting = deque(sorted((begins, at) for begins, at in known if begins is not None))
+        known = [(turn.prefix, at) for turn, at in turns if turn is not None and len(turn.ids)]
+        waiting = deque(sorted((prefix, at) for prefix, at in known if prefix is not None))
         kept, at = set(), 0
         while at < len(pieces):
             span = spans.get(at)
-            lead: Sequence[int] = ()
+            lead_ids: Sequence[int] = ()
             while waiting and waiting[0][0].tokens < len(prompt_ids.ids):
                 waiting.popleft()
             reach = len(prompt_ids.ids) + UTF8_BYTES_MAX * len(pieces[at].text) + 1
             if span is None and waiting and waiting[0][0].tokens <= reach:
                 limit = min((start for start in spans if start > at), default=len(pieces))
-                lead, span = self._begun(prompt_ids, pieces[:limit], at, *waiting[0], content)
+                lead_ids, span = self._turn_at_prefix(
+                    prompt_ids, pieces[:limit], at, *waiting[0], content
+                )
             if span is None:
                 prompt_ids.add(pieces[at])
                 at += 1
@@ -231,22 +236,22 @@ class PromptBuilder:
             end, message = span
             turn = content.turns[message]
             assert at <= end and turn is not None, "only spans of known turns are replaced"
-            prompt_ids.extend([*lead, *turn.ids.tolist()])
+            prompt_ids.extend([*lead_ids, *turn.ids.tolist()])
             kept.add(message)
-            # Command writes <|END_RESPONSE|> itself, which ends the turn in its template.
+            # Command's models write <|END_RESPONSE|> themselves, which the template adds too.
             doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
             at = end + (end < len(pieces) and {*pieces[end].ids} == doubled)
         return frozenset(kept)
 
     def raw(self, text: str | None, ids: list[int], owner: str = "") -> BuiltPrompt:
-        """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
+        """Return the prompt that a client wrote itself: `text` if there is one, else `ids`.
 
-        No template is applied. A text is tokenised as the caller's own template: the control
-        tokens that it spells out are control tokens, and it begins as the tokenizer has any text
-        begin. Ids are taken as they are.
+        No template is applied. The text is tokenised like a template of the caller: control tokens
+        that it spells out are control tokens, and the tokenizer adds its usual beginning. Ids are
+        taken as they are.
 
         Raises:
-            RequestError: an id is none of the tokenizer's, or the prompt is empty or too long.
+            RequestError: an id is not in the vocabulary, or the prompt is empty or too long.
         """
         if text is not None:
             self._refuse_long(text, "prompt")
@@ -257,13 +262,13 @@ class PromptBuilder:
         return BuiltPrompt(ids, pack(ids), (), len(ids), frozenset(), 0)
 
     def with_beginning(self, ids: list[int]) -> list[int]:
-        """Return the tokens of a text as the tokenizer has any text begin."""
+        """Return the tokens of a text, with the tokenizer's usual beginning."""
         beginning = self.tokeniser.beginning
         return ids if ids[: len(beginning)] == beginning else [*beginning, *ids]
 
     def check_ids(self, ids: list[int]) -> None:
-        """Raise RequestError where one of `ids` is none of the tokenizer's."""
-        if wrong := [each for each in ids if not 0 <= each < self.tokeniser.vocab_size]:
+        """Raise RequestError if one of `ids` is not in the vocabulary."""
+        if wrong := [token_id for token_id in ids if not 0 <= token_id < self.tokeniser.vocab_size]:
             raise RequestError(
                 f"The prompt has {len(wrong):,} ids that are no token of this model, such as "
                 f"{wrong[0]}. Send ids from 0 to {self.tokeniser.vocab_size - 1:,}.",
@@ -271,14 +276,14 @@ class PromptBuilder:
             )
 
     def last_header(self, ids: Sequence[int]) -> int:
-        """Return where the last message's header begins; 0 where none is seen."""
+        """Return where the last message's header begins; 0 if none is found."""
         headers = (at for at in range(len(ids) - 1, 0, -1) if ids[at] in self._history.header_ids)
         return next(headers, 0)
 
     def _pieces(
         self, content: PromptContent, adds_header: bool, is_counted: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
-        """Return what is rendered, and the runs of the model's own messages in it."""
+        """Return the rendered pieces, and the runs of the model's own messages."""
         tokeniser, mark = self.tokeniser, self.tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages), mark)
         messages = list(map(tokeniser.kept_apart, messages))
@@ -292,7 +297,7 @@ class PromptBuilder:
                 adds_header and content.continues,
                 content.thinking,
             )
-        except RequestError as error:  # it may cite what it refuses
+        except RequestError as error:  # its text may quote shielded content
             error.args = (str(error).replace(mark, ""),)
             raise
         text = rendered.text.replace(mark, "")
@@ -300,36 +305,36 @@ class PromptBuilder:
             _refuse_uncounted(text, self._bytes_max or 0)
         else:
             self._refuse_long(text, "messages")
-        if lost := [digest for digest in digests if digest not in content.pictures]:
-            raise RequestError(f"The image {lost[0]:.80} is in the messages and was not sent.")
-        pictures = [content.pictures[digest] for digest in digests]
-        pieces = pieces_of(tokeniser, rendered.text, pictures, self._form, content.owner)
+        if missing := [digest for digest in digests if digest not in content.images]:
+            raise RequestError(f"The image {missing[0]:.80} is in the messages and was not sent.")
+        images = [content.images[digest] for digest in digests]
+        pieces = pieces_of(tokeniser, rendered.text, images, self._form, content.owner)
         return pieces, rendered.runs
 
     def _open_thinking(self, messages: list[dict[str, Any]], content: PromptContent) -> None:
-        """Unshield the tags around the thinking that an answer's content begins with, in place.
+        """Unshield the tags around thinking at the beginning of an answer's content, in place.
 
-        Only where the template looks for them there, and in answers that stand as rendered.
+        Only if the template looks for them there, and in answers without a recorded turn.
         """
         if self._renderer.lifted_tags is None:
             return
         start, end = self._renderer.lifted_tags
-        opened, closed = self.tokeniser.shielded([start, end])
+        shielded_start, shielded_end = self.tokeniser.shielded([start, end])
         for at, message in enumerate(messages[: len(messages) - content.continues]):
             is_known = content.turns and content.turns[at]
             if message["role"] != "assistant" or message.get("reasoning_content") or is_known:
                 continue
             first, *others = parts_of(message)
-            said = first["text"]
-            if said.lstrip().startswith(opened) and closed in said:
-                said = said.replace(opened, start, 1).replace(closed, end, 1)
+            text = first["text"]
+            if text.lstrip().startswith(shielded_start) and shielded_end in text:
+                text = text.replace(shielded_start, start, 1).replace(shielded_end, end, 1)
                 messages[at] = {
                     **message,
-                    "content": [text_part(said), *others] if others else said,
+                    "content": [text_part(text), *others] if others else text,
                 }
 
     def _refuse_long(self, text: str, param: str) -> None:
-        """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
+        """Raise if a text cannot fit whatever its tokens are, before it is tokenised."""
         if self._bytes_max is None or UTF8_BYTES_MAX * len(text) <= self._bytes_max:
             return
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -352,131 +357,134 @@ class PromptBuilder:
     # ------------------------------------------------------------ the spans of turns
 
     def _spans(
-        self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
+        self, pieces: list[TextPiece], content: PromptContent, message_runs: list[list[int]]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
         """Return (piece behind the last, message) of each turn to replace, by its first piece.
 
-        And which known turns are in doubt. A run of assistant messages is rendered as a run of
-        assistant headers: harmony writes one for each channel. Where the runs do not pair off, no
-        span is certain.
+        Also return the recorded turns that are in doubt. A run of assistant messages is rendered as
+        a run of assistant headers: harmony writes one for each channel. If the numbers of runs
+        differ, no span is certain.
         """
         doubtful = {at for at, turn in enumerate(content.turns) if turn is not None}
         if not doubtful:
             return {}, doubtful
         runs = self._header_runs(pieces)
-        if len(runs) != len(said):
+        if len(runs) != len(message_runs):
             return {}, doubtful
         spans = {}
-        for headers, messages in zip(runs, said, strict=True):
-            for (start, end), message in paired(headers, messages):
+        for headers, messages in zip(runs, message_runs, strict=True):
+            for (start, end), message in paired_headers(headers, messages):
                 if message in doubtful:
                     doubtful.remove(message)
-                    turn, own = content.turns[message], content.messages[message]
+                    turn, message_content = content.turns[message], content.messages[message]
                     assert turn is not None, "only known turns are in doubt"
-                    shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
+                    shown = end_of_own(
+                        pieces[start:end], message_content, self._history.ends, turn.ids
+                    )
                     last = start + shown if shown else self._end_of(pieces, start, end)
-                    if self._may_replace(pieces[start:last], turn, own):
+                    if self._may_replace(pieces[start:last], turn, message_content):
                         spans[start] = (last, message)
         return spans, doubtful
 
     def _may_replace(
         self, pieces: list[TextPiece], turn: SampledTurn, message: dict[str, Any]
     ) -> bool:
-        """Whether the turn of `message` may stand as sampled, in the place of these pieces.
+        """Return whether the turn of `message` may stand as sampled in the place of these pieces.
 
-        Its tokens begin with a header, the pieces show something of its message, and no thinking
-        that has to go is in it.
+        It may if its tokens begin with a header, the pieces show some of the message's words, and
+        it holds no thinking that must be left out.
         """
         if not len(turn.ids) or turn.ids[0] != pieces[0].ids[0]:
             return False
         text = "".join(piece.text for piece in pieces)
-        shown = words_of(message)
-        if shown and not any(word in text for word in shown):
+        words = words_of(message)
+        if words and not any(word in text for word in words):
             return False
-        if self._history.moves_words and len(shown) > 1 and shown[0] not in text:
+        if self._history.moves_words and len(words) > 1 and words[0] not in text:
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
 
-    def _begun(
+    def _turn_at_prefix(
         self,
         prompt_ids: PromptIds,
         pieces: list[TextPiece],
         at: int,
-        begins: Beginning,
+        prefix: PromptPrefix,
         message: int,
         content: PromptContent,
     ) -> tuple[Sequence[int], tuple[int, int] | None]:
         """Return (ids, (end, message)) of a turn that begins in piece `at`, or ((), None).
 
-        The ids are of the text that the piece has in front of the turn. `end` is the piece with the
-        first end of a turn by which all is shown that this one says: harmony ends its parts too.
+        The ids are those of the piece's text in front of the turn. `end` is the piece with the
+        first end of a turn that has all words of the message before it: harmony also ends parts of
+        a turn.
         """
-        turn, piece, own = content.turns[message], pieces[at], content.messages[message]
+        turn, piece, message_content = content.turns[message], pieces[at], content.messages[message]
         assert turn is not None, "only known turns are looked for"
-        lead: Sequence[int] = ()
-        missing = begins.tokens - len(prompt_ids.ids)
-        is_in_text = not piece.is_added and 0 < begins.chars < len(piece.text)
-        if is_in_text and 0 < missing <= UTF8_BYTES_MAX * begins.chars + 1:
-            lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
-        if not prompt_ids.are(begins, lead):
+        lead_ids: Sequence[int] = ()
+        missing = prefix.tokens - len(prompt_ids.ids)
+        is_in_text = not piece.is_added and 0 < prefix.chars < len(piece.text)
+        if is_in_text and 0 < missing <= UTF8_BYTES_MAX * prefix.chars + 1:
+            lead_ids = self.tokeniser.text_ids(piece.text[: prefix.chars], at == 0, content.owner)
+        if not prompt_ids.match(prefix, lead_ids):
             return (), None
-        text, inner = "", ends_in(turn.ids, self._history.ends)
+        text, inner_ends = "", ends_in(turn.ids, self._history.ends)
         for end in range(at, len(pieces)):
-            is_first = end == at and (lead or pieces[at].ids[0] == turn.ids[0])
+            is_first = end == at and (lead_ids or pieces[at].ids[0] == turn.ids[0])
             if not is_first and self._is_end(pieces, end):
-                if shows_all(own, text):
-                    may = self._may_stand(pieces[end + 1 :], text, message, content)
-                    return lead, (end, message) if may else None
-                inner -= 1
-            is_others = self._is_header(pieces, end) and not self._begins_own(pieces, end)
-            if inner < 0 or (is_others and pieces[end].ids[0] != turn.ids[0]):
-                break  # another message stands there now
-            text += pieces[end].text[begins.chars if lead and end == at else 0 :]
+                if shows_all(message_content, text):
+                    may_stand = self._may_stand(pieces[end + 1 :], text, message, content)
+                    return lead_ids, (end, message) if may_stand else None
+                inner_ends -= 1
+            is_other_header = self._is_header(pieces, end) and not self._begins_own(pieces, end)
+            if inner_ends < 0 or (is_other_header and pieces[end].ids[0] != turn.ids[0]):
+                break  # another message begins here
+            text += pieces[end].text[prefix.chars if lead_ids and end == at else 0 :]
         return (), None
 
     def _may_stand(
         self, behind: list[TextPiece], text: str, message: int, content: PromptContent
     ) -> bool:
-        """Whether `text` is the turn of `message` and no more, and none of it is `behind`."""
-        turn, own = content.turns[message], content.messages[message]
+        """Return whether `text` is exactly the turn of `message`, and `behind` has none of it."""
+        turn, message_content = content.turns[message], content.messages[message]
         assert turn is not None, "only known turns are looked for"
-        if message and shows_other(own, content.messages[message - 1], text):
+        if message and shows_other(message_content, content.messages[message - 1], text):
             return False
         for other in content.messages[message + 1 : message + 2]:
             at = next((at for at, piece in enumerate(behind) if piece.text.strip()), len(behind))
-            goes_on = other["role"] != "assistant" and self._begins_own(behind, at)
-            if goes_on or shows_other(own, other, text):
+            turn_goes_on = other["role"] != "assistant" and self._begins_own(behind, at)
+            if turn_goes_on or shows_other(message_content, other, text):
                 return False
         return self.preserves_thinking or turn.thinking.strip() in text
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
-        """Return runs of assistant headers: (its piece, the piece of the next header)."""
+        """Return runs of assistant headers: (the header's piece, the piece of the next header)."""
         headers = [at for at in range(len(pieces)) if self._is_header(pieces, at)]
         runs: list[list[tuple[int, int]]] = []
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
             is_assistant = self._begins_own(pieces, at)
             if pieces[at].ids[0] in self._history.closing:
-                # It begins no turn that ends: `[/TOOL_RESULTS]` in front of the next result.
+                # `[/TOOL_RESULTS]` before another result begins no turn of the model.
                 is_assistant = is_assistant and self._end_of(pieces, at, following) < following
             if is_assistant:
                 if not was_assistant:
                     runs.append([])
                 runs[-1].append((at, following))
-            # A question stands behind its end where the header is what ends it: Mistral's [/INST].
+            # Mistral's header [/INST] ends the question, so text behind it may be a question.
             behind = pieces[self._end_of(pieces, at, following) + 1 : following]
             was_assistant = is_assistant and not any(piece.text.strip() for piece in behind)
         return runs
 
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
-        """Return the piece where the generation prompt begins; behind all where none is seen.
+        """Return the piece where the generation prompt begins, or the end if none is found.
 
-        Where no header is, tokens that end the prompt are all of it: DeepSeek V3.2 goes on behind
-        results with <think> alone.
+        Without a header, the added tokens at the end are the generation prompt: DeepSeek V3.2 goes
+        on behind results with <think> alone.
         """
-        places = reversed(range(len(pieces)))
-        last = next((at for at in places if self._is_header(pieces, at)), len(pieces))
-        # A turn that has ended is none that is to be written.
+        positions = reversed(range(len(pieces)))
+        last = next((at for at in positions if self._is_header(pieces, at)), len(pieces))
+        # A turn that has ended is not the turn to be generated.
         is_open = self._end_of(pieces, last, len(pieces)) == len(pieces)
         if is_open and self._begins_own(pieces, last):
             return last
@@ -488,11 +496,11 @@ class PromptBuilder:
         return is_first and stands_at(pieces, at, (self._history.header_start,))
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
-        """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
+        """Return whether a turn of the model begins at piece `at`; False behind the last piece."""
         return stands_at(pieces, at, self._history.assistant_texts) and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
-        """Return the piece that ends the turn in [start, end); `end` where the next header does."""
+        """Return the piece that ends the turn in [start, end), or `end` if a header ends it."""
         return next((at for at in range(end - 1, start, -1) if self._is_end(pieces, at)), end)
 
     def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
@@ -500,7 +508,7 @@ class PromptBuilder:
 
 
 def _refuse_uncounted(text: str, context_bytes: int) -> None:
-    """Raise where a text is too long to be counted: a prompt of the context's size never is."""
+    """Raise if a text is too long to be counted; prompts of the context's size are counted."""
     size, most = len(text.encode("utf-8", "surrogatepass")), max(context_bytes, COUNTED_BYTES_MAX)
     if size > most:
         raise RequestError(
@@ -515,67 +523,71 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
 
 
 def words_of(message: dict[str, Any]) -> list[str]:
-    """Return the words of an assistant message of which a template shows one at least."""
+    """Return the words of an assistant message. A template shows at least one of them."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     words = (*(part["text"].strip() for part in parts_of(message)), *names)
     return [word for word in words if word]
 
 
 def shows_all(message: dict[str, Any], text: str) -> bool:
-    """Whether `text` shows all that an assistant's message says, in the order of writing.
+    """Return whether `text` shows all words of an assistant's message, in their order.
 
-    Its thinking comes first and may be missing. The search goes on behind it, since it may name
-    what is called.
+    Thinking comes first and may be missing. The search begins behind it, since thinking may name a
+    called function.
     """
     thinking = (message.get("reasoning_content") or "").strip()
-    place = text.find(thinking) + len(thinking) if thinking in text else 0
+    position = text.find(thinking) + len(thinking) if thinking in text else 0
     for word in words_of(message):
-        place = text.find(word, place)
-        if place < 0:
+        position = text.find(word, position)
+        if position < 0:
             return False
-        place += len(word)
+        position += len(word)
     return True
 
 
 def shows_other(message: dict[str, Any], other: dict[str, Any], text: str) -> bool:
-    """Whether `text` shows the `other` message, and not because `message` says the same."""
-    said = text_of(other).strip()
-    return bool(said) and said in text and json.dumps(said)[1:-1] not in json.dumps(message)
+    """Return whether `text` shows the `other` message, and `message` does not say the same."""
+    other_text = text_of(other).strip()
+    return (
+        bool(other_text)
+        and other_text in text
+        and json.dumps(other_text)[1:-1] not in json.dumps(message)
+    )
 
 
 def ends_in(ids: Tokens, ends: Set[int]) -> int:
-    """Return how many of a turn's tokens, behind the first, are `ends`."""
+    """Return how many of a turn's tokens, behind the first, are in `ends`."""
     return sum(token in ends for token in ids[1:].tolist())
 
 
 def end_of_own(
     pieces: list[TextPiece], message: dict[str, Any], ends: Set[int], ids: Tokens
 ) -> int | None:
-    """Return the piece that ends the turn of `message`, which begins with the first; None of none.
+    """Return the piece that ends the turn of `message`, which begins with the first piece; or None.
 
-    The first by which all is shown that it says, behind the ends that its own `ids` have: Apertus
-    puts results behind one end, and another behind them.
+    It is the first end that has all words of the message before it, and as many ends as the turn's
+    own `ids`: Apertus puts results behind one end, and another end behind the results.
     """
-    text, inner = pieces[0].text, ends_in(ids, ends)
+    text, inner_ends = pieces[0].text, ends_in(ids, ends)
     for at, piece in enumerate(pieces[1:], 1):
         if piece.is_added and piece.ids[0] in ends:
-            if inner <= 0 and shows_all(message, text):
+            if inner_ends <= 0 and shows_all(message, text):
                 return at
-            inner -= 1
+            inner_ends -= 1
         text += piece.text
     return None
 
 
 def stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
-    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
+    """Return whether one of the texts begins with piece `at`. No text is empty, and no piece."""
     length = max(map(len, texts), default=0)
     return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
-def paired(
+def paired_headers(
     headers: list[tuple[int, int]], messages: list[int]
 ) -> list[tuple[tuple[int, int], int]]:
-    """Return which headers each message has: all where it is alone, else one each, else none."""
+    """Return each message's headers: all for a single message, else one each, else none."""
     if len(messages) == 1:
         return [((headers[0][0], headers[-1][1]), messages[0])]
     return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

@@ -1,13 +1,13 @@
-"""Renders messages to text through the model's own chat template. Touches no MLX.
+"""Renders messages to text through the model's own chat template. Does not touch MLX.
 
-A conversation is first adapted to the template, so that no message of an agent's is refused. Each
-change looks only at a message and those before it, so a conversation that grows is changed alike at
-each request, and its prompt only appends. Messages are not modified.
+A conversation is first adapted to the template, so that no agent's message is refused. Each change
+depends only on a message and those before it. So a growing conversation is changed alike at each
+request, and its prompt only appends. The given messages are not modified.
 
-Tools, calls and results are text for models whose template has no place for them, in one of two
-forms beside the model's own where that is known. "manual" is JSON in <tool_call> tags, as Hermes
-and Qwen write it; "tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were trained.
-What is written here is what hearth.worker.stream reads of such models' answers.
+Tools, calls and results become text for models whose template cannot show them. Two forms exist
+beside the model's own form: "manual" is JSON in <tool_call> tags, as Hermes and Qwen write it;
+"tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were trained. hearth.worker.stream
+reads these forms in the answers.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.wire_messages import Prompt, ThinkingWish
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.formats.shared.python_text import python_text
-from hearth.worker.prompt.awaited_work import NobodyWaits
+from hearth.worker.prompt.awaited_work import ClientLeft
 from hearth.worker.prompt.chat_template import Template, parts_of, text_of, text_part
 from hearth.worker.prompt.template_capabilities import (
     OwnForm,
@@ -42,17 +42,17 @@ from hearth.worker.prompt.template_capabilities import (
 log = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
-# A message, and its place among those that were sent, or NONE.
-MessageRow = tuple[dict[str, Any], int]
+# A message, and its index among the sent messages, or NONE.
+NumberedMessage = tuple[dict[str, Any], int]
 
-NONE: Final = -1  # a message that was not sent, or not as one
+NONE: Final = -1  # index of a message that was added, joined or split
 _NO_SYSTEM: Final = {"role": "system", "content": ""}
 _NO_QUESTION: Final = {"role": "user", "content": ""}
 _NO_IMAGE: Final = text_part("[image omitted: this model reads text only]")
-# Stands where a template wants an answer before the next question, and none was given.
+# Fills in for a missing answer where a template demands one before the next question.
 _NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
 _NO_WISH: Final = ThinkingWish()
-# Arguments of the renderer itself: a client that could set them could bring its own template.
+# Arguments of the renderer itself. With them a client could bring its own template.
 NOT_TEMPLATE_VARIABLES: Final = frozenset(
     inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
 )
@@ -63,14 +63,14 @@ class Rendered:
     """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # those of `adapted`
+    runs: list[list[int]]  # runs of the model's own messages; see `adapted`
 
 
 class Renderer:
     """Renders messages for one model. The prompt threads share it.
 
-    `template_failures` counts prompts that the template refused: whatever a template raises is
-    taken for a fault of the request. `capabilities` are the template's.
+    `template_failures` counts prompts that the template refused: any exception of a template counts
+    as a fault of the request. `capabilities` are the template's.
     """
 
     def __init__(
@@ -80,26 +80,28 @@ class Renderer:
         preserve_thinking: bool,
         own_form: Callable[[ToolForm], OwnForm | None] = lambda form: None,
     ) -> None:
-        """`default_thinking` holds where a request says nothing, None = as the template has it.
+        """Probe the template of `tokenizer`.
 
-        `own_form` tells that of a model's calls, by the form in which prompts show tools.
+        `default_thinking` holds for requests that do not mention thinking; None leaves it to the
+        template. `own_form` gives the model's own form of calls, by the form in which prompts show
+        tools.
         """
         self._template = Template(tokenizer)
         self.has_template = self._template.exists  # without one, messages are a transcript
         known = template_capabilities(self._template)
         shows_all = known.shows_calls and known.tool_form == "native"
         own = None if shows_all else own_form(known.tool_form)
-        if own is None and known.tool_form != "native":  # calls are asked for in words of ours
+        if own is None and known.tool_form != "native":  # calls have Hearth's own form
             known = replace(known, shows_calls=False, shows_results=False)
         self.capabilities = replace(known, own=own)
-        # The text around tools that is not the template's, "" where that has all of it.
+        # The text around tools that Hearth writes, "" if the template writes all of it.
         self.markup = markup(known.tool_form, own)
-        # The tags that the template looks for in an answer that begins with its thinking.
+        # The tags by which the template finds thinking at the beginning of an answer.
         self.lifted_tags = self._template.think_tags if known.lifts_thinking else None
         self.thinking = thinking_switches(self._template)
         self._default_thinking = default_thinking
-        # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
-        # known too; to others it is one variable more.
+        # Templates with a variable `preserve_thinking` keep old thinking even in turns without
+        # recorded tokens. Other templates ignore it.
         self._preserve_thinking = preserve_thinking
         self.template_failures = 0
 
@@ -112,12 +114,12 @@ class Renderer:
         continues: bool = False,
         thinking: ThinkingWish = _NO_WISH,
     ) -> Rendered:
-        """Return the messages as text, with the generation prompt where `adds_header`.
+        """Return the messages as text, with the generation prompt if `adds_header`.
 
-        Where the answer `continues` the last message, the text ends with that one's content.
+        If the answer `continues` the last message, the text ends with that message's content.
 
         Raises:
-            RequestError: the template refuses them, or nobody waits for them any more.
+            RequestError: the template refuses the messages, or the client has left.
         """
         if not_variables := sorted(options.keys() & NOT_TEMPLATE_VARIABLES):
             raise RequestError(
@@ -132,9 +134,9 @@ class Renderer:
                 text = self._template.text_to_continue(messages, tools, variables)
             else:
                 text = self._template.text(messages, tools, variables, adds_header)
-        except NobodyWaits:
+        except ClientLeft:
             raise
-        except Exception as error:  # a template is a program; it raises whatever it likes
+        except Exception as error:  # a template is a program and may raise any exception
             self.template_failures += 1
             log.info("template refused count=%d %s", self.template_failures, type(error).__name__)
             raise RequestError(
@@ -146,10 +148,14 @@ class Renderer:
         """Return the template's variables for a request's options and its wish about thinking."""
         if wish.on is None:
             wish = replace(wish, on=self._default_thinking)
-        kept = {"preserve_thinking": self._preserve_thinking}
-        given = kept | self.thinking.variables(wish) | options
-        known = self.capabilities.variables
-        return {name: given[name] for name in given if known is None or name in known}
+        preserving = {"preserve_thinking": self._preserve_thinking}
+        variables = preserving | self.thinking.variables(wish) | options
+        known_names = self.capabilities.variables
+        return {
+            name: variables[name]
+            for name in variables
+            if known_names is None or name in known_names
+        }
 
 
 # ---------------------------------------------------------------- a conversation
@@ -158,30 +164,32 @@ class Renderer:
 def adapted(
     messages: Messages, tools: list[Any], template: TemplateCapabilities, adds_header: bool
 ) -> tuple[Messages, list[Any], list[list[int]]]:
-    """Return the messages and the tools as this template takes them, and the runs.
+    """Return the messages and tools in the form that this template takes, and the runs.
 
-    A run is of the model's own messages: each one's place among those sent, or NONE.
+    A run lists the sent indices, or NONE, of the model's messages in a row.
     """
-    rows = [(message, at) for at, message in enumerate(messages)]
+    numbered = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
-        rows, tools = _with_tool_prompt(rows, tools, template), []
+        numbered, tools = _with_tool_prompt(numbered, tools, template), []
     elif template.completes_tools:
-        tools = [_whole(tool, template.completes_tools) for tool in tools]
+        tools = [_completed_tool(tool, template.completes_tools) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
-        rows = [(_NO_SYSTEM, NONE), *rows]
+        numbered = [(_NO_SYSTEM, NONE), *numbered]
     if template.shows_ids or template.shortens_ids:
-        rows = list(_with_ids(rows, template))
+        numbered = list(_with_ids(numbered, template))
     if template.splits_calls:
-        rows = list(_one_call_each(rows))
-    fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
+        numbered = list(_one_call_each(numbered))
+    fitting = (
+        (_adapted_message(item[0], at, template), item[1]) for at, item in enumerate(numbered)
+    )
     ordered = _in_order(fitting, template, adds_header)
-    groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
-    runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
+    groups = itertools.groupby(ordered, lambda item: item[0]["role"] == "assistant")
+    runs = [[index for _, index in group] for is_own, group in groups if is_own]
     return [_with_parts(message, template) for message, _ in ordered], tools, runs
 
 
 def short_call_id(call_id: str) -> str:
-    """Return nine letters and digits that stand for `call_id`: those that the model wrote."""
+    """Return nine letters and digits for `call_id`: the model's own id if it has that form."""
     written = written_call_id(call_id)
     if len(written) == 9 and written.isascii() and written.isalnum():
         return written
@@ -192,76 +200,81 @@ def short_call_id(call_id: str) -> str:
 
 
 def _with_tool_prompt(
-    rows: list[MessageRow], tools: list[Any], template: TemplateCapabilities
-) -> list[MessageRow]:
-    """Return the messages with the tools at the end of the system message."""
+    numbered: list[NumberedMessage], tools: list[Any], template: TemplateCapabilities
+) -> list[NumberedMessage]:
+    """Return the messages with the tools appended to the system message."""
     if not tools:
-        return rows
+        return numbered
     prompt = tool_prompt(tools, template.tool_form, template.own)
-    if not rows or rows[0][0]["role"] != "system":
-        return [({"role": "system", "content": prompt}, NONE), *rows]
-    (first, place), *others = rows
-    said = text_of(first)
-    content = f"{said}\n\n{prompt}" if said else prompt
-    return [({**first, "content": content}, place), *others]
+    if not numbered or numbered[0][0]["role"] != "system":
+        return [({"role": "system", "content": prompt}, NONE), *numbered]
+    (first, index), *others = numbered
+    text = text_of(first)
+    content = f"{text}\n\n{prompt}" if text else prompt
+    return [({**first, "content": content}, index), *others]
 
 
-def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
-    """Return the tool with the fields that are `asked` for, and those of its properties."""
+def _completed_tool(tool: dict[str, Any], required: frozenset[str]) -> dict[str, Any]:
+    """Return the tool with the fields in `required`, also in its properties."""
     function = tool["function"]
     parameters = {**(function.get("parameters") or {})}
-    if ("schema" if parameters else "parameters") in asked:
-        parameters = parameters | {"type": "object", "properties": {}} | parameters  # in its order
-    if "properties" in asked and isinstance(parameters.get("properties"), dict):
+    if ("schema" if parameters else "parameters") in required:
+        parameters = parameters | {"type": "object", "properties": {}} | parameters  # keeps order
+    if "properties" in required and isinstance(parameters.get("properties"), dict):
         parameters["properties"] = {
-            name: _whole_property(schema) for name, schema in parameters["properties"].items()
+            name: _completed_property(schema) for name, schema in parameters["properties"].items()
         }
-    whole = {"description": function.get("description") or "", "parameters": parameters}
-    added = {name: whole[name] for name in whole if name in asked or function.get(name)}
+    complete = {"description": function.get("description") or "", "parameters": parameters}
+    added = {name: complete[name] for name in complete if name in required or function.get(name)}
     return {**tool, "function": function | added}
 
 
-def _whole_property(schema: Any) -> Any:
-    """Return a property's JSON schema with the fields that a template may ask for."""
+def _completed_property(schema: Any) -> Any:
+    """Return a property's JSON schema with the fields that a template may read."""
     if not isinstance(schema, dict):
         return schema
-    whole = {"description": "", **schema}
-    if whole.get("type") == "object":
-        whole["additionalProperties"] = _whole_property(whole.get("additionalProperties", {}))
-    return whole
+    complete = {"description": "", **schema}
+    if complete.get("type") == "object":
+        complete["additionalProperties"] = _completed_property(
+            complete.get("additionalProperties", {})
+        )
+    return complete
 
 
-def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
-    """Yield the messages with one call in each; what is said beside several stays with the first.
+def _one_call_each(numbered: list[NumberedMessage]) -> Iterator[NumberedMessage]:
+    """Yield the messages with one call in each; text beside several calls stays with the first.
 
-    Each call's results stand behind it, and those of other calls behind the last.
+    Each call's results follow it. Results of other calls follow the last call.
     """
-    waiting = [*reversed(rows)]
+    waiting = [*reversed(numbered)]
     while waiting:
-        message, place = waiting.pop()
+        message, index = waiting.pop()
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
-            yield message, place
+            yield message, index
             continue
-        said, results = message, defaultdict[Any, list[MessageRow]](list)
+        base, results = message, defaultdict[Any, list[NumberedMessage]](list)
         while waiting and waiting[-1][0]["role"] == "tool":
             results[waiting[-1][0].get("tool_call_id")].append(waiting.pop())
         for call in calls:
-            yield {**said, "tool_calls": [call]}, NONE
-            said = {"role": "assistant", "content": ""}
+            yield {**base, "tool_calls": [call]}, NONE
+            base = {"role": "assistant", "content": ""}
             yield from results.pop(call.get("id"), ())
         yield from itertools.chain(*results.values())
 
 
-def _with_ids(rows: list[MessageRow], template: TemplateCapabilities) -> Iterator[MessageRow]:
-    """Yield the messages with the call ids that the template takes, and its results with them.
+def _with_ids(
+    numbered: list[NumberedMessage], template: TemplateCapabilities
+) -> Iterator[NumberedMessage]:
+    """Yield the messages with call ids that the template takes, in calls and results.
 
-    What the model wrote stays. Else Mistral's demands nine letters and digits; Kimi's wants a name
-    and its number in the conversation, or where it numbers calls itself, in the message.
+    The model's own ids stay. Otherwise Mistral's template demands nine letters and digits. Kimi's
+    template demands the function's name and the call's number in the conversation, or in the
+    message if the template numbers calls itself.
     """
     numbers = itertools.count()
     ids: dict[str, str] = {}  # of the calls so far
-    for message, place in rows:
+    for message, index in numbered:
         calls = []
         numbers = itertools.count() if template.numbers_by_message else numbers
         for call in message.get("tool_calls") or ():
@@ -271,14 +284,14 @@ def _with_ids(rows: list[MessageRow], template: TemplateCapabilities) -> Iterato
         given = message.get("tool_call_id") or ""
         new_id = ids.get(given, given and _shown_id(given, template))
         changed = {"tool_calls": calls} if calls else {"tool_call_id": new_id} if new_id else {}
-        yield {**message, **changed}, place
+        yield {**message, **changed}, index
 
 
-def _shown_id(given: str, template: TemplateCapabilities, name: str = "", number: int = 0) -> str:
-    """Return the id that is shown of a call of `name`, or of a result whose call is not known."""
+def _shown_id(call_id: str, template: TemplateCapabilities, name: str = "", number: int = 0) -> str:
+    """Return the id shown for a call of `name`, or for a result whose call is unknown."""
     if template.names_by_id and name:
-        return numbered_call_id(given, name, number)
-    return short_call_id(given) if template.shortens_ids else written_call_id(given)
+        return numbered_call_id(call_id, name, number)
+    return short_call_id(call_id) if template.shortens_ids else written_call_id(call_id)
 
 
 # ---------------------------------------------------------------- one message
@@ -289,8 +302,8 @@ def _adapted_message(
 ) -> dict[str, Any]:
     """Return message `at` as this template takes it.
 
-    A system message behind the first stays where it is, as a user's where the template knows
-    no other: moved to the front, it would change the prompt from its first token on.
+    A later system message stays in its place, as a user's message if the template allows none
+    there. Moved to the front, it would change the prompt from the first token on.
     """
     role = message["role"]
     if role == "system" and not (template.places_system if at else template.opens_with_system):
@@ -304,7 +317,7 @@ def _adapted_message(
 
 
 def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    """Return a tool's result as a message of the user's."""
+    """Return a tool's result as a user's message."""
     return {
         "role": "user",
         "content": result_text(text_of(result), template.tool_form, template.own),
@@ -314,15 +327,15 @@ def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> d
 def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a message with calls as this template takes it.
 
-    Harmony's refuses words and thinking beside one call, and writes either as thinking.
+    Harmony's template refuses words and thinking beside one call, and writes either as thinking.
     """
     calls, content = message["tool_calls"], text_of(message)
     if not template.shows_calls:
         functions = [_with_object(call)["function"] for call in calls]
-        usual = [call_text(each, template.tool_form) for each in functions]
+        usual = [call_text(function, template.tool_form) for function in functions]
         texts = [template.own.calls(functions)] if template.own else usual
-        said = {name: value for name, value in message.items() if name != "tool_calls"}
-        return {**said, "content": "\n".join([content, *texts] if content else texts)}
+        message_fields = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**message_fields, "content": "\n".join([content, *texts] if content else texts)}
     # A broken call of long ago must not end the conversation.
     fitted = _with_object if template.takes_objects else _with_text
     calls = [fitted(call, template.takes_text) for call in calls]
@@ -336,57 +349,60 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
 def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, Any]:
     """Return the call with arguments that are an object.
 
-    Text that is none becomes its `input`, or stays. An object with digits that would be lost came
-    as text, and keeps them. One with half a character cannot be read: its text spells that out.
+    Other text becomes its `input`, or stays if `keeps_text`. Numbers keep the digits of the text.
+    Text with an escaped half of a surrogate pair cannot be parsed and stays text.
     """
     function = call["function"]
-    given = function["arguments"]
-    if isinstance(given, str) and "\\ud" not in given.lower():
-        given = object_or_text(given, written_numbers.loads)
-    if isinstance(given, str) and not keeps_text:
-        given = {"input": given}
-    return {**call, "function": {**function, "arguments": given}}
+    arguments = function["arguments"]
+    if isinstance(arguments, str) and "\\ud" not in arguments.lower():
+        arguments = object_or_text(arguments, written_numbers.loads)
+    if isinstance(arguments, str) and not keeps_text:
+        arguments = {"input": arguments}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _with_text(call: dict[str, Any], keeps_text: bool) -> dict[str, Any]:
-    """Return the call with arguments that are a text, that of an object unless it `keeps_text`."""
-    given = call["function"]["arguments"]
-    if isinstance(given, str) and (keeps_text or isinstance(object_or_text(given), dict)):
+    """Return the call with arguments as JSON text; other text stays only if `keeps_text`."""
+    arguments_text = call["function"]["arguments"]
+    if isinstance(arguments_text, str) and (
+        keeps_text or isinstance(object_or_text(arguments_text), dict)
+    ):
         return call
     function = _with_object(call)["function"]
     arguments = written_numbers.dumps(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-# ---------------------------------------------------------------- one behind the other
+# ---------------------------------------------------------------- the order of messages
 
 
 def _in_order(
-    rows: Iterable[MessageRow], template: TemplateCapabilities, adds_header: bool
-) -> list[MessageRow]:
-    """Return the messages, none behind one that it may not follow in this template.
+    numbered: Iterable[NumberedMessage], template: TemplateCapabilities, adds_header: bool
+) -> list[NumberedMessage]:
+    """Return the messages in an order that this template takes.
 
-    Neighbours of one role become one message; else an empty one comes between.
+    A message that may not follow its neighbour is joined with it if both have one role. Otherwise
+    an empty message comes between.
     """
     refused = template.refused
-    groups: list[list[MessageRow]] = []
+    groups: list[list[NumberedMessage]] = []
     before = "start"
-    for message, place in rows:
+    for message, index in numbered:
         kind = _kind(message)
         if before == "start" and (before, kind) in refused:
             groups.append([(_NO_QUESTION, NONE)])
             before = "user"
-        if kind == "tool" and (before, kind) in refused:  # of no call that is known
+        if kind == "tool" and (before, kind) in refused:  # its call is unknown
             message, kind = _result_as_user(message, template), "user"
         assert groups or before == "start", (before, kind)
         if (before, kind) not in refused:
-            groups.append([(message, place)])
+            groups.append([(message, index)])
         elif groups[-1][0][0]["role"] == message["role"]:
-            groups[-1].append((message, place))
+            groups[-1].append((message, index))
         else:
             groups.append([(_NO_ANSWER if kind == "user" else _NO_QUESTION, NONE)])
-            groups.append([(message, place)])
-        if kind != "system" or len(groups) > 1:  # what is behind the system message begins
+            groups.append([(message, index)])
+        if kind != "system" or len(groups) > 1:  # the message behind the system message begins
             before = kind
     if before == "start" and adds_header and ("start", "end") in refused:
         groups.append([(_NO_QUESTION, NONE)])
@@ -397,7 +413,7 @@ def _in_order(
 
 
 def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    """Return the message with parts for content where the template takes them, else one text."""
+    """Return the message with content as parts if the template takes them, else as one text."""
     if _kind(message) not in template.part_kinds:
         return {**message, "content": text_of(message)}
     thinking = message.get("reasoning_content")
@@ -418,15 +434,17 @@ def _kind(message: dict[str, Any]) -> str:
 
 
 def _joined(group: Messages) -> dict[str, Any]:
-    """Return messages of one role as one, a blank line between what each says."""
-    whole = {**group[0]}
+    """Return messages of one role as one, with a blank line between their texts."""
+    joined_message = {**group[0]}
     for name, texts in (
         ("content", [text_of(message) for message in group]),
         ("reasoning_content", [message.get("reasoning_content") or "" for message in group]),
     ):
-        whole[name] = "\n\n".join(filter(None, texts))
-    whole["tool_calls"] = [call for message in group for call in message.get("tool_calls") or ()]
-    return whole
+        joined_message[name] = "\n\n".join(filter(None, texts))
+    joined_message["tool_calls"] = [
+        call for message in group for call in message.get("tool_calls") or ()
+    ]
+    return joined_message
 
 
 # ---------------------------------------------------------------- deferred tools
@@ -437,11 +455,12 @@ def with_loaded_tools(
 ) -> list[dict[str, Any]]:
     """Return the messages with each referenced tool's definition behind its reference.
 
-    A client that loads a tool in mid-conversation lists it from then on. Rendered at the head, it
-    would change the prompt before the first message; where its reference stands, it is appended.
+    A client lists a tool from the moment on that it loads it. At the head of the prompt it would
+    change everything behind it; at its reference it is appended.
 
-    `loaded` names the tools that the session loaded. Those still listed whose reference is gone,
-    as after a compaction, stand behind the first user message. Messages are not modified.
+    `loaded` names the tools that the session loaded. If such a tool is still listed but its
+    reference is gone, as after a compaction, it stands behind the first user message. Messages are
+    not modified.
     """
     if not deferred:
         return messages
@@ -480,10 +499,10 @@ def _with_tools(
 def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
     """Return the messages of `prompt` for a model that reads text only.
 
-    An image in a tool's result becomes a notice: no client can take a result back.
+    An image in a tool's result becomes a notice, since no client can take a result back.
 
     Raises:
-        RequestError: another message shows one.
+        RequestError: another message shows an image.
     """
     shown_messages = []
     for message in prompt.messages:
@@ -491,10 +510,10 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
         if isinstance(content, list):
             shown = [part["image"] for part in content if part["type"] == "image"]
             if shown and message["role"] != "tool":
-                place = prompt.places.get(shown[0], "messages")
+                image_place = prompt.places.get(shown[0], "messages")
                 remedy = "" if has_vision() else f"{VISION_REMEDY} and "
                 raise RequestError(
-                    f"{place} is an image, and {model} reads text only. Remove the image, or "
+                    f"{image_place} is an image, and {model} reads text only. Remove the image, or "
                     f"{remedy}serve a vision model (MODEL_PATH).",
                     code="unsupported_content",
                     param="messages",
@@ -543,7 +562,7 @@ _RESULTS: Final[dict[ToolForm, tuple[str, str]]] = {
 
 
 def markup(form: ToolForm, own: OwnForm | None) -> str:
-    """Return all that is written in these forms around names, arguments and results."""
+    """Return all text that these forms write around names, arguments and results."""
     texts = [] if form == "native" else [tool_prompt((), form, own), *_RESULTS[form]]
     return "\n".join(texts if own is None else [*texts, own.calls([_EXAMPLE]), *(own.result or ())])
 
@@ -565,9 +584,9 @@ def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None
 
 
 def call_text(function: dict[str, Any], form: ToolForm) -> str:
-    """Return a call as the model is asked to write it; `function` has its name and arguments.
+    """Return a call as the model is told to write it; `function` has its name and arguments.
 
-    In JSON also where the template shows tools, but no calls.
+    Templates that show tools but no calls also get JSON.
     """
     name, arguments = function["name"], function["arguments"]
     if form == "tool_code":
@@ -577,7 +596,7 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
 
 
 def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str:
-    """Return the result of a call in the form that the tool prompt announces."""
+    """Return a call's result in the form that the tool prompt announces."""
     usual = _RESULTS["tool_code" if form == "tool_code" else "manual"]
     start, end = own.result if own and own.result else usual
     return f"{start}{content}{end}"

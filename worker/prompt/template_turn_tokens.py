@@ -1,6 +1,6 @@
 """Finds the tokens with which a chat template marks turns, by rendering probes.
 
-Runs once, when a model is loaded. Touches no MLX.
+Runs once, when a model is loaded. Does not touch MLX.
 """
 
 import itertools
@@ -16,39 +16,39 @@ from hearth.worker.prompt.prefill_cuts import TurnMarks
 class HistoryMarks:
     """The tokens and texts with which the model's own turns begin and end. Immutable.
 
-    A message's header begins with a token of `header_ids`, and with the text `header_start`: Kimi
-    K3 begins what a message consists of with the same token.
+    A message's header begins with a token of `header_ids` and with the text `header_start`. Kimi K3
+    begins the parts of a message with the same token.
     """
 
     header_ids: frozenset[int]
     header_start: str
-    assistant_texts: tuple[str, ...]  # what the model's own turns begin with
-    ends: frozenset[int]  # what ends them, where anything does
-    closing: frozenset[int]  # of `header_ids`, those that also end what others say
-    moves_words: bool  # what is said beside a call stands behind its result
+    assistant_texts: tuple[str, ...]  # beginnings of the model's own turns
+    ends: frozenset[int]  # tokens that end the model's own turns
+    closing: frozenset[int]  # tokens of `header_ids` that also end others' messages
+    moves_words: bool  # whether words beside a call stand behind its result
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
-    """Return the marks of the tokenizer's template; `end_ids` end what is generated."""
+    """Return the marks of the tokenizer's template; `end_ids` end generated turns."""
     texts = tuple(filter(None, map(tokenizer.decode, map(list, marks.assistant_headers))))
     between = _after_answer(tokenizer)
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
-    start = "".join(headers[:1])[: _shared(headers)]
+    start = "".join(headers[:1])[: _shared_length(headers)]
     closed, opened = (_after_question(tokenizer, True, adds) for adds in (False, True))
-    headers_too = {*_result_end(tokenizer)[-1:]}
+    closing_headers = {*_result_end(tokenizer)[-1:]}
     if closed == opened:
-        headers_too.update(header[0] for header in marks.assistant_headers)
-    is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
+        closing_headers.update(header[0] for header in marks.assistant_headers)
+    is_ended = not marks.header_ids.issuperset(closing)  # another token ends the model's turns
     text = _called(tokenizer, [], said=_THIRD)
     return HistoryMarks(
         header_ids=marks.header_ids,
         header_start=start,
         assistant_texts=texts,
         ends=ends,
-        closing=frozenset(headers_too if is_ended else ()),
+        closing=frozenset(closing_headers if is_ended else ()),
         moves_words=text.find(_SECOND) < text.find(_THIRD),
     )
 
@@ -64,11 +64,11 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     for role in ("system", "user", "assistant", "tool"):
         between = [token for token in _between(tokenizer, role) if token in special]
         if not header_ids.intersection(between):
-            # A message begins with the first that ends nothing; where all do, as GLM's role tokens,
-            # with the first of them.
-            others = [token for token in between if token not in ends]
-            last = [token for token in between if token in ends]
-            header_ids.update((_marks(tokenizer, others) or last or others)[:1])
+            # A message begins with the first token that ends no turn. If all tokens end turns, as
+            # GLM's role tokens do, it begins with the first of them.
+            not_ends = [token for token in between if token not in ends]
+            turn_ends = [token for token in between if token in ends]
+            header_ids.update((_marks(tokenizer, not_ends) or turn_ends or not_ends)[:1])
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
     other_headers = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
@@ -84,9 +84,9 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
 
 
 def _result_end(tokenizer: Any) -> Sequence[int]:
-    """Return what ends a result where an answer follows that at once, as Mistral's; else nothing.
+    """Return the tokens that end a result if an answer follows at once, as Mistral's; else none.
 
-    Its last token is then the header of the answer.
+    Their last token is the answer's header.
     """
     closed, opened = (_behind_result(tokenizer, adds_header=adds) for adds in (False, True))
     is_header = closed == opened == _behind_result(tokenizer, "assistant")
@@ -94,7 +94,7 @@ def _result_end(tokenizer: Any) -> Sequence[int]:
 
 
 def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Return those that are no tags of a message's content, as <tool_response> and </response>.
+    """Return the tokens that are no tags inside a message, such as <tool_response> and </response>.
 
     Such tags are added tokens, but not special.
     """
@@ -105,36 +105,36 @@ def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 def _assistant_headers(
     prompts: list[tuple[int, ...]], written: list[tuple[int, ...]], others: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return what the model's own turns begin with, however they go on.
+    """Return the beginnings of the model's own turns, however the turns go on.
 
-    Generation prompts with and without thinking, and headers of turns in the history, share their
-    first tokens: that one header stands for all, unless other messages begin so too.
+    Generation prompts with and without thinking, and headers in the history, share their first
+    tokens. These shared tokens stand for all of them, unless other messages begin the same way.
     """
     known = [header for header in (*prompts, *written) if header]
-    shared = known[0][: _shared(known)] if known else ()
-    is_ours = shared and not any(other[: len(shared)] == shared for other in others)
-    return (shared,) if is_ours else tuple(prompts)
+    shared = known[0][: _shared_length(known)] if known else ()
+    is_distinct = shared and not any(other[: len(shared)] == shared for other in others)
+    return (shared,) if is_distinct else tuple(prompts)
 
 
-def _shared(rows: Sequence[Sequence[Any]]) -> int:
-    """Return with how many equal items all the rows begin."""
+def _shared_length(rows: Sequence[Sequence[Any]]) -> int:
+    """Return the number of items with which all rows begin alike."""
     columns = zip(*rows, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _other_headers(tokenizer: Any, header_ids: Set[int]) -> list[tuple[int, ...]]:
-    """Return what other messages than the model's begin with."""
+    """Return the headers of messages that are not the model's."""
     return [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
 
 
 def _header(
     tokenizer: Any, role: str, header_ids: Set[int], is_old: bool = False
 ) -> tuple[int, ...]:
-    """Return what the template writes in front of a `role` message's content.
+    """Return the tokens that the template writes in front of a `role` message's content.
 
-    `is_old`: of one that a user's message follows, whose thinking templates leave out.
+    `is_old`: a user's message follows, so that templates leave out the thinking.
     """
-    # Others behind an answer: some templates end a question with the answer's header.
+    # Other roles are probed behind an answer: some templates end a question with its header.
     is_own = role == "assistant"
     between = list(_between(tokenizer, role, is_old) if is_own else _after_answer(tokenizer, role))
     starts = [at for at, token in enumerate(between) if token in header_ids]
@@ -147,24 +147,24 @@ def end_of_turn_ids(
     ends: Sequence[str] = (),
     part_ends: Sequence[str] = (),
 ) -> frozenset[int]:
-    """Return every token that ends a turn: of the model, its generation config, its template.
+    """Return every token that ends a turn: by the model, its generation config, or its template.
 
-    And of the model's format: `ends` end an answer, `part_ends` a part of one only.
+    Also those of the model's format: `ends` end an answer, `part_ends` only a part of an answer.
     """
     configured = generation_config.get("eos_token_id")
     configured = configured if isinstance(configured, list) else [configured]
     known = tokenizer.get_vocab()
     ids = [*tokenizer.eos_token_ids, *configured, *map(known.get, ends)]
-    ids += _template_ends(tokenizer, {known.get(each) for each in part_ends})
+    ids += _template_ends(tokenizer, {known.get(text) for text in part_ends})
     return frozenset(token for token in ids if isinstance(token, int))
 
 
 def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> list[int]:
-    """Return the token that the template puts behind the answer that ends a conversation.
+    """Return the token that the template puts behind the last answer of a conversation.
 
-    Not what it puts between two messages: harmony ends a message of a turn, its reasoning for
-    one, with <|end|>, and only the whole turn with <|return|>. And none of `part_ends`, which it
-    puts in front of that one.
+    A token between two messages does not count: harmony ends a message of a turn, such as its
+    reasoning, with <|end|>, and only the whole turn with <|return|>. Neither do `part_ends`, which
+    may stand before that token.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
     special = _control_ids(tokenizer) - part_ends
@@ -174,9 +174,9 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
 
 
 def _control_ids(tokenizer: Any) -> set[int]:
-    """Return the tokens that no merge makes: what a template's marks are.
+    """Return the tokens that no merge makes; a template's marks are among them.
 
-    `all_special_ids` alone has only those with a name of their own, such as eos_token.
+    `all_special_ids` has only tokens with a name of their own, such as eos_token.
     """
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
@@ -186,16 +186,16 @@ _FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template wr
 
 
 def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
-    """Return what the template puts in front of an answer, if it puts anything there."""
+    """Return the tokens that the template puts in front of an answer, if any."""
     closed = _after_question(tokenizer, thinking, False)
     opened = _after_question(tokenizer, thinking, True)
-    if opened == closed:  # as Mistral's: the question's own end is what an answer follows
+    if opened == closed:  # as Mistral's: an answer directly follows the question's end
         special = _control_ids(tokenizer)
         has_prompt = list(_between(tokenizer, "user")[: len(opened)]) != opened
         between = opened if has_prompt else _between(tokenizer, "assistant")
         starts = [at for at, token in enumerate(between) if token in special]
         return [tuple(between[starts[0] :])] if starts else []
-    common = _shared((closed, opened))
+    common = _shared_length((closed, opened))
     return [tuple(opened[common:])] if common < len(opened) else []
 
 
@@ -203,14 +203,14 @@ def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool)
     question, adds = [{"role": "user", "content": _FIRST}], add_generation_prompt
     known = {"enable_thinking": thinking}
     both = _probed(tokenizer, question, adds, **known, thinking=thinking)
-    # A template that is a function takes only the name that it knows.
+    # A template that is a function takes only variables that it knows.
     return _ids_between(tokenizer, both or _probed(tokenizer, question, adds, **known), _FIRST)
 
 
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     """Return the tokens between the contents of a user's message and of a `role` message.
 
-    A mark that stands on both sides of a content, as FunctionGemma's <escape>, is none between.
+    A mark on both sides of a content, such as FunctionGemma's <escape>, does not count.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
     messages += [{"role": "user", "content": _THIRD}] if is_old else []
@@ -229,14 +229,14 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
 
 
 def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
-    """Return the tokens between a call's result and a `role` message's content; "": the end."""
+    """Return the tokens between a call's result and a `role` message's content; "" = to the end."""
     behind = [{"role": role, "content": _THIRD}] if role else []
     text = _called(tokenizer, behind, adds_header=adds_header)
     return _ids_between(tokenizer, text, _SECOND, _THIRD if role else "")
 
 
 def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[int]:
-    """Return the tokens between two words, or behind one; none where the text lacks them."""
+    """Return the tokens between two words, or behind one word; none if the text lacks a word."""
     _, found, rest = text.partition(start)
     inner, is_whole, _ = rest.partition(end) if end else (rest, found, "")
     return list(tokenizer.encode(inner, add_special_tokens=False)) if is_whole else []
@@ -245,7 +245,10 @@ def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[i
 def _called(
     tokenizer: Any, behind: list[dict[str, Any]], said: str = "", adds_header: bool = False
 ) -> str:
-    """Return a call with `said` beside it, its result and what is `behind`; "" of none shown."""
+    """Return the text of a call with `said` beside it, its result, and the messages `behind`.
+
+    The text is "" if the template does not show the result.
+    """
     shapes: tuple[Any, ...] = ({}, "{}")
     for arguments in shapes:
         function = {"name": _FIRST, "arguments": arguments}
@@ -265,7 +268,7 @@ def _called(
 def _probed(
     tokenizer: Any, messages: list[dict[str, Any]], adds_header: bool = False, **variables: Any
 ) -> str:
-    """Return the rendered probe; "" where there is no template, or it does not allow this."""
+    """Return the rendered probe, or "" without a template or if the template refuses the probe."""
     template = Template(tokenizer)
     probed = template.probed(messages, adds_header=adds_header, **variables)
     return probed if template.exists else ""

@@ -9,8 +9,8 @@ from hearth.shared.wire_messages import Usage
 from hearth.worker.draft.answer_drafter import DraftCounts
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.session_context import RequestEnding
 from hearth.worker.sessions.session_manager import UNEXPLAINED, SessionManager
-from hearth.worker.sessions.session_visit import RequestEnding
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class TurnRecorder:
         ending = RequestEnding(
             request_id=request.request_id,
             text=request.output.text,
-            said=TurnContent(parts.reasoning, parts.content, calls),
+            answer=TurnContent(parts.reasoning, parts.content, calls),
             call_ids=tuple(request.deltas.call_ids),
             signature=request.deltas.signature,
             sampled=request.sampled,

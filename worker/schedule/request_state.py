@@ -21,7 +21,7 @@ from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.kv_transfer import LiveSlot
 from hearth.worker.schedule.client_lease import ClientLease as ClientLease
 from hearth.worker.schedule.wait_estimate import Work
-from hearth.worker.sessions.session_visit import SessionContext
+from hearth.worker.sessions.session_context import SessionContext
 from hearth.worker.stream.answer_parts import AnswerPart
 from hearth.worker.stream.output_processor import OutputPiece, OutputProcessor
 

@@ -1,6 +1,6 @@
-"""Writes the cache trace: one JSON line a request, in a file for each day and session.
+"""Writes the cache trace: one JSON line a request, in one file for each day and session.
 
-This module names, opens, bounds and removes files; the session manager decides what a line says.
+This module names, opens, bounds and removes files. The session manager decides what a line holds.
 """
 
 import json
@@ -18,55 +18,56 @@ from typing import Any, Final
 
 from hearth.shared.private_files import make_private
 
-FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # then it is rotated, once
-FILES_MAX: Final = 1_000  # of one day, `_OTHER` included, rotated ones not
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # a larger file is rotated; one rotated file is kept
+FILES_MAX: Final = 1_000  # files of one day, with `_OTHER_FILE`, without rotated files
 DAYS_MAX: Final = 14
-ROWS_WAITING_MAX: Final = 10_000  # on a disk that hangs, more are dropped
+RECORDS_WAITING_MAX: Final = 10_000  # while the disk hangs, later records are dropped
 CLOSE_WAIT_S_MAX: Final = 5.0
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
-_OURS: Final = re.compile(r"cache-session-[A-Za-z0-9._-]{1,64}\.log(\.1)?")
-_OTHER: Final = "cache-session-other.log"  # for sessions beyond FILES_MAX
+_TRACE_FILE: Final = re.compile(r"cache-session-[A-Za-z0-9._-]{1,64}\.log(\.1)?")
+_OTHER_FILE: Final = "cache-session-other.log"  # for sessions beyond FILES_MAX
 
-TraceRow = dict[str, Any]
+TraceRecord = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
 
 class TraceLog:
-    """Appends rows to `<root>/<day>/cache-session-<name>.log`, directories 0700, files 0600.
+    """Appends records to `<root>/<day>/cache-session-<name>.log`, directories 0700, files 0600.
 
-    Any thread writes rows; a daemon thread of its own does all disk work and owns the files. A disk
-    that fails costs rows, which `lost` counts, and one warning. Several workers may share `root`.
-    Invariant: a line is one write in append mode, and no file is longer than FILE_BYTES_MAX.
+    Any thread may write records. A daemon thread of its own does all disk work and owns the files.
+    A failing disk costs records, counted by `lost`, and one warning. Several workers may share
+    `root`.
+    Invariant: a record is one write in append mode, and no file is longer than FILE_BYTES_MAX.
     """
 
     def __init__(self, root: Path, is_on: bool, today: Callable[[], date] = date.today) -> None:
-        self.lost = 0  # rows that were not written
+        self.lost = 0  # records that were not written
         self._is_on = is_on
         self._root = root
         self._today = today
         self._day = ""
         # Kept for nobody: names of the traces' files
-        self._names: set[str] = set()  # of this day's files that are known to be there
+        self._names: set[str] = set()  # today's files that exist
         self._has_warned = False
-        self._queue: SimpleQueue[tuple[str, TraceRow] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, TraceRecord] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="trace-log", daemon=True)
         if is_on:
             self._writer.start()
 
-    def write(self, session: str, row: TraceRow) -> None:
-        """Have `row` written; it must not be changed from now on. Any thread; never blocks."""
+    def write(self, session: str, record: TraceRecord) -> None:
+        """Queue `record`, which must not be changed afterwards. Any thread; never blocks."""
         if not self._is_on:
             return
-        if self._queue.qsize() >= ROWS_WAITING_MAX:
+        if self._queue.qsize() >= RECORDS_WAITING_MAX:
             self._count("its writer is behind")
         else:
-            self._queue.put((session, row))
+            self._queue.put((session, record))
 
     def close(self) -> None:
-        """Write what waits, within CLOSE_WAIT_S_MAX; later rows are ignored. Any thread, once."""
+        """Write the queued records, within CLOSE_WAIT_S_MAX; ignore later ones. Any thread."""
         if self._is_on:
             self._is_on = False
             self._queue.put(None)
@@ -81,10 +82,10 @@ class TraceLog:
     # ------------------------------------------------------------ the log's thread
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            session, row = item
-            # Escapes keep it one line of ASCII whatever a client named itself.
-            line = json.dumps(row, default=str, separators=(",", ":")).encode() + b"\n"
+        while (entry := self._queue.get()) is not None:
+            session, record = entry
+            # JSON escapes keep the record on one ASCII line, whatever the client's name holds.
+            line = json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"
             try:
                 self._append(self._today().isoformat(), session, line)
             except OSError as error:
@@ -94,7 +95,7 @@ class TraceLog:
         """Write `line` at the end of the session's file of `day`.
 
         Raises:
-            OSError: the disk does not let it, or the line is over FILE_BYTES_MAX.
+            OSError: the disk refuses the write, or the line is over FILE_BYTES_MAX.
         """
         if len(line) > FILE_BYTES_MAX:
             raise OSError(f"it is {len(line):,} bytes; the limit is {FILE_BYTES_MAX:,}")
@@ -105,7 +106,7 @@ class TraceLog:
             self._day, self._names = day, set()
             try:
                 _remove_old_days(self._root, day)
-            except OSError as error:  # the next day tries again
+            except OSError as error:  # tried again the next day
                 log.warning("cache trace: old days stay: %s", error)
         path = directory / self._name_in(directory, session)
         with suppress(FileNotFoundError):
@@ -118,12 +119,12 @@ class TraceLog:
         name = f"cache-session-{name_of_session(session)}.log"
         if name in self._names or (directory / name).exists():
             return name
-        count = sum(each.endswith(".log") for each in os.listdir(directory))
-        return name if count < FILES_MAX - 1 else _OTHER
+        count = sum(name.endswith(".log") for name in os.listdir(directory))
+        return name if count < FILES_MAX - 1 else _OTHER_FILE
 
 
 def name_of_session(session: str) -> str:
-    """Return the session's id where it is plain, a digest of it where it is not."""
+    """Return the session's id if it is a plain file name, else a digest of the id."""
     if not session:
         return "anonymous"
     if _PLAIN.fullmatch(session):
@@ -132,7 +133,7 @@ def name_of_session(session: str) -> str:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Write `line` at the end of `path`, which is made for its owner alone and never a link.
+    """Write `line` at the end of `path`. A new file is private to its owner; links are refused.
 
     A fifo without a reader is an error, not a wait.
     """
@@ -147,10 +148,10 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _remove_old_days(root: Path, day: str) -> None:
-    """Remove the files of all but the newest DAYS_MAX days up to `day`; nothing that is not ours.
+    """Remove the trace files of all days up to `day` but the newest DAYS_MAX; leave other files.
 
     Raises:
-        OSError: the disk does not let it.
+        OSError: the disk refuses it.
     """
     days = [
         path
@@ -162,7 +163,7 @@ def _remove_old_days(root: Path, day: str) -> None:
     ]
     for directory in sorted(days)[:-DAYS_MAX]:
         for path in directory.iterdir():
-            if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                path.unlink(missing_ok=True)  # another worker may do the same
-        with suppress(OSError):  # something else is in it: it stays
+            if _TRACE_FILE.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink(missing_ok=True)  # another worker may remove the same file
+        with suppress(OSError):  # a directory with other files stays
             directory.rmdir()

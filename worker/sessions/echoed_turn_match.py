@@ -1,12 +1,12 @@
 """Decides whether an assistant turn that a client sends back still says what the model said.
 
-Clients re-serialise, trim and strip. Each habit that leaves the meaning alone is a rule of RULES,
-with its evidence; a difference that no rule explains is a change by the client or its user, and
-then the client's version is what the model must be shown. A rule takes as equal only what is equal
-to the tool that reads it; where a person could make the same change and mean it, the rule holds for
-the client alone that makes it of itself. Rules have a direction: what the record has and the echo
-lost, never the reverse. What parsing takes away (white space between JSON tokens, key order,
-unicode escapes) and what is not in a `TurnContent` (call ids, signatures) needs none.
+Clients re-serialise, trim and strip. Each harmless habit is a rule of RULES, with its evidence. A
+difference that no rule explains is a change by the client or its user; then the model is shown the
+client's version. A rule treats two values as equal only if the tool that reads them treats them so.
+Where a person could make the same change and mean it, the rule holds only for the client that makes
+it by itself. Rules have a direction: the record has what the echo lost, never the reverse.
+Differences that parsing removes (white space between JSON tokens, key order, unicode escapes) need
+no rule, and neither do call ids and signatures, which a `TurnContent` does not hold.
 """
 
 import json
@@ -27,8 +27,8 @@ CD_STRIPPED: Final = "cd-stripped"
 REPLACE_ALL_ADDED: Final = "replace-all-added"
 UNEXPLAINED: Final = "unexplained"
 
-# Rule -> what it allows, and who does it. Requests of a trace count from 0; "facts" is the
-# project's study of what agent clients send, section 3.
+# Rule -> what it allows, and which clients do it. Requests of a trace count from 0. "facts" is
+# section 3 of the project's study of agent clients.
 RULES: Final[Mapping[str, str]] = {
     CONTENT_TRIMMED: "content lost all blank lines before it or all white space behind it, or was "
     "nothing else: Claude Code and PI drop a blank text (facts); an indent is never lost",
@@ -47,9 +47,9 @@ RULES: Final[Mapping[str, str]] = {
 }
 
 CLAUDE_CODE: Final = "claude-code"  # a `Speaker.client`
-HEAD_MESSAGES_MAX: Final = 6  # Claude Code's sub-agents are told their directory in the fifth
+HEAD_MESSAGES_MAX: Final = 6  # Claude Code's sub-agents get their directory in the fifth message
 _HEAD_CHARS_MAX: Final = 65_536
-_BLANK: Final = (  # what JavaScript's trim() takes
+_BLANK: Final = (  # white space that JavaScript's trim() removes
     "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
@@ -57,52 +57,54 @@ _EXPONENT_FROM: Final = 1e21  # JavaScript prints whole numbers below it digit b
 _DECIMAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,20})(\.[0-9]{1,20})?")
 _BOOLEANS: Final = {"true": True, "false": False}
 
-# The list that Claude Code tells its environment in: where it runs, then whether that is a
-# repository. Labels are in the words of the client's version.
+# Claude Code's list of its environment: its directory, then whether that is a git repository. The
+# labels' words differ between versions of the client.
 _ENVIRONMENT: Final = re.compile(
     r":[ ]?\n - [^\n:]{1,60}: (/[^\n]{0,1000}|[A-Za-z]:[\\/][^\n]{0,1000})"
     r"\n - Is a git [^\n:]{1,40}: (?:true|false)\n"
 )
-_HEADING: Final = re.compile(r"\s*# [^\n]{1,80}\n[^\n]{0,200}")  # all that stands before it
+_HEADING: Final = re.compile(r"\s*# [^\n]{1,80}\n[^\n]{0,200}")  # the text before that list
 _REMINDER: Final = re.compile(r"(?s)\s*<system-reminder>(.*?)</system-reminder>")
 _BASH: Final = "Bash"
-_MOVES: Final = re.compile(r"\b(?:cd|chdir|pushd|popd)\b")  # what leaves a shell elsewhere
-_MOVING_TOOL: Final = "worktree"  # in the names of tools that take the whole session elsewhere
-_TYPED: Final = re.compile(r"(?s)<bash-input>(.*?)</bash-input>")  # into the session's shell
-_READ_IN: Final = {'"': '"`$!\n', "'": "'\n"}  # quotes -> what a shell reads inside them
-_SHELLS: Final = frozenset(" \t\n\"'`$&|;<>()[]{}*?!#~")  # what a shell takes for more than a name
+_DIRECTORY_COMMAND: Final = re.compile(
+    r"\b(?:cd|chdir|pushd|popd)\b"
+)  # commands that change the directory
+_MOVING_TOOL: Final = "worktree"  # part of the names of tools that move the whole session
+_TYPED: Final = re.compile(r"(?s)<bash-input>(.*?)</bash-input>")  # the user's shell commands
+_SPECIAL_IN_QUOTES: Final = {'"': '"`$!\n', "'": "'\n"}  # quote -> characters special inside it
+_SHELL_SPECIAL: Final = frozenset(" \t\n\"'`$&|;<>()[]{}*?!#~")  # characters special to a shell
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContent:
-    """The words and calls of an assistant turn. Immutable."""
+    """The thinking, text and tool calls of an assistant turn. Immutable."""
 
     reasoning: str
     content: str
-    calls: tuple[tuple[str, Any], ...]  # (name, arguments: an object, or text that holds none)
+    calls: tuple[tuple[str, Any], ...]  # (name, arguments as an object, or as text if unreadable)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SessionFacts:
     """The facts about the session that sends an echo. Immutable."""
 
     schemas: Mapping[str, dict[str, Any]]  # tool name -> JSON schema of its parameters
     client: str = ""  # `Speaker.client`
-    directory: str = ""  # that Claude Code's next command runs in; "" where that is not known
+    directory: str = ""  # directory of Claude Code's next command; "" = unknown
 
 
 def turn_content(message: dict[str, Any]) -> TurnContent:
-    """Return what `message` says, an assistant's of `wire.Prompt`."""
+    """Return the content of `message`, an assistant's message of `wire.Prompt`."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return TurnContent(
         reasoning=message.get("reasoning_content") or "",
         content=text_of(message),
-        calls=tuple((each["name"], _parsed(each["arguments"])) for each in functions),
+        calls=tuple((function["name"], _parsed(function["arguments"])) for function in functions),
     )
 
 
 def _parsed(arguments: Any) -> Any:
-    """Return the object that `arguments` is the text of; no text at all is an empty one."""
+    """Return the object that the text `arguments` spells; an empty text is an empty object."""
     if type(arguments) is not str:
         return arguments
     if not arguments.strip():
@@ -118,22 +120,22 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def says_the_same(record: TurnContent, echo: TurnContent, known: Known) -> bool:
-    """Return whether `echo` is `record` but for what RULES allow."""
-    return UNEXPLAINED not in changes(record, echo, known)
+def says_the_same(record: TurnContent, echo: TurnContent, facts: SessionFacts) -> bool:
+    """Return whether `echo` equals `record` up to changes that RULES allow."""
+    return UNEXPLAINED not in changes(record, echo, facts)
 
 
-def changes(record: TurnContent, echo: TurnContent, known: Known) -> list[str]:
-    """Return the rules that it takes to make `echo` of `record`, in the order of RULES.
+def changes(record: TurnContent, echo: TurnContent, facts: SessionFacts) -> list[str]:
+    """Return the rules that turn `record` into `echo`, in the order of RULES.
 
-    [] where they are equal as they are, [UNEXPLAINED] where they do not say the same.
+    The result is [] if both are equal, and [UNEXPLAINED] if they do not say the same.
     """
-    spoken = _spoken_changes(record, echo)
-    if spoken is None or len(record.calls) != len(echo.calls):
+    text_rules = _text_rules(record, echo)
+    if text_rules is None or len(record.calls) != len(echo.calls):
         return [UNEXPLAINED]
-    needed = set(spoken)
-    for ours, theirs in zip(record.calls, echo.calls, strict=True):
-        if not _is_same_call(ours, theirs, known, needed):
+    needed = set(text_rules)
+    for recorded_call, echoed_call in zip(record.calls, echo.calls, strict=True):
+        if not _is_same_call(recorded_call, echoed_call, facts, needed):
             return [UNEXPLAINED]
     return [rule for rule in RULES if rule in needed] if needed else []
 
@@ -141,33 +143,33 @@ def changes(record: TurnContent, echo: TurnContent, known: Known) -> list[str]:
 # ---------------------------------------------------------------- words
 
 
-def _spoken_changes(record: TurnContent, echo: TurnContent) -> list[str] | None:
-    ours, theirs = (record.reasoning, record.content), (echo.reasoning, echo.content)
-    rules = _text_changes(ours, theirs)
+def _text_rules(record: TurnContent, echo: TurnContent) -> list[str] | None:
+    recorded, echoed = (record.reasoning, record.content), (echo.reasoning, echo.content)
+    rules = _rules_of_texts(recorded, echoed)
     if rules is not None:
         return rules
-    # Only now: an answer that is about <think> tags says the same when it is the same. And in one
-    # of the two only: in both, the block is part of an answer.
-    opened = _unfolded(ours), _unfolded(theirs)
-    if (opened[0] == ours) is (opened[1] == theirs):
+    # Blocks are split off only now, because equal answers may be about <think> tags. They are
+    # split off in one of the two only: a block in both is part of the answer.
+    split = _with_split_thinking(recorded), _with_split_thinking(echoed)
+    if (split[0] == recorded) is (split[1] == echoed):
         return None
-    rules = _text_changes(*opened)
-    # What stood in the content was part of the answer: a client that cuts it out changes that.
+    rules = _rules_of_texts(*split)
+    # A client that removes a block from the content changes the answer.
     is_cut = rules is not None and THINKING_STRIPPED in rules
     return None if rules is None or is_cut else [*rules, THINKING_MOVED]
 
 
-def _text_changes(ours: tuple[str, str], theirs: tuple[str, str]) -> list[str] | None:
-    """Compare (reasoning, content): the rules it takes, None where none explains it."""
+def _rules_of_texts(recorded: tuple[str, str], echoed: tuple[str, str]) -> list[str] | None:
+    """Return the rules that explain the differences of two (reasoning, content), None if none."""
     rules = []
-    if ours[1] != theirs[1]:
-        if not is_trimmed(ours[1], theirs[1]):
+    if recorded[1] != echoed[1]:
+        if not is_trimmed(recorded[1], echoed[1]):
             return None
         rules.append(CONTENT_TRIMMED)
-    if ours[0] != theirs[0]:
-        if is_trimmed(ours[0], theirs[0]):
+    if recorded[0] != echoed[0]:
+        if is_trimmed(recorded[0], echoed[0]):
             rules.append(THINKING_TRIMMED)
-        elif not theirs[0]:
+        elif not echoed[0]:
             rules.append(THINKING_STRIPPED)
         else:
             return None
@@ -175,10 +177,10 @@ def _text_changes(ours: tuple[str, str], theirs: tuple[str, str]) -> list[str] |
 
 
 def is_trimmed(text: str, echo: str) -> bool:
-    """Return whether `echo` is `text`, as it is or without the white space at one end or both.
+    """Return whether `echo` is `text`, or `text` without the white space at one end or both.
 
-    The indent of the first line is none: the lines below are indented with it. An end is trimmed
-    as a whole, and nothing is added.
+    The indent of the first line is not white space to trim: the lines below share it. An end is
+    trimmed as a whole, and nothing is added.
     """
     ended = text.rstrip(_BLANK)
     if not ended:
@@ -187,47 +189,47 @@ def is_trimmed(text: str, echo: str) -> bool:
     return echo in (text, ended, text[first:], ended[first:])
 
 
-def _unfolded(spoken: tuple[str, str]) -> tuple[str, str]:
-    """Take the <think> block that a content begins with for its reasoning, if there is none.
+def _with_split_thinking(texts: tuple[str, str]) -> tuple[str, str]:
+    """Move a leading <think> block from the content to the reasoning, if there is no reasoning.
 
-    The line breaks around what it holds, and behind it, are how a block is written. An empty one
-    is no thinking, but a change of the answer.
+    The line breaks around and behind the block's text belong to its form. An empty block is no
+    thinking, but a change of the answer.
     """
-    reasoning, content = spoken
+    reasoning, content = texts
     start = content.lstrip("\n")
     if reasoning.strip(_BLANK) or not start.startswith("<think>"):
-        return spoken
+        return texts
     block, closed, rest = start.removeprefix("<think>").partition("</think>")
     is_thinking = closed and block.strip(_BLANK)
-    return (block.strip("\n"), rest.lstrip("\n")) if is_thinking else spoken
+    return (block.strip("\n"), rest.lstrip("\n")) if is_thinking else texts
 
 
 # ---------------------------------------------------------------- calls
 
 
 def _is_same_call(
-    ours: tuple[str, Any], theirs: tuple[str, Any], known: Known, needed: set[str]
+    recorded: tuple[str, Any], echoed_call: tuple[str, Any], facts: SessionFacts, needed: set[str]
 ) -> bool:
-    """Compare two calls; the rules that it took are added to `needed`."""
-    name, arguments = ours
-    echoed = theirs[1]
-    if name != theirs[0]:
+    """Return whether two calls are the same; add the rules needed to `needed`."""
+    name, arguments = recorded
+    echoed = echoed_call[1]
+    if name != echoed_call[0]:
         return False
     if type(arguments) is not dict or type(echoed) is not dict:
         return _is_same_value(arguments, echoed, needed)
     if arguments.keys() != echoed.keys():
-        if not _is_replace_all_added(name, arguments, echoed, known.schemas.get(name)):
+        if not _is_replace_all_added(name, arguments, echoed, facts.schemas.get(name)):
             return False
         needed.add(REPLACE_ALL_ADDED)
-    for key, value in arguments.items():
-        if _is_same_value(value, echoed[key], needed):
+    for argument, value in arguments.items():
+        if _is_same_value(value, echoed[argument], needed):
             continue
-        if known.client != CLAUDE_CODE:
+        if facts.client != CLAUDE_CODE:
             return False
-        if _is_coerced(value, echoed[key], known.schemas.get(name), key):
+        if _is_coerced(value, echoed[argument], facts.schemas.get(name), argument):
             needed.add(VALUE_COERCED)
-        elif (name, key) == (_BASH, "command") and _is_cd_stripped(
-            value, echoed[key], known.directory
+        elif (name, argument) == (_BASH, "command") and _is_cd_stripped(
+            value, echoed[argument], facts.directory
         ):
             needed.add(CD_STRIPPED)
         else:
@@ -235,9 +237,9 @@ def _is_same_call(
     return True
 
 
-def _is_same_value(ours: Any, theirs: Any, needed: set[str]) -> bool:
-    """Compare JSON of any depth: true, 1 and "1" are three values, 1 and 1.0 are one."""
-    pairs = [(ours, theirs)]
+def _is_same_value(recorded: Any, echoed: Any, needed: set[str]) -> bool:
+    """Return whether two JSON values are equal: true, 1 and "1" differ, 1 and 1.0 do not."""
+    pairs = [(recorded, echoed)]
     while pairs:
         left, right = pairs.pop()
         kind = type(left)
@@ -259,47 +261,47 @@ def _is_same_value(ours: Any, theirs: Any, needed: set[str]) -> bool:
     return True
 
 
-def _is_same_number(ours: int | float, theirs: Any, needed: set[str]) -> bool:
-    if type(theirs) is not int and type(theirs) is not float:
+def _is_same_number(recorded: int | float, echoed: Any, needed: set[str]) -> bool:
+    if type(echoed) is not int and type(echoed) is not float:
         return False
-    if ours == theirs and type(ours) is type(theirs):
+    if recorded == echoed and type(recorded) is type(echoed):
         return True
-    if ours != ours:  # NaN
-        return bool(theirs != theirs)
-    if ours != theirs or type(_as_javascript(ours)) is not type(theirs):
+    if recorded != recorded:  # NaN
+        return bool(echoed != echoed)
+    if recorded != echoed or type(_as_javascript(recorded)) is not type(echoed):
         return False
     needed.add(NUMBER_PRINTED)
     return True
 
 
 def _as_javascript(number: int | float) -> int | float:
-    """Return what reading the JSON that JavaScript prints for a double gives.
+    """Return the number that remains after JavaScript prints a double as JSON.
 
-    Whole numbers are printed digit by digit, larger ones with an exponent.
+    JavaScript prints whole numbers below 1e21 digit by digit, larger numbers with an exponent.
     """
     if abs(number) >= _EXPONENT_FROM:
         return float(number)
     return int(number) if number == int(number) else number
 
 
-def _is_coerced(ours: Any, theirs: Any, schema: Any, key: str) -> bool:
-    """Was a string made the number or boolean that `schema` declares for `key`?"""
-    if type(ours) is not str or type(theirs) is str:
+def _is_coerced(recorded: Any, echoed: Any, schema: Any, key: str) -> bool:
+    """Return whether a string became the number or boolean that `schema` declares for `key`."""
+    if type(recorded) is not str or type(echoed) is str:
         return False
     declared = _property(schema, key).get("type")
-    listed = declared if isinstance(declared, list) else [declared]
-    kinds = {each for each in listed if type(each) is str}
+    type_names = declared if isinstance(declared, list) else [declared]
+    kinds = {type_name for type_name in type_names if type(type_name) is str}
     if "string" in kinds:
         return False
-    if type(theirs) is bool:
-        return "boolean" in kinds and _BOOLEANS.get(ours) is theirs
-    match = _DECIMAL.fullmatch(ours)
+    if type(echoed) is bool:
+        return "boolean" in kinds and _BOOLEANS.get(recorded) is echoed
+    match = _DECIMAL.fullmatch(recorded)
     if match is None or not kinds & {"integer", "number"}:
         return False
-    number = float(ours) if match[1] else int(ours)
+    number = float(recorded) if match[1] else int(recorded)
     if "number" not in kinds and number != int(number):
         return False
-    return _is_same_number(number, theirs, set())
+    return _is_same_number(number, echoed, set())
 
 
 def _property(schema: Any, key: str) -> dict[str, Any]:
@@ -309,28 +311,32 @@ def _property(schema: Any, key: str) -> dict[str, Any]:
     return declared if isinstance(declared, dict) else {}
 
 
-def _is_cd_stripped(ours: Any, theirs: Any, directory: str) -> bool:
-    are_texts = type(ours) is str and type(theirs) is str and theirs.strip() and directory
-    return bool(are_texts) and any(ours == f"{start}{theirs}" for start in _ways_into(directory))
+def _is_cd_stripped(recorded: Any, echoed: Any, directory: str) -> bool:
+    are_texts = type(recorded) is str and type(echoed) is str and echoed.strip() and directory
+    return bool(are_texts) and any(
+        recorded == f"{start}{echoed}" for start in _cd_prefixes(directory)
+    )
 
 
-def _ways_into(directory: str) -> list[str]:
-    """Return how a command may begin that goes into `directory`, to the shell that reads it."""
-    special = _SHELLS.intersection(directory)
+def _cd_prefixes(directory: str) -> list[str]:
+    """Return the prefixes with which a shell command enters `directory`."""
+    special = _SHELL_SPECIAL.intersection(directory)
     quotes = ["", '"', "'"]
     if special:
-        quotes = [each for each in ('"', "'") if not special.intersection(_READ_IN[each])]
+        quotes = [
+            quote for quote in ('"', "'") if not special.intersection(_SPECIAL_IN_QUOTES[quote])
+        ]
     return [f"cd {quote}{directory}{quote} && " for quote in quotes]
 
 
 def _is_replace_all_added(
-    name: str, ours: dict[str, Any], theirs: dict[str, Any], schema: Any
+    name: str, recorded: dict[str, Any], echoed: dict[str, Any], schema: Any
 ) -> bool:
     return (
         name == "Edit"
-        and theirs.get("replace_all") is False
-        and theirs.keys() - ours.keys() == {"replace_all"}
-        and ours.keys() <= theirs.keys()
+        and echoed.get("replace_all") is False
+        and echoed.keys() - recorded.keys() == {"replace_all"}
+        and recorded.keys() <= echoed.keys()
         and _property(schema, "replace_all").get("default") is False
     )
 
@@ -339,12 +345,11 @@ def _is_replace_all_added(
 
 
 def working_directory(messages: list[dict[str, Any]]) -> str:
-    """Return the directory that Claude Code states in the head of a conversation; "" of none.
+    """Return the directory that Claude Code states at the head of a conversation, or "".
 
-    It stands in a system message that the client sends, or begins the reminder that the first user
-    message begins with, as the list that this one begins with: what stands behind may be words of
-    files. What a user writes names none,
-    and two that differ, wherever such words stand, are none.
+    A system message states it, or the reminder that begins the first user message. In the reminder,
+    it counts only in the list at its beginning, since words of files may follow. A user's own text
+    states no directory. Two different directories, wherever they stand, count as none.
     """
     stated: set[str] = set()
     named: set[str] = set()
@@ -352,7 +357,7 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
     for message in messages[:HEAD_MESSAGES_MAX]:
         role, text = message.get("role"), text_of(message)[:_HEAD_CHARS_MAX]
         if role == "system":
-            stated |= _named_in(text)
+            stated |= _directories_in(text)
         elif role == "user" and is_first:
             is_first = False
             at, reminders = 0, []
@@ -362,12 +367,12 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
             first = _ENVIRONMENT.search(reminders[0]) if reminders else None
             if first and _HEADING.fullmatch(reminders[0], 0, first.start()):
                 stated.add(_path(first[1]))
-            named = named.union(*map(_named_in, reminders))
+            named = named.union(*map(_directories_in, reminders))
     named |= stated
     return stated.pop() if stated and len(named) == 1 else ""
 
 
-def _named_in(text: str) -> set[str]:
+def _directories_in(text: str) -> set[str]:
     return {_path(path) for path in _ENVIRONMENT.findall(text)}
 
 
@@ -375,38 +380,38 @@ def _path(text: str) -> str:
     return text.rstrip(" /") or "/"
 
 
-# ---------------------------------------------------------------- where its commands run
+# ---------------------------------------------------------------- the directory of commands
 
 
-def directories(
-    home: str, messages: list[dict[str, Any]], said: Mapping[int, TurnContent]
+def directories_of_turns(
+    home: str, messages: list[dict[str, Any]], contents: Mapping[int, TurnContent]
 ) -> dict[int, str]:
-    """Return for each assistant message the directory that its commands run in; "" of unknown.
+    """Return the directory that each assistant message's commands run in; "" = unknown.
 
-    They run in `home`, what `working_directory` found, until one of them leaves it: a shell stays
-    where a command went. `said` holds the assistant messages, by their place.
+    Commands run in `home`, as `working_directory` found it, until one of them leaves it: a shell
+    stays in its last directory. `contents` holds the assistant messages by index.
     """
     found: dict[int, str] = {}
     now = home
     for at, message in enumerate(messages if home else ()):
-        if at not in said:
+        if at not in contents:
             typed = _TYPED.findall(text_of(message))
-            now = "" if any(map(_MOVES.search, typed)) else now
+            now = "" if any(map(_DIRECTORY_COMMAND.search, typed)) else now
             continue
-        found[at], now = now, _left_in(said[at], now, home)
-        if not now and len(said[at].calls) > 1:
-            found[at] = ""  # some of them ran after the one that left
+        found[at], now = now, _directory_after(contents[at], now, home)
+        if not now and len(contents[at].calls) > 1:
+            found[at] = ""  # some calls ran after the call that left
     return found
 
 
-def _left_in(said: TurnContent, now: str, home: str) -> str:
-    """Return where the commands of a turn leave the shell that was in `now`."""
-    for name, arguments in said.calls:
+def _directory_after(content: TurnContent, now: str, home: str) -> str:
+    """Return the directory of the shell after the commands of a turn that began in `now`."""
+    for name, arguments in content.calls:
         command = arguments.get("command") if type(arguments) is dict else None
         if _MOVING_TOOL in name.lower():
             now = ""
         elif name == _BASH and type(command) is str:
-            begun = [start for start in _ways_into(home) if command.startswith(start)]
+            begun = [start for start in _cd_prefixes(home) if command.startswith(start)]
             rest = command.removeprefix(begun[0]) if begun else command
-            now = "" if _MOVES.search(rest) else home if begun else now
+            now = "" if _DIRECTORY_COMMAND.search(rest) else home if begun else now
     return now

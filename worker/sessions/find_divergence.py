@@ -14,7 +14,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import image_borders
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.sessions.conversation_lines import EarlierLine, PromptShape
-from hearth.worker.sessions.session_visit import (
+from hearth.worker.sessions.session_context import (
     HEAD,
     RENDERED,
     SLACK,
@@ -25,70 +25,75 @@ from hearth.worker.sessions.session_visit import (
 
 SNIPPET_TOKENS: Final = 24
 SNIPPET_BEFORE: Final = 6
-NAMES_MAX: Final = 8  # of options that changed, in one report
-# Causes of a message that stands where it stood: where it shows images, one may be the real cause.
+NAMES_MAX: Final = 8  # names of changed options in one report
+# Causes in a message that kept its place. If it shows images, an image may be the real cause.
 IN_PLACE: Final = frozenset(
     ("message edited", "tool result", "template", "thinking dropped", "unexplained")
 )
-MOVED_TOKENS: Final = 64  # from the first that differs, in which a tool's name is looked for
-RUN: Final = 16  # tokens that must stand together to be taken for the same text; a power of two
-ECHO_MIN: Final = 0.5  # of an answer stand in what echoes it
+MOVED_TOKENS: Final = 64  # tokens from the first difference on, searched for a tool's name
+RUN: Final = 16  # tokens in a row that count as the same text; a power of two
+ECHO_MIN: Final = 0.5  # share of an answer's tokens in its echo
 HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly spread (Knuth)
 
-# (tokens of the prompt that its first messages make, whether these make no others); None where
-# the template refuses so few.
+# Message count -> (tokens that these first messages render to, whether the whole prompt begins with
+# exactly that rendering); None if the template refuses so few messages.
 Boundary = Callable[[int], tuple[int, bool] | None]
 
 
 def explain(
-    visit: SessionContext,
+    context: SessionContext,
     boundary: Boundary,
     decode: Callable[[Sequence[int]], str],
     preserves_thinking: bool = True,
 ) -> Divergence | None:
-    """Return what of its line the prompt has behind other tokens, and so reads again, if anything.
+    """Return the tokens of its line that the prompt reads again behind a divergence, if any.
 
-    What the line had and the prompt has not is no loss: a fork, a conversation taken up from an
-    earlier point and an answer that the client left out go on from what they share with the line.
+    Tokens that the line has and the prompt lacks are no loss: a fork, a conversation resumed at an
+    earlier point, or an answer left out by the client goes on from the shared beginning.
     """
-    before, now, at = visit.place.before, visit.place.shape, visit.shared
+    before, shape, at = context.line_match.earlier, context.line_match.shape, context.shared
     if before is None:
         return None
-    assert at <= min(len(visit.tokens), len(before.tokens)), (at, len(visit.tokens))
-    again = tokens_read_again(before.tokens[at:], visit.tokens[at:]) + at
-    if len(again) <= SLACK:
+    assert at <= min(len(context.tokens), len(before.tokens)), (at, len(context.tokens))
+    reread = tokens_read_again(before.tokens[at:], context.tokens[at:]) + at
+    if len(reread) <= SLACK:
         return None
-    message = message_of(at, now, before, boundary)
-    again = again[: np.searchsorted(again, _end_of_shared(visit, before, message, boundary))]
-    if len(again) <= SLACK:
+    message = message_of(at, shape, before, boundary)
+    reread = reread[: np.searchsorted(reread, _end_of_shared(context, before, message, boundary))]
+    if len(reread) <= SLACK:
         return None
-    turn = visit.turns[message] if message == len(before.shape.names) else None
+    turn = context.turns[message] if message == len(before.shape.names) else None
     answer = before.tokens[before.prompt_tokens :]
     if turn is not None and not np.array_equal(turn.ids[len(turn.ids) - len(answer) :], answer):
-        return None  # the echo is of an answer that another line got: of this one nothing is lost
-    state = visit.states.get(message, RENDERED)
-    cause = cause_of(before, now, at, message, state, preserves_thinking)
+        return None  # the prompt echoes another line's answer, so this line loses nothing
+    state = context.states.get(message, RENDERED)
+    cause = cause_of(before, shape, at, message, state, preserves_thinking)
     if cause.name in ("template", "unexplained"):
-        cause = template_cause(visit, cause, boundary, decode)
+        cause = template_cause(context, cause, boundary, decode)
     if cause.name in IN_PLACE:
-        cause = image_cause(before.tokens, visit.tokens, at, message) or cause
-    role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
+        cause = image_cause(before.tokens, context.tokens, at, message) or cause
+    role = shape.roles[cause.message] if 0 <= cause.message < len(shape.roles) else "head"
     start = max(0, at - SNIPPET_BEFORE)
-    # The text of another conversation is not shown, though it looks alike.
+    # Text of another conversation is not shown, even if it begins alike.
     shown = slice(start, start + SNIPPET_TOKENS if before.is_own else start)
-    was, new = (decode(tokens[shown].tolist()) for tokens in (before.tokens, visit.tokens))
-    return Divergence(cause, at, len(again), role, was, new, again)
+    was_text, now_text = (
+        decode(tokens[shown].tolist()) for tokens in (before.tokens, context.tokens)
+    )
+    return Divergence(cause, at, len(reread), role, was_text, now_text, reread)
 
 
 def template_cause(
-    visit: SessionContext, cause: Cause, boundary: Boundary, decode: Callable[[Sequence[int]], str]
+    context: SessionContext,
+    cause: Cause,
+    boundary: Boundary,
+    decode: Callable[[Sequence[int]], str],
 ) -> Cause:
-    """Return `cause`, or that the template caused it, where old messages are rendered anew.
+    """Return `cause`, or the template as cause if it renders old messages anew.
 
-    The template did so if the old messages, rendered alone, leave the line at the same token. Some
-    templates move the tools, or the system prompt, to the last question ("template moves").
+    The template is the cause if the old messages, rendered alone, leave the line at the same token.
+    Some templates move the tools or the system prompt to the last question ("template moves").
     """
-    before, at = visit.place.before, visit.shared
+    before, at = context.line_match.earlier, context.shared
     assert before is not None, "what has a cause left a line"
     if cause.name == "unexplained":
         alone = boundary(len(before.shape.names))
@@ -96,23 +101,24 @@ def template_cause(
             return cause
         cause = replace(cause, name="template")
     was = before.tokens[at : at + MOVED_TOKENS]
-    is_in_loop = visit.messages[max(0, cause.message)]["role"] in ("assistant", "tool")
-    if is_in_loop or not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
+    is_in_loop = context.messages[max(0, cause.message)]["role"] in ("assistant", "tool")
+    if is_in_loop or not len(tokens_read_again(was[:RUN], context.tokens[at:])):
         return cause
     text = decode(was.tolist())
     if any(name in text for name, _ in before.shape.tools):
         return Cause("template moves", HEAD, "tools")
     start = decode(was[:RUN].tolist()).strip()
-    first = visit.messages[0]
+    first = context.messages[0]
     if first["role"] == "system" and start in text_of(first):
         return Cause("template moves", 0, "system prompt")
     return cause
 
 
 def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:
-    """Return where in `now` runs of `RUN` tokens or more stand that `was` has too, in order.
+    """Return the positions in `now` of all runs of `RUN` or more tokens that `was` also has.
 
-    Runs are compared by 64-bit polynomial hashes: a false match shows one loss too large.
+    The positions ascend. Runs are compared by 64-bit polynomial hashes. A false match only makes a
+    reported loss too large.
     """
     if min(len(was), len(now)) < RUN:
         return pack([])
@@ -124,7 +130,7 @@ def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:
 
 
 def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
-    """Return the hash of each run of `RUN` tokens: each doubling joins two neighbouring runs."""
+    """Return the hash of each run of `RUN` tokens; each doubling joins two neighbouring runs."""
     with np.errstate(over="ignore"):
         hashes = (tokens.astype(np.uint64) + np.uint64(1)) * HASH_FACTOR
         hashes ^= hashes >> np.uint64(29)
@@ -136,45 +142,45 @@ def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
 
 
 def _end_of_shared(
-    visit: SessionContext, before: EarlierLine, first: int, boundary: Boundary
+    context: SessionContext, before: EarlierLine, first: int, boundary: Boundary
 ) -> int:
-    """Return where the last thing ends that the line has too, from message `first` on.
+    """Return where the last part from message `first` on ends that the line also has.
 
-    What is new behind it may look like something of the line, as each reminder looks like the last
-    one; it would be read in any case.
+    New text behind it may resemble text of the line, as one reminder resembles the last. It would
+    be read in any case.
     """
-    now, at = visit.place.shape, visit.shared
+    now, at = context.line_match.shape, context.shared
     last = _last_shared(before.shape, now, first)
     end = at
     if last is not None:
         found = boundary(last + 1)
-        # Where what follows changes how a message is rendered, its end is not known.
-        end = found[0] if found is not None and found[1] else len(visit.tokens)
+        # If later messages change a message's rendering, its end is unknown.
+        end = found[0] if found is not None and found[1] else len(context.tokens)
     answer = before.tokens[before.prompt_tokens :]
-    echo = tokens_read_again(answer, visit.tokens[at:]) + at
+    echo = tokens_read_again(answer, context.tokens[at:]) + at
     is_echo = len(echo) > 0 and len(echo) >= ECHO_MIN * len(answer)
     return max(end, int(echo[-1]) + 1) if is_echo else end
 
 
 def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
-    """Return the last message from `first` on that the line has from there on too, if any.
+    """Return the last message from `first` on that the line also has from there on, if any.
 
-    The echo of the line's answer is one, whatever the client made of it, and so is `first` itself
-    where it was edited in place: the conversation goes on behind it.
+    The echo of the line's answer counts as shared, however the client changed it. So does message
+    `first` itself if it was edited in place: the conversation goes on behind it.
     """
-    # A template that renders two answers in a row as one hides where the first of them ends.
-    other = first_difference(was, now)
-    start = max(0, first if other is None else min(first, other))
+    # A template that joins two answers in a row hides the end of the first.
+    difference = first_difference(was, now)
+    start = max(0, first if difference is None else min(first, difference))
     known = {digest for name in was.names[start:] for digest in (name.exact, name.canonical)}
     known.discard(b"")
-    asked = len(was.names)
+    asked_count = len(was.names)
     is_echo = (
-        0 < asked < len(now.names)
-        and now.roles[asked] == "assistant"
-        and was.names[-1].canonical == now.names[asked - 1].canonical
+        0 < asked_count < len(now.names)
+        and now.roles[asked_count] == "assistant"
+        and was.names[-1].canonical == now.names[asked_count - 1].canonical
     )
     for at in range(len(now.names) - 1, start - 1, -1):
-        if (is_echo and at == asked) or not known.isdisjoint(
+        if (is_echo and at == asked_count) or not known.isdisjoint(
             (now.names[at].exact, now.names[at].canonical)
         ):
             return at
@@ -183,7 +189,7 @@ def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
 
 
 def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None:
-    """Return what became of an image, where the first token that differs is one's.
+    """Return how an image changed, if the first differing token is an image's.
 
     The images of a prompt are counted from 1.
     """
@@ -198,19 +204,21 @@ def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None
 def message_of(at: int, now: PromptShape, before: EarlierLine, boundary: Boundary) -> int:
     """Return the message that token `at` belongs to.
 
-    One that echoes what was last answered, behind what was asked, has all tokens from the answer
-    on. Else each question is a prompt that is built, so the first message that is not what it was
-    is tried before any bisection: it nearly always is the one.
+    The echo of the line's answer has all tokens from the answer on. Otherwise each check builds a
+    prompt, so the first changed message is checked before any bisection: it nearly always is the
+    right one.
     """
-    was, asked = before.shape, len(before.shape.names)
-    is_echo = now.names[:asked] == was.names and now.roles[asked : asked + 1] == ("assistant",)
+    was, asked_count = before.shape, len(before.shape.names)
+    is_echo = now.names[:asked_count] == was.names and now.roles[asked_count : asked_count + 1] == (
+        "assistant",
+    )
     if at >= before.prompt_tokens and is_echo:
-        return asked
+        return asked_count
 
     def covers(message: int) -> bool:
-        """Whether the messages up to this one make token `at`."""
+        """Return whether the messages up to this one render to token `at`."""
         found = boundary(message + 1)
-        # Where later messages change how earlier ones are rendered, what both share ends at `at`.
+        # If later messages change the rendering of earlier ones, the shared tokens end at `at`.
         return found is not None and (found[0] > at or (found[0] == at and not found[1]))
 
     low, high = 0, len(now.names) - 1
@@ -238,9 +246,9 @@ def cause_of(
 ) -> Cause:
     """Return why the tokens of `now` leave those of `before` at token `at`.
 
-    `message_at` is the message that token `at` belongs to. `turn` says how the assistant turn
-    there was rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or
-    "dropped": known, but with thinking that the template leaves out where the server does not
+    `message_at` is the message that token `at` belongs to. `turn` says how its assistant turn was
+    rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or "dropped":
+    its tokens are known, but the template leaves out its thinking where the server does not
     preserve it.
     """
     assert 0 <= at <= len(before.tokens), (at, len(before.tokens))
@@ -256,19 +264,19 @@ def cause_of(
     if turn == "dropped" and not preserves_thinking:
         return Cause("thinking dropped", message_at)
     if turn == "kept" and not preserves_thinking:
-        return Cause("template", message_at)  # its thinking was left out, and stands there again
+        return Cause("template", message_at)  # thinking once left out is rendered again
     return _turn_cause(before, now, at, message_at, turn)
 
 
 def first_difference(was: PromptShape, now: PromptShape) -> int | None:
-    """Return the first message that is not what it was; None where `now` only adds some."""
+    """Return the first message that changed; None where `now` only adds messages."""
     pairs = enumerate(zip(was.names, now.names, strict=False))
     end = len(now.names) if len(now.names) < len(was.names) else None
-    return next((at for at, (one, other) in pairs if one.exact != other.exact), end)
+    return next((at for at, (old, new) in pairs if old.exact != new.exact), end)
 
 
 def _head_cause(was: PromptShape, now: PromptShape) -> Cause | None:
-    """Return what changed in tools and template options."""
+    """Return what changed in the tools and template options."""
     if was.tools != now.tools:
         old, new = dict(was.tools), dict(now.tools)
         for cause, names in (
@@ -286,14 +294,14 @@ def _head_cause(was: PromptShape, now: PromptShape) -> Cause | None:
 
 
 def _message_cause(was: PromptShape, now: PromptShape, at: int, turn: str) -> Cause:
-    """Return what was done to message `at`, the first that is not what it was."""
+    """Return what happened to message `at`, the first changed message."""
     if at >= len(now.names):
         return Cause("message removed", at)
     old, new = was.names[at], now.names[at]
     if not old.canonical and new.canonical != old.canonical:
-        return Cause("volatile field", at, _rule(old), is_drift=True)  # it vanished
+        return Cause("volatile field", at, _rule(old), is_drift=True)  # it was removed
     if not new.canonical:
-        return Cause("volatile field", at, _rule(new), is_drift=True)  # it came
+        return Cause("volatile field", at, _rule(new), is_drift=True)  # it was added
     if old.canonical == new.canonical and (old.rules or new.rules):
         return Cause("volatile field", at, _rule(old, new), is_drift=True)
     if _runs_on(was.names[at:], now.names[at + 1 :]):
@@ -306,7 +314,7 @@ def _message_cause(was: PromptShape, now: PromptShape, at: int, turn: str) -> Ca
         return Cause("history rewritten", at)
     edited = {"system": "system prompt", "tool": "tool result", "assistant": "assistant turn"}
     if now.roles[at] == "assistant" and turn == "kept":
-        return Cause("template", at)  # it says the same, and was rendered otherwise before
+        return Cause("template", at)  # the same words were rendered otherwise before
     return Cause(edited.get(now.roles[at], "message edited"), at)
 
 
@@ -314,15 +322,15 @@ def _rule(*names: MessageName) -> str:
     return ", ".join(sorted(set(itertools.chain.from_iterable(name.rules for name in names))))
 
 
-def _runs_on(one: tuple[MessageName, ...], other: tuple[MessageName, ...]) -> bool:
-    """Whether both begin with the same message: one of them was moved by a message."""
-    return bool(one) and bool(other) and one[0].exact == other[0].exact
+def _runs_on(names: tuple[MessageName, ...], shifted_names: tuple[MessageName, ...]) -> bool:
+    """Return whether both begin with the same message, so that one list is shifted by a message."""
+    return bool(names) and bool(shifted_names) and names[0].exact == shifted_names[0].exact
 
 
 def _turn_cause(
     before: EarlierLine, now: PromptShape, at: int, message_at: int, turn: str
 ) -> Cause:
-    """Return why tokens differ although every message is what it was, or is the answer itself."""
+    """Return why tokens differ although every message is unchanged or is the line's answer."""
     is_assistant = message_at < len(now.roles) and now.roles[message_at] == "assistant"
     if is_assistant and turn == "changed" and message_at >= len(before.shape.names):
         return Cause("assistant turn", message_at)
@@ -331,5 +339,5 @@ def _turn_cause(
     if is_assistant and turn == "rendered":
         return Cause("turn not recorded" if at >= before.prompt_tokens else "template", message_at)
     message_at = min(message_at, len(now.names) - 1)
-    # The same message, of other tokens: the template renders it by what stands behind it.
+    # The same message has other tokens: the template renders it by the messages behind it.
     return Cause("unexplained" if is_assistant else "template", message_at)

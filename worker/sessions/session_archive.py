@@ -1,9 +1,9 @@
 """Keeps turns and sessions on disk, so that they outlive the worker, however it ends.
 
-A record is what one request left: its turn, its line, its session. Of a line that the file holds
-already only what came to it is written. Prompts and answers stand here (shared/durable_journal.py
-says how they are kept private), an API key only as the journal names it: it can't be found by
-trying keys.
+A record holds what one request left: its turn, its line, its session. If the file already holds a
+line, only the line's new part is written. Records hold prompts and answers;
+shared/durable_journal.py says how they are kept private. Instead of an API key, a record has the
+journal's name for it, which cannot be found by trying keys.
 """
 
 import secrets
@@ -19,7 +19,7 @@ import numpy as np
 from hearth.shared.durable_journal import open_journal_writer
 from hearth.shared.wire_messages import START, MessageName, Speaker, linked
 from hearth.worker.cache.block_hash import Tokens, common_length
-from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptPrefix
 from hearth.worker.sessions.conversation_lines import (
     PAST_MAX,
     UID_BYTES,
@@ -31,58 +31,59 @@ from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
-WRITTEN_MAX: Final = 4_096  # lines that are known to stand in the file
+WRITTEN_MAX: Final = 4_096  # lines remembered as written to the file
 
-ArchiveRow = dict[str, Any]
+ArchiveRecord = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """The part of a session that one request leaves behind, or one part of all. Immutable."""
+    """A part of a session, as one request left it or as it is now. Immutable."""
 
-    at: float  # wall clock, in seconds: when it was last used
+    at: float  # time of last use: wall clock, in seconds
     speaker: Speaker | None = None
-    loaded: Mapping[str, bytes] | None = None  # of the session, with `speaker`
-    line: Line | None = None  # of the session: a copy that stays as it is
-    before: tuple[PromptShape, Tokens] | None = None  # of a line that has just grown
+    loaded: Mapping[str, bytes] | None = None  # the session's loaded tools, with `speaker`
+    line: Line | None = None  # a copy of the session's line
+    before: tuple[PromptShape, Tokens] | None = None  # the line before it grew
     turn: Turn | None = None
-    thinking: tuple[bytes, str] | None = None  # by healing key, where no turn brings it
-    forgets: bool = False  # the lines that were there at this moment
+    thinking: tuple[bytes, str] | None = None  # (`thinking_key`, text) that no turn holds
+    forgets: bool = False  # whether all lines up to this moment were forgotten
 
     @property
     def nbytes(self) -> int:
-        """Return about how much memory it keeps from being freed."""
+        """The approximate memory that the entry keeps from being freed."""
         line = 4 * len(self.line.tokens) if self.line is not None else 0
         return line + (self.turn.nbytes if self.turn is not None else 0) + 2_048
 
 
 class SessionArchive:
-    """Reads what earlier workers left, once, and writes what is to be left.
+    """Reads what earlier workers left, once, and writes what this worker leaves.
 
-    Any thread may call it, but for what makes records: that is the journal writer's thread.
-    Invariants: `load` comes once, and before anything is added; a record has a part of a line only
-    where the rest stands in an earlier record.
+    Any thread may call it, except for the methods that make records: the journal writer's thread
+    calls those.
+    Invariants: `load` is called once, before anything is added. A record has a part of a line only
+    if the rest stands in an earlier record.
     """
 
     def __init__(
         self, directory: Path | None, everything: Callable[[], Iterable[ArchiveEntry]]
     ) -> None:
-        """`everything` returns all that is remembered, on another thread.
+        """Take the directory, and `everything`, which returns all that is remembered.
 
-        Without a directory nothing is written.
+        Another thread calls `everything`. Without a directory nothing is written.
         """
         self._may_load = True
         self.everything = everything
         # Kept for nobody: which lines the journal has
-        self._written: OrderedDict[bytes, int] = OrderedDict()  # uid of a line -> its turns
+        self._written: OrderedDict[bytes, int] = OrderedDict()  # line's uid -> its turns
         self._lost: Counter[str] = Counter()
         # Kept for one key: journals of turns, thinking and sessions
         self.journal = open_journal_writer(directory, self, SCHEMA)
 
     def load(self) -> list[ArchiveEntry]:
-        """Return what was remembered, in the order of its last use, each thing once.
+        """Return what was remembered, each thing once, the least recently used first.
 
-        Once, before anything is added. A record that is not ours is counted.
+        To be called once, before anything is added. Records that cannot be read are counted.
         """
         assert self._may_load, "the journal is read once, before it is written"
         self._may_load = False
@@ -92,44 +93,53 @@ class SessionArchive:
                 reader.take(file, record)
             except (KeyError, IndexError, TypeError, ValueError, AttributeError):
                 self._lost["records_odd"] += 1
-        return reader.memory()
+        return reader.entries()
 
     def add(self, entry: ArchiveEntry) -> None:
-        """Have `entry` written. Never blocks."""
+        """Queue `entry` for writing. Never blocks."""
         self._may_load = False
         self.journal.put(entry, entry.nbytes)
 
     def report(self) -> dict[str, int]:
-        """Return the counters of what was written, and of what could not be read."""
+        """Return the counters of what was written, and of records that could not be read."""
         return {**self._lost, **self.journal.report()}
 
     # ------------------------------------------------------------ the journal writer's thread
 
     def lost(self) -> None:
-        """Have every line written whole the next time."""
+        """Have every line written in full the next time."""
         self._written.clear()
 
-    def record(self, entry: ArchiveEntry) -> ArchiveRow:
-        """Return what is written of `entry`."""
-        row: ArchiveRow = {"at": entry.at}
-        if (who := entry.speaker) is not None:
+    def record(self, entry: ArchiveEntry) -> ArchiveRecord:
+        """Return the record that is written for `entry`."""
+        record: ArchiveRecord = {"at": entry.at}
+        if (speaker := entry.speaker) is not None:
             loaded = dict(entry.loaded or {})
-            row["session"] = [who.key, who.session, who.agent, who.parent, loaded]
+            record["session"] = [
+                speaker.key,
+                speaker.session,
+                speaker.agent,
+                speaker.parent,
+                loaded,
+            ]
         if entry.line is not None:
-            row["line"] = self._line(entry.line, entry.before)
+            record["line"] = self._line(entry.line, entry.before)
         if (turn := entry.turn) is not None:
-            said, calls = turn.said, [[name, arguments] for name, arguments in turn.said.calls]
-            words: list[Any] = [said.reasoning, said.content, calls, turn.text]
-            given = [turn.call_ids, turn.signature, turn.made_at, turn.begins]
-            row["turn"] = [turn.api_key, turn.place, _octets(turn.ids), *words, *given]
+            answer, calls = (
+                turn.answer,
+                [[name, arguments] for name, arguments in turn.answer.calls],
+            )
+            words: list[Any] = [answer.reasoning, answer.content, calls, turn.text]
+            details = [turn.call_ids, turn.signature, turn.made_at, turn.prefix]
+            record["turn"] = [turn.api_key, turn.link, _token_bytes(turn.ids), *words, *details]
         if entry.thinking is not None:
-            row["thinking"] = list(entry.thinking)
+            record["thinking"] = list(entry.thinking)
         if entry.forgets:
-            row["forgets"] = True
-        return row
+            record["forgets"] = True
+        return record
 
-    def _line(self, line: Line, before: tuple[PromptShape, Tokens] | None) -> ArchiveRow:
-        """Return the line's row, without the part of it as it was `before` that a record has."""
+    def _line(self, line: Line, before: tuple[PromptShape, Tokens] | None) -> ArchiveRecord:
+        """Return the record of `line`, without the part `before` that an earlier record has."""
         if self._written.get(line.uid) != line.turns - 1:
             before = None
         self._written[line.uid] = line.turns
@@ -137,35 +147,35 @@ class SessionArchive:
         if len(self._written) > WRITTEN_MAX:
             self._written.popitem(last=False)
         shape, rows = line.shape, list(line.rows)
-        was, had = before or (PromptShape(), line.tokens[:0])
-        pairs = zip(was.names, shape.names, was.roles, shape.roles, strict=False)
-        same = takewhile(lambda row: row[0] == row[1] and row[2] == row[3], pairs)
+        old_shape, old_tokens = before or (PromptShape(), line.tokens[:0])
+        pairs = zip(old_shape.names, shape.names, old_shape.roles, shape.roles, strict=False)
+        same = takewhile(lambda pair: pair[0] == pair[1] and pair[2] == pair[3], pairs)
         names = sum(1 for _ in same)
-        tokens = common_length(had, line.tokens)
+        tokens = common_length(old_tokens, line.tokens)
         return {
             "uid": line.uid,
             "number": line.number,
             "parent": line.parent.uid if line.parent is not None else b"",
             "branch": [line.branch_message, line.branch_token],
             "turns": line.turns,
-            "is_more": before is not None,  # than the line's last record
+            "is_more": before is not None,  # whether it extends the line's last record
             "names_kept": names,
-            "names": [[each.canonical, each.exact, each.rules] for each in shape.names[names:]],
+            "names": [[name.canonical, name.exact, name.rules] for name in shape.names[names:]],
             "roles": shape.roles[names:],
-            "tools": None if before and was.tools == shape.tools else shape.tools,
-            "chain": shape.chain,  # for earlier versions
-            "options": None if before and was.options == shape.options else shape.options,
+            "tools": None if before and old_shape.tools == shape.tools else shape.tools,
+            "chain": shape.chain,  # read by earlier versions of Hearth
+            "options": None if before and old_shape.options == shape.options else shape.options,
             "tokens_kept": tokens,
-            "tokens": _octets(line.tokens[tokens:]),
+            "tokens": _token_bytes(line.tokens[tokens:]),
             "prompt_tokens": line.prompt_tokens,
             "past": None if before else [[a, b, c] for a, (b, c) in line.past.items()],
             "rows": rows[-1:] if before else rows,
             "adapter": line.adapter,
-            "about": list(astuple(line.about)),
+            "about": list(astuple(line.facts)),
         }
 
 
-def _octets(tokens: Tokens) -> bytes:
+def _token_bytes(tokens: Tokens) -> bytes:
     return tokens.astype("<i4").tobytes()
 
 
@@ -173,10 +183,10 @@ def _octets(tokens: Tokens) -> bytes:
 
 
 class RecordReader:
-    """Puts together what records say. Owner: the thread that starts the worker; used once."""
+    """Assembles entries from records. Owner: the thread that starts the worker; used once."""
 
     def __init__(self, counts: Counter[str]) -> None:
-        """`counts` counts what could not be read."""
+        """Take the counter of records that cannot be read."""
         self._counts = counts
         self._turns: list[Turn] = []
         self._thinking: dict[bytes, str] = {}
@@ -184,8 +194,12 @@ class RecordReader:
         self._lines: dict[tuple[int, bytes], tuple[Line, bytes, Speaker]] = {}
         self._forgotten_at = 0.0
 
-    def take(self, file: int, record: ArchiveRow) -> None:
-        """Take the next record of a file. Raises whatever one that is not ours leads to."""
+    def take(self, file: int, record: ArchiveRecord) -> None:
+        """Take the next record of a file.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError, AttributeError: the record is malformed.
+        """
         at = float(record["at"])
         if "turn" in record:
             self._turns.append(_turn(record["turn"]))
@@ -196,103 +210,116 @@ class RecordReader:
         if record.get("forgets"):
             self._forgotten_at = max(self._forgotten_at, at)
         if "session" in record:
-            key, session, agent, parent, loaded = record["session"]
-            speaker = Speaker(key, session, agent, parent)
+            api_key, session, agent, parent, loaded = record["session"]
+            speaker = Speaker(api_key, session, agent, parent)
             known = self._sessions.get(speaker)
             if known is None or known[0] <= at:
                 self._sessions[speaker] = (at, dict(loaded))
             if "line" in record:
                 self._take_line(file, record["line"], speaker, at)
 
-    def _take_line(self, file: int, row: ArchiveRow, speaker: Speaker, at: float) -> None:
-        place = (file, row["uid"])
-        line = Line(row["number"], at, uid=row["uid"], is_restored=True)
-        if row["is_more"]:
-            line, _, _ = self._lines.get(place, (line, b"", speaker))
-            if line.turns != row["turns"] - 1:
-                self._counts["lines_broken"] += line.turns < row["turns"]
+    def _take_line(self, file: int, record: ArchiveRecord, speaker: Speaker, at: float) -> None:
+        line_id = (file, record["uid"])
+        line = Line(record["number"], at, uid=record["uid"], is_restored=True)
+        if record["is_more"]:
+            line, _, _ = self._lines.get(line_id, (line, b"", speaker))
+            if line.turns != record["turns"] - 1:
+                self._counts["lines_broken"] += line.turns < record["turns"]
                 return
-        _grow(line, row)
+        _grow(line, record)
         line.used_at = at
-        self._lines[place] = (line, row["parent"], speaker)
+        self._lines[line_id] = (line, record["parent"], speaker)
 
-    def memory(self) -> list[ArchiveEntry]:
-        """Return all of it, each thing once, what was used last behind all else."""
+    def entries(self) -> list[ArchiveEntry]:
+        """Return all entries, each thing once, the least recently used first."""
         lines = self._merged()
-        rows = [ArchiveEntry(line.used_at, speaker, {}, line) for line, _, speaker in lines]
-        rows += [ArchiveEntry(at, who, loaded) for who, (at, loaded) in self._sessions.items()]
+        entries = [ArchiveEntry(line.used_at, speaker, {}, line) for line, _, speaker in lines]
+        entries += [
+            ArchiveEntry(at, speaker, loaded) for speaker, (at, loaded) in self._sessions.items()
+        ]
         # A turn is used by each request of its line.
         used: dict[tuple[str, bytes], float] = {}
         for line, _, speaker in lines:
             for link in line.shape.links:
-                place = (speaker.key, link)
-                used[place] = max(used.get(place, 0.0), line.used_at)
-        rows += [
-            ArchiveEntry(max(turn.made_at, used.get((turn.api_key, turn.place), 0.0)), turn=turn)
+                turn_key = (speaker.key, link)
+                used[turn_key] = max(used.get(turn_key, 0.0), line.used_at)
+        entries += [
+            ArchiveEntry(max(turn.made_at, used.get((turn.api_key, turn.link), 0.0)), turn=turn)
             for turn in self._turns
         ]
-        rows.sort(key=lambda row: row.at)
-        return [*rows, *(ArchiveEntry(0.0, thinking=each) for each in self._thinking.items())]
+        entries.sort(key=lambda entry: entry.at)
+        return [
+            *entries,
+            *(ArchiveEntry(0.0, thinking=thought) for thought in self._thinking.items()),
+        ]
 
     def _merged(self) -> list[tuple[Line, bytes, Speaker]]:
-        """Return the lines: of two files' versions of one the later, both where it was forked."""
-        rows = [row for row in self._lines.values() if row[0].used_at > self._forgotten_at]
-        rows.sort(key=lambda row: row[0].used_at, reverse=True)
+        """Return the later version of each line, or both versions if the line forked."""
+        candidates = [
+            candidate
+            for candidate in self._lines.values()
+            if candidate[0].used_at > self._forgotten_at
+        ]
+        candidates.sort(key=lambda candidate: candidate[0].used_at, reverse=True)
         versions: dict[bytes, list[Line]] = {}
         kept = []
-        for row in rows:
-            line, known = row[0], versions.setdefault(row[0].uid, [])
+        for candidate in candidates:
+            line, known = candidate[0], versions.setdefault(candidate[0].uid, [])
             if not any(line.shape.chain in other.past for other in known):
                 known.append(line)
-                kept.append(row)
+                kept.append(candidate)
         for line, parent, _ in kept:
             line.parent = next(iter(versions.get(parent, ())), None)
-        for each in versions.values():
-            for fork in each[1:]:
+        for forks in versions.values():
+            for fork in forks[1:]:
                 fork.uid = secrets.token_bytes(UID_BYTES)
         return kept
 
 
-def _grow(line: Line, row: ArchiveRow) -> None:
-    """Bring `line` to where `row` has it."""
-    was = line.shape
-    kept = was.names[: row["names_kept"]]
-    rows = (MessageName(*each) for each in row["names"])
-    names = (*kept, *linked(rows, kept[-1].link if kept else START))
-    if row["tokens_kept"] > len(line.tokens):
+def _grow(line: Line, record: ArchiveRecord) -> None:
+    """Bring `line` to the state of `record`."""
+    old_shape = line.shape
+    kept = old_shape.names[: record["names_kept"]]
+    written_names = (MessageName(*fields) for fields in record["names"])
+    names = (*kept, *linked(written_names, kept[-1].link if kept else START))
+    if record["tokens_kept"] > len(line.tokens):
         raise ValueError("a record goes on with tokens that are not there")
-    tokens = np.concatenate([line.tokens[: row["tokens_kept"]], _tokens(row["tokens"])])
+    tokens = np.concatenate([line.tokens[: record["tokens_kept"]], _tokens(record["tokens"])])
     line.shape = PromptShape(
         names=names,
-        roles=(*was.roles[: len(kept)], *row["roles"]),
-        tools=was.tools if row["tools"] is None else _pairs(row["tools"]),
-        options=was.options if row["options"] is None else _pairs(row["options"]),
-        said=frozenset(name.exact for name in names),
+        roles=(*old_shape.roles[: len(kept)], *record["roles"]),
+        tools=old_shape.tools if record["tools"] is None else _pairs(record["tools"]),
+        options=old_shape.options if record["options"] is None else _pairs(record["options"]),
+        message_digests=frozenset(name.exact for name in names),
     )
-    line.tokens, line.prompt_tokens, line.turns = tokens, row["prompt_tokens"], row["turns"]
-    line.number, (line.branch_message, line.branch_token) = row["number"], row["branch"]
-    line.adapter = row.get("adapter", "")  # older records have none
-    for chain, messages, count in row["past"] or ():
+    line.tokens, line.prompt_tokens, line.turns = tokens, record["prompt_tokens"], record["turns"]
+    line.number, (line.branch_message, line.branch_token) = record["number"], record["branch"]
+    line.adapter = record.get("adapter", "")  # older records have none
+    for chain, messages, count in record["past"] or ():
         line.past[chain] = (messages, count)
     line.past[line.shape.chain] = (len(names), len(tokens))
     while len(line.past) > PAST_MAX:
         line.past.popitem(last=False)
-    line.rows.extend(row["rows"])
-    if "about" in row:  # records of earlier versions lack it
-        line.about = LineFacts(*row["about"])
+    line.rows.extend(record["rows"])
+    if "about" in record:  # records of earlier versions lack it
+        line.facts = LineFacts(*record["about"])
 
 
-def _turn(row: list[Any]) -> Turn:
-    # Older records do not tell what the turn was sampled behind.
-    key, place, ids, reasoning, content, calls, text, call_ids, signature, made_at, *rest = row
-    said = TurnContent(reasoning, content, tuple((name, arguments) for name, arguments in calls))
-    begins = Beginning(*rest[0]) if any(rest) else None
-    return Turn(key, place, _tokens(ids), said, text, tuple(call_ids), signature, made_at, begins)
+def _turn(fields: list[Any]) -> Turn:
+    # Older records lack the prefix that the turn was sampled behind.
+    api_key, link, ids, reasoning, content, calls, text, call_ids, signature, made_at, *rest = (
+        fields
+    )
+    answer = TurnContent(reasoning, content, tuple((name, arguments) for name, arguments in calls))
+    prefix = PromptPrefix(*rest[0]) if any(rest) else None
+    return Turn(
+        api_key, link, _tokens(ids), answer, text, tuple(call_ids), signature, made_at, prefix
+    )
 
 
 def _tokens(octets: bytes) -> Tokens:
     return np.frombuffer(octets, dtype="<i4").astype(np.int32)
 
 
-def _pairs(rows: Iterable[Any]) -> tuple[tuple[str, bytes], ...]:
-    return tuple((name, digest) for name, digest in rows)
+def _pairs(pairs: Iterable[Any]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, digest) for name, digest in pairs)

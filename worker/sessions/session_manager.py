@@ -1,8 +1,8 @@
 """Remembers a worker's sessions: turns, thinking, conversation lines, and what each request lost.
 
-It reports them too: what they are, by whom, since when.
+It also reports them: their names, their clients, and when they began.
 
-The prompt thread asks when a request arrives; the inference thread reports when it ended.
+The prompt thread calls when a request arrives, the inference thread when it has ended.
 """
 
 import logging
@@ -31,21 +31,21 @@ from hearth.worker.sessions.conversation_lines import (
     PromptShape,
     Session,
     first_user,
-    position_in,
+    match_line,
     shape_of,
 )
 from hearth.worker.sessions.echoed_turn_match import (
     CLAUDE_CODE,
-    Known,
+    SessionFacts,
     TurnContent,
-    directories,
+    directories_of_turns,
     is_trimmed,
     says_the_same,
     turn_content,
     working_directory,
 )
 from hearth.worker.sessions.session_archive import ArchiveEntry, SessionArchive
-from hearth.worker.sessions.session_visit import (
+from hearth.worker.sessions.session_context import (
     CHANGED,
     DROPPED,
     KEPT,
@@ -60,33 +60,33 @@ from hearth.worker.sessions.turn_store import (
     ThinkingStore,
     Turn,
     TurnStore,
-    place_behind,
-    places_of_ids,
+    lookup_by_link,
+    lookups_by_ids,
     thinking_key,
 )
 
 log = logging.getLogger(__name__)
 
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
-SPEED_TOKENS_MIN = 16  # as in /metrics: the speed of fewer says nothing
-PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
-TREE_LINES_MAX: Final = 40  # of a session that is reported in brief, the most recently used
-TREE_ROWS_MAX: Final = 160  # of all of them together
-TREE_LINE_ROWS_MAX: Final = 40  # of each, the last
+SPEED_TOKENS_MIN = 16  # as in /metrics: fewer tokens give no meaningful speed
+LOOKUPS_AT_ONCE = 64  # lookup keys searched before the lock is released
+TREE_LINES_MAX: Final = 40  # lines in a brief report, the most recently used
+TREE_ROWS_MAX: Final = 160  # requests of all lines in a brief report
+TREE_LINE_ROWS_MAX: Final = 40  # last requests of each line in a brief report
 
-# One session as it is reported: when it was last used, its label, and its lines of one moment.
-_Told = tuple[float, str, Session, list[Line]]
+# A session in reports: when it was last used, its label, itself, and its lines of one moment.
+_ReportedSession = tuple[float, str, Session, list[Line]]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
-    """The settings that are about sessions. Immutable."""
+    """The settings of sessions. Immutable."""
 
-    lines_max: int = 0  # of one session, 0 = no cap
-    idle_s: float = 0.0  # until a session is forgotten, 0 = never
-    ttl_s: float = 0.0  # until unused KV leaves memory, 0 = never
-    shows_text: bool = False  # snippets of prompts in logs and reports
-    is_exact: bool = False  # only what was prefilled is reused
+    lines_max: int = 0  # lines of one session, 0 = no limit
+    idle_s: float = 0.0  # unused time until a session is forgotten, 0 = never
+    ttl_s: float = 0.0  # unused time until KV leaves memory, 0 = never
+    shows_text: bool = False  # whether logs and reports show snippets of prompts
+    is_exact: bool = False  # whether only canonical KV is reused
     worker_id: int = 0
     model: str = ""  # the public name, for reports
 
@@ -94,19 +94,19 @@ class SessionRules:
 class SessionManager:
     """The turns, thinking and conversation lines of one worker, under one lock. Any thread.
 
-    Invariant: each visit ends at most once, and what it leaves is written to `archive` in the order
-    in which requests end. `turns`, `thinking` and `lines` are changed under the lock alone.
-    The lock is held for steps whose cost grows neither with a prompt's messages nor its tokens:
-    what is long searches copies of what is kept, all of which is immutable. So the inference thread
-    waits for no prompt's work, and nobody for a disk.
+    Invariant: each context ends at most once, and its results are written to `archive` in the order
+    in which requests end. `turns`, `thinking` and `lines` change only under the lock.
+    The lock is held for steps whose cost grows neither with a prompt's messages nor its tokens.
+    Longer searches read immutable copies without the lock. So the inference thread never waits for
+    a prompt's preparation, and no thread waits for a disk.
     """
 
     def __init__(
         self, rules: SessionRules, log: TraceLog, slack: int, directory: Path | None = None
     ) -> None:
-        """Take up what is remembered in `directory`; None remembers in memory only.
+        """Restore what `directory` holds; with None, sessions are remembered in memory only.
 
-        Prefills are cut at most `slack` tokens apart.
+        Two prefill cuts are at most `slack` tokens apart.
         """
         self._rules = rules
         self._log = log
@@ -123,9 +123,9 @@ class SessionManager:
     # ------------------------------------------------------------ arrival
 
     def arrive(self, prompt: Prompt, is_kept: bool = True) -> SessionContext | None:
-        """Return what is known about the request; None where its messages are not named.
+        """Return what is known about the request; None if its messages have no names.
 
-        None also where it is not to be kept: it finds nothing, and nothing will be recorded of it.
+        None also unless the request is to be kept: then it finds nothing and leaves nothing.
         """
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
@@ -134,194 +134,214 @@ class SessionManager:
         with self._lock:
             session = self.lines.session(speaker, time.monotonic())
             known = self.lines.snapshot(session)
-        place = position_in(session, known, shape)
-        visit = SessionContext(prompt, speaker.key, place, list(prompt.messages), [], {})
-        loads = _loads(prompt) if place.session.is_named else []
+        line_match = match_line(session, known, shape)
+        context = SessionContext(prompt, speaker.key, line_match, list(prompt.messages), [], {})
+        loaded_tools = _referenced_tools(prompt) if line_match.session.is_named else []
         with self._lock:
-            self._note_session(visit, loads)
-        self._find_turns(visit)
-        return visit
+            self._record_session(context, loaded_tools)
+        self._find_turns(context)
+        return context
 
     def new_number(self) -> int:
-        """Return the number of another conversation."""
+        """Return an unused conversation number."""
         with self._lock:
             return self.lines.new_number()
 
-    def _note_session(self, visit: SessionContext, loads: list[str]) -> None:
-        """Note the conversation and its kind, and that it loads tools. The lock is held."""
+    def _record_session(self, context: SessionContext, loaded_tools: list[str]) -> None:
+        """Record the conversation, its kind, and the tools that it loads. The lock is held."""
         assert self._lock.locked()
-        place = visit.place
-        session, names = place.session, place.shape.names
-        # The digest of the first question tells conversations apart.
-        opening = names[first_user(place.shape)].exact if names else b""
-        session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
-        session.loaded.update(dict.fromkeys(loads, opening))
-        visit.loaded = [name for name, where in session.loaded.items() if where != opening]
-        visit.conversation = 0 if place.line is not None else self.lines.new_number()
-        visit.kind = "side" if place.is_side else _kind(session, place.line)
+        match = context.line_match
+        session, names = match.session, match.shape.names
+        # Conversations are distinguished by the digest of their first question.
+        opening = names[first_user(match.shape)].exact if names else b""
+        session.record_speaker(context.prompt.speaker, is_side=match.shape.is_side)
+        session.loaded.update(dict.fromkeys(loaded_tools, opening))
+        context.loaded = [
+            name for name, tool_opening in session.loaded.items() if tool_opening != opening
+        ]
+        context.conversation = 0 if match.line is not None else self.lines.new_number()
+        context.kind = "side" if match.is_side else _kind(session, match.line)
 
-    def _find_turns(self, visit: SessionContext) -> None:
-        """Find the tokens of each assistant message, or else the thinking it was stripped of."""
-        messages = visit.prompt.messages
-        known = _known(visit.prompt)
+    def _find_turns(self, context: SessionContext) -> None:
+        """Find each assistant message's tokens, or else the thinking that was stripped from it."""
+        messages = context.prompt.messages
+        facts = _session_facts(context.prompt)
         contents = {
-            at: turn_content(each)
-            for at, each in enumerate(messages)
-            if each["role"] == "assistant"
+            at: turn_content(message)
+            for at, message in enumerate(messages)
+            if message["role"] == "assistant"
         }
-        run_in = directories(known.directory, messages, contents)
-        ids: dict[Any, str] = {}  # of calls: as the client sends one -> as it was given it
+        command_directories = directories_of_turns(facts.directory, messages, contents)
+        ids: dict[Any, str] = {}  # call id as the client sends it -> call id as it was sent out
         for at, message in enumerate(messages):
             turn = None
             if at in contents:
-                said, place = contents[at], visit.place.links[at]
-                here = replace(known, directory=run_in.get(at, ""))
-                turn = self._find(visit, at, said, here)
-                reasoning = turn.said.reasoning if turn is not None else said.reasoning
-                if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    name = thinking_key(visit.api_key, place, said)
+                echo, link = contents[at], context.line_match.links[at]
+                turn_facts = replace(facts, directory=command_directories.get(at, ""))
+                turn = self._find(context, at, echo, turn_facts)
+                reasoning = turn.answer.reasoning if turn is not None else echo.reasoning
+                if turn is None and not reasoning and context.states[at] != CHANGED:
+                    key = thinking_key(context.api_key, link, echo)
                     with self._lock:
-                        reasoning = self.thinking.get(name)
-                    visit.healed += bool(reasoning)
-                if reasoning and not said.reasoning:
-                    visit.messages[at] = message | {"reasoning_content": reasoning}
-                    if turn is not None and not is_trimmed(turn.said.content, said.content):
-                        # The client moved it there: else a <think> in a content is text.
-                        visit.messages[at]["content"] = turn.said.content
+                        reasoning = self.thinking.get(key)
+                    context.healed += bool(reasoning)
+                if reasoning and not echo.reasoning:
+                    context.messages[at] = message | {"reasoning_content": reasoning}
+                    if turn is not None and not is_trimmed(turn.answer.content, echo.content):
+                        # The client moved the thinking into the content. Else a <think> is text.
+                        context.messages[at]["content"] = turn.answer.content
                 calls = message.get("tool_calls") or ()
-                # A client that numbers the calls of each message anew means these from here on.
-                given = shown = [call.get("id") for call in calls]
+                # Later results refer to these ids, even if the client numbers calls by message.
+                client_ids = recorded_ids = [call.get("id") for call in calls]
                 if turn is not None and 0 < len(calls) == len(turn.call_ids):
-                    shown = list(turn.call_ids)
-                    rows = [{**call, "id": each} for call, each in zip(calls, shown, strict=True)]
-                    visit.messages[at] = visit.messages[at] | {"tool_calls": rows}
-                ids |= zip(given, shown, strict=True)
+                    recorded_ids = list(turn.call_ids)
+                    renamed_calls = [
+                        {**call, "id": call_id}
+                        for call, call_id in zip(calls, recorded_ids, strict=True)
+                    ]
+                    context.messages[at] = context.messages[at] | {"tool_calls": renamed_calls}
+                ids |= zip(client_ids, recorded_ids, strict=True)
             elif message.get("tool_call_id") in ids:
-                visit.messages[at] = message | {"tool_call_id": ids[message["tool_call_id"]]}
-            visit.turns.append(turn)
+                context.messages[at] = message | {"tool_call_id": ids[message["tool_call_id"]]}
+            context.turns.append(turn)
 
-    def _find(self, visit: SessionContext, at: int, said: TurnContent, known: Known) -> Turn | None:
-        """Return the one turn that says what message `at` says, if there is one."""
-        found = self._turns_at(places_of_ids(visit.api_key, visit.prompt.messages[at]))
+    def _find(
+        self, context: SessionContext, at: int, echo: TurnContent, facts: SessionFacts
+    ) -> Turn | None:
+        """Return the one turn that says what message `at` says, if there is exactly one."""
+        found = self._turns_under(lookups_by_ids(context.api_key, context.prompt.messages[at]))
         if not found:
-            found = self._turns_at([place_behind(visit.api_key, visit.place.links[at])])
-        same = [turn for turn in found if is_echo(turn, said, known)]
-        # A model may write one id in several conversations: the turn of this place goes first.
-        same = [turn for turn in same if turn.place == visit.place.links[at]] or same
+            found = self._turns_under(
+                [lookup_by_link(context.api_key, context.line_match.links[at])]
+            )
+        same = [turn for turn in found if is_echo(turn, echo, facts)]
+        # A model may write one id in several conversations: turns behind these messages go first.
+        same = [turn for turn in same if turn.link == context.line_match.links[at]] or same
         if len({turn.ids.tobytes() for turn in same}) == 1:
-            visit.states[at] = KEPT
-            return same[-1]  # what the same was sampled behind changes where a client edits
-        assert len(visit.turns) == at, (len(visit.turns), at)
-        visit.ambiguous += len(same) > 1
-        visit.states[at] = CHANGED if found and not same else RENDERED
+            context.states[at] = KEPT
+            return same[
+                -1
+            ]  # equal tokens may have several prefixes, if the client edited before them
+        assert len(context.turns) == at, (len(context.turns), at)
+        context.ambiguous += len(same) > 1
+        context.states[at] = CHANGED if found and not same else RENDERED
         return None
 
-    def _turns_at(self, places: Sequence[Hashable]) -> list[Turn]:
-        """Return the turns that are listed at `places`, which a message may have any number of."""
+    def _turns_under(self, lookups: Sequence[Hashable]) -> list[Turn]:
+        """Return the turns under `lookups`, of which a message may have any number."""
         found: dict[Turn, None] = {}
-        for start in range(0, len(places), PLACES_AT_ONCE):
+        for start in range(0, len(lookups), LOOKUPS_AT_ONCE):
             with self._lock:
-                turns = self.turns.find(places[start : start + PLACES_AT_ONCE])
+                turns = self.turns.find(lookups[start : start + LOOKUPS_AT_ONCE])
             found.update(dict.fromkeys(turns))
         return list(found)
 
     # ------------------------------------------------------------ end
 
-    def ended(self, visit: SessionContext, ending: RequestEnding) -> dict[str, Any] | None:
+    def ended(self, context: SessionContext, ending: RequestEnding) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
-        assert visit.said is None and visit.turn is None, "a visit ends once"
-        if visit.prompt.continues:  # the message that it continued stands in front of the answer
-            begun, said = turn_content(visit.messages[-1]), ending.said
-            content, reasoning = begun.content + said.content, begun.reasoning or said.reasoning
-            said = replace(said, reasoning=reasoning, content=content)
-            ending = replace(ending, said=said, text=begun.content + ending.text)
+        assert context.answer is None and context.turn is None, "a visit ends once"
+        if context.prompt.continues:  # the continued message is the beginning of the answer
+            beginning, answer = turn_content(context.messages[-1]), ending.answer
+            content, reasoning = (
+                beginning.content + answer.content,
+                beginning.reasoning or answer.reasoning,
+            )
+            answer = replace(answer, reasoning=reasoning, content=content)
+            ending = replace(ending, answer=answer, text=beginning.content + ending.text)
         now = time.monotonic()
-        divergence = self._loss(visit, ending)
+        divergence = self._loss(context, ending)
         assert divergence is None or divergence.lost <= ending.usage.prefilled_tokens, divergence
-        row = self._row(visit, ending)
+        record = self._trace_record(context, ending)
         if divergence is not None:
-            row["divergence"] = divergence.as_row(self._rules.shows_text)
-            row[REJECTED] += divergence.cause.name == UNEXPLAINED
+            record["divergence"] = divergence.as_row(self._rules.shows_text)
+            record[REJECTED] += divergence.cause.name == UNEXPLAINED
         if not ending.is_cancelled:
-            visit.said = ending.said
+            context.answer = ending.answer
             if ending.is_whole and len(ending.sampled):
-                visit.turn = _turn(visit, ending)
-        tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
+                context.turn = _turn(context, ending)
+        tokens = np.concatenate([context.tokens, pack(list(ending.sampled))])
         with self._lock:
-            self._count(visit, divergence)
+            self._count(context, divergence)
             if not ending.is_cancelled:
-                if visit.turn is not None:
-                    self._remember(visit.turn)
-                self._write(visit, tokens, row, now)
+                if context.turn is not None:
+                    self._remember(context.turn)
+                self._write(context, tokens, record, now)
         if divergence is not None:
-            log.info("lost request=%s %s", ending.request_id, row["divergence"])
-        speaker = visit.prompt.speaker  # those without a session share a file of their client
-        self._log.write(speaker.session or speaker.client, row)
+            log.info("lost request=%s %s", ending.request_id, record["divergence"])
+        speaker = context.prompt.speaker  # requests without a session share their client's file
+        self._log.write(speaker.session or speaker.client, record)
         return divergence.as_row(True) if divergence is not None else None
 
     def _remember(self, turn: Turn) -> None:
         """Keep a turn and its thinking."""
         self.turns.add(turn)
-        if turn.said.reasoning:
+        if turn.answer.reasoning:
             self.thinking.put(
-                thinking_key(turn.api_key, turn.place, turn.said), turn.said.reasoning
+                thinking_key(turn.api_key, turn.link, turn.answer), turn.answer.reasoning
             )
 
     def _write(
-        self, visit: SessionContext, tokens: Tokens, row: dict[str, Any], now: float
+        self, context: SessionContext, tokens: Tokens, record: dict[str, Any], now: float
     ) -> None:
-        """Write what the request left to its line, and the archive. The lock is held."""
+        """Write what the request left to its line and the archive. The lock is held."""
         assert self._lock.locked()
-        line = self.lines.advance(visit.place, now, visit.conversation)
-        was = (line.shape, line.tokens) if line.turns else None
-        if visit.place.line is not line and visit.place.before is not None:
-            line.branch_token = visit.shared
-        self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
-        assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
-        line.used_at, line.adapter = now, visit.adapter
-        line.about = _facts_after(line.about, visit, row)
-        line.title = line.title or visit.prompt.speaker.title
+        line = self.lines.advance(context.line_match, now, context.conversation)
+        before = (line.shape, line.tokens) if line.turns else None
+        if context.line_match.line is not line and context.line_match.earlier is not None:
+            line.branch_token = context.shared
+        self.lines.write(line, context.line_match.shape, tokens, len(context.tokens))
+        assert context.turn is None or len(context.turn.ids) <= len(tokens)
+        line.used_at, line.adapter = now, context.adapter
+        line.facts = _facts_after(line.facts, context, record)
+        line.title = line.title or context.prompt.speaker.title
         session = self.lines.session_of(line)
-        visit.kind = _kind(session, line)
-        row |= {
+        context.kind = _kind(session, line)
+        record |= {
             "line": line.number,
             "parent": line.parent.number if line.parent is not None else None,
             "kind": session.kind(line),
             "turn": line.turns,
         }
-        line.rows.append(row)
+        line.rows.append(record)
         speaker, loaded = session.speaker, dict(session.loaded)
-        self.archive.add(ArchiveEntry(time.time(), speaker, loaded, line.copy(), was, visit.turn))
+        self.archive.add(
+            ArchiveEntry(time.time(), speaker, loaded, line.copy(), before, context.turn)
+        )
 
-    def _loss(self, visit: SessionContext, ending: RequestEnding) -> Divergence | None:
-        """Return what the request read again: by other tokens, or else by what was not kept."""
-        usage, before = ending.usage, visit.place.before
-        at, fed = usage.cached_tokens, usage.cached_tokens + usage.prefilled_tokens
-        if visit.divergence and (found := visit.divergence.within(at, fed)):
+    def _loss(self, context: SessionContext, ending: RequestEnding) -> Divergence | None:
+        """Return the loss of the request: tokens that differ, or else tokens that were not kept."""
+        usage, before = ending.usage, context.line_match.earlier
+        cached, end = usage.cached_tokens, usage.cached_tokens + usage.prefilled_tokens
+        if context.divergence and (found := context.divergence.within(cached, end)):
             return found
         if before is None or ending.is_cancelled:
             return None
-        expected = min(visit.shared, ending.limit, fed)
+        expected = min(context.shared, ending.limit, end)
         slack = self._slack + SLACK
-        if (lost := expected - at) <= slack:
+        if (lost := expected - cached) <= slack:
             return None
-        is_answers = at + slack >= before.prompt_tokens
+        is_in_answer = cached + slack >= before.prompt_tokens
         idle_s = time.monotonic() - usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
-        if before.adapter != visit.adapter:
+        if before.adapter != context.adapter:
             cause = "other adapter"
-        elif self._rules.is_exact and (is_answers or not ending.evictions):
-            cause = "exact mode"  # what was generated, or prefilled by other cuts
-        elif is_answers and visit.states.get(len(before.shape.names), KEPT) != KEPT:
-            cause = "turn not recorded"  # its end was no place to go on from
-        return Divergence(Cause(cause, len(visit.prompt.messages) - 1), at, lost, "")
+        elif self._rules.is_exact and (is_in_answer or not ending.evictions):
+            cause = "exact mode"  # the KV was generated, or prefilled by other cuts
+        elif is_in_answer and context.states.get(len(before.shape.names), KEPT) != KEPT:
+            cause = "turn not recorded"  # the line ends at no position to resume at
+        return Divergence(Cause(cause, len(context.prompt.messages) - 1), cached, lost, "")
 
-    def _count(self, visit: SessionContext, divergence: Divergence | None) -> None:
-        """Count what became of the request's turns, and what it lost. The lock is held."""
+    def _count(self, context: SessionContext, divergence: Divergence | None) -> None:
+        """Count the states of the request's turns, and its loss. The lock is held."""
         assert self._lock.locked()
-        states = {state: visit.count(state) for state in (KEPT, CHANGED, RENDERED, DROPPED)}
-        others = {"healed": visit.healed, "ambiguous": visit.ambiguous, "doubtful": visit.doubtful}
+        states = {state: context.count(state) for state in (KEPT, CHANGED, RENDERED, DROPPED)}
+        others = {
+            "healed": context.healed,
+            "ambiguous": context.ambiguous,
+            "doubtful": context.doubtful,
+        }
         for name, count in (states | others).items():
             self.counts[f"turns_{name}"] += count
         if divergence is not None:
@@ -329,65 +349,65 @@ class SessionManager:
             self.counts["canonical_drift"] += divergence.cause.is_drift
             self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
-    def _row(self, visit: SessionContext, ending: RequestEnding) -> dict[str, Any]:
-        """Return the request's line of the trace log. No text of the prompt, nor its title."""
-        place, usage = visit.place, ending.usage
-        before = place.before.shape if place.before is not None else PromptShape()
+    def _trace_record(self, context: SessionContext, ending: RequestEnding) -> dict[str, Any]:
+        """Return the request's record of the trace log, without the prompt's text and title."""
+        match, usage = context.line_match, ending.usage
+        before = match.earlier.shape if match.earlier is not None else PromptShape()
         return {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "worker": self._rules.worker_id,
             "request_id": ending.request_id,
-            "session": visit.prompt.speaker.label,
-            "agent": place.session.speaker.agent,
-            "messages": len(visit.prompt.messages),
-            "stable_prefix_msg_count": before.shared_names(place.shape),
-            "cache_key_delta_chars": visit.prompt.delta_chars,
-            "rules": sorted({rule for name in visit.prompt.names for rule in name.rules}),
+            "session": context.prompt.speaker.label,
+            "agent": match.session.speaker.agent,
+            "messages": len(context.prompt.messages),
+            "stable_prefix_msg_count": before.shared_names(match.shape),
+            "cache_key_delta_chars": context.prompt.delta_chars,
+            "rules": sorted({rule for name in context.prompt.names for rule in name.rules}),
             "prompt": usage.prompt_tokens,
             "cached": usage.cached_tokens,
             "prefilled": usage.prefilled_tokens,
             "source": usage.source,
             "match": usage.match,
             "completion": usage.completion_tokens,
-            "reused_turns": visit.count(KEPT),
-            "healed_turns": visit.healed,
-            "changed_turns": visit.count(CHANGED),
+            "reused_turns": context.count(KEPT),
+            "healed_turns": context.healed,
+            "changed_turns": context.count(CHANGED),
             "queue_ms": usage.queue_ms,
             "ttft_ms": usage.ttft_ms,
             "finish_ms": usage.finish_ms,
             **{name: int(name in ending.raised) for name in ("vlm_retreat", "hybrid_trim_miss")},
             REJECTED: 0,
             "divergence": None,
-            "line": place.line.number if place.line is not None else None,
+            "line": match.line.number if match.line is not None else None,
         }
 
     def forget_lines(self) -> None:
-        """Forget all lines as the cache was emptied: no later request loses anything by that."""
+        """Forget all lines with the emptied cache, so that no later request reports a loss."""
         with self._lock:
             self.lines.forget_lines()
             self.archive.add(ArchiveEntry(time.time(), forgets=True))
 
     def close(self) -> None:
-        """Write what the archive and the trace log still hold."""
+        """Write what the archive and the trace log have queued."""
         self.archive.journal.close()
         self._log.close()
 
     # ------------------------------------------------------------ reports
 
-    def session_rows(self, key: str = "") -> list[dict[str, Any]]:
-        """Return a row for each session of `key`, "" = all, the most recently used first."""
+    def session_rows(self, api_key: str = "") -> list[dict[str, Any]]:
+        """Return a row for each session of `api_key` ("" = all), the most recently used first."""
         now = time.monotonic()
-        found = sorted(self._reported(key), key=itemgetter(0), reverse=True)
-        return [self._session_row(told, now) for told in found]
+        found = sorted(self._reported(api_key), key=itemgetter(0), reverse=True)
+        return [self._session_row(reported, now) for reported in found]
 
     def lines_report(
-        self, label: str, key: str = "", is_brief: bool = False
+        self, label: str, api_key: str = "", is_brief: bool = False
     ) -> dict[str, Any] | None:
-        """Return the lines of the sessions called `label` of `key`, "" = all; None of none.
+        """Return the lines of the sessions called `label` of `api_key` ("" = all); None if none.
 
-        `is_brief`: the newest of them, for a page that asks each second.
+        `is_brief` leaves out older lines and requests, for a page that polls each second.
         """
-        found = [told for told in self._reported(key) if label in ("", told[1])]
+        found = [reported for reported in self._reported(api_key) if label in ("", reported[1])]
         if not found:
             return None
         pairs = [(session, line) for *_, session, lines in found for line in lines]
@@ -404,20 +424,20 @@ class SessionManager:
             reports.append(report)
         return {"session": label, "lines": reports}
 
-    def _reported(self, key: str) -> list[_Told]:
-        """Return the sessions of `key`, "" = all.
+    def _reported(self, api_key: str) -> list[_ReportedSession]:
+        """Return the sessions of `api_key` ("" = all).
 
-        A conversation whose client names no session is one of its own, told by its lines' labels.
+        Lines of a session without an id are reported as separate sessions, by their labels.
         """
-        owner = self.archive.journal.named(key) if key else ""
-        found: list[_Told] = []
+        owner = self.archive.journal.named(api_key) if api_key else ""
+        found: list[_ReportedSession] = []
         with self._lock:
             for session in self.lines.sessions:
                 if owner not in ("", session.speaker.key):
                     continue
                 groups: dict[str, list[Line]] = {session.label: []} if session.is_named else {}
                 for line in session.lines.values():
-                    label = session.label if session.is_named else line.about.label
+                    label = session.label if session.is_named else line.facts.label
                     groups.setdefault(label or session.label, []).append(line)
                 for label, lines in groups.items():
                     ends = (line.used_at for line in lines)
@@ -425,32 +445,36 @@ class SessionManager:
                     found.append((used_at, label, session, lines))
         return found
 
-    def _session_row(self, told: _Told, now: float) -> dict[str, Any]:
-        used_at, label, session, lines = told
+    def _session_row(self, reported: _ReportedSession, now: float) -> dict[str, Any]:
+        used_at, label, session, lines = reported
         first = min(lines, key=lambda line: line.number, default=None)
         last = max(lines, key=lambda line: line.used_at, default=None)
-        facts = [line.about for line in lines]
-        speeds = [each.decode_speed for each in facts if each.decode_speed is not None]
+        facts = [line.facts for line in lines]
+        speeds = [
+            line_facts.decode_speed for line_facts in facts if line_facts.decode_speed is not None
+        ]
         is_named = session.is_named
         return {
             "session": label,
             "agent": session.speaker.agent,
             "title": (session.title if is_named else "") or (first.title if first else ""),
-            "client": (session.client if is_named else "") or (last.about.client if last else ""),
+            "client": (session.client if is_named else "") or (last.facts.client if last else ""),
             "model": self._rules.model,
-            "begun_at": min((each.begun_at for each in facts if each.begun_at), default=None),
+            "begun_at": min(
+                (line_facts.begun_at for line_facts in facts if line_facts.begun_at), default=None
+            ),
             "lines": len(lines),
             "turns": sum(line.turns for line in lines),
-            "lost": sum(each.lost for each in facts),
+            "lost": sum(line_facts.lost for line_facts in facts),
             "decode_speed": statistics.median(speeds) if speeds else None,
             "idle_s": round(now - used_at, 1),
         }
 
     # ------------------------------------------------------------ across restarts
 
-    def _restore(self, memory: Iterable[ArchiveEntry]) -> None:
-        """Take up what earlier workers left. Before any thread uses this object."""
-        for entry in memory:
+    def _restore(self, entries: Iterable[ArchiveEntry]) -> None:
+        """Restore what earlier workers left. Called before any thread uses this object."""
+        for entry in entries:
             if entry.turn is not None:
                 self._remember(entry.turn)
             if entry.thinking is not None:
@@ -460,9 +484,9 @@ class SessionManager:
                 self.lines.restore(entry.speaker, entry.loaded or {}, entry.line, used_at)
 
     def all_entries(self) -> Iterator[ArchiveEntry]:
-        """Yield all that is remembered, each line as it is when its turn comes.
+        """Yield all that is remembered; each line is copied when it is yielded.
 
-        The journal writer's thread.
+        Runs on the journal writer's thread.
         """
         ahead = time.time() - time.monotonic()
         with self._lock:
@@ -477,25 +501,27 @@ class SessionManager:
                 with self._lock:
                     line = line.copy()
                 yield ArchiveEntry(line.used_at + ahead, speaker, loaded, line)
-        brought: dict[bytes, str] = {}
+        thinking_of_turns: dict[bytes, str] = {}
         for turn in turns:
-            if turn.said.reasoning:
-                brought[thinking_key(turn.api_key, turn.place, turn.said)] = turn.said.reasoning
+            if turn.answer.reasoning:
+                thinking_of_turns[thinking_key(turn.api_key, turn.link, turn.answer)] = (
+                    turn.answer.reasoning
+                )
             yield ArchiveEntry(turn.made_at, turn=turn)
         for name, text in thinking:
-            if brought.get(name) != text:
+            if thinking_of_turns.get(name) != text:
                 yield ArchiveEntry(0.0, thinking=(name, text))
 
     def counters(self) -> dict[str, Any]:
-        """Return the counters and what is remembered."""
+        """Return the counters, and the number and size of what is remembered."""
         with self._lock:
-            held = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
+            sizes = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
             counts = dict(self.counts)
-        return {**counts, **held, "archive": self.archive.report()}
+        return {**counts, **sizes, "archive": self.archive.report()}
 
 
 def _kind(session: Session, line: Line | None) -> str:
-    """Return the kind of a line: for a branch that of its root; None stands for a new line."""
+    """Return the kind of a line; a branch has its root's kind. None stands for a new line."""
     if line is None:
         return "agent" if session.is_agent else "main"
     while line.parent is not None:
@@ -504,58 +530,60 @@ def _kind(session: Session, line: Line | None) -> str:
     return "agent" if kind == "sub-agent" else kind
 
 
-def _facts_after(before: LineFacts, visit: SessionContext, row: Mapping[str, Any]) -> LineFacts:
-    """Return what a line is known by after a request, whose trace row is `row`."""
-    speaker, speed = visit.prompt.speaker, before.decode_speed
-    lost: int = (row["divergence"] or {}).get("lost", 0)
-    tokens, decode_ms = row["completion"], row["finish_ms"] - row["ttft_ms"]
-    if tokens > SPEED_TOKENS_MIN and decode_ms > 0:  # a second, after the first
+def _facts_after(
+    before: LineFacts, context: SessionContext, record: Mapping[str, Any]
+) -> LineFacts:
+    """Return a line's facts after a request, whose trace record is `record`."""
+    speaker, speed = context.prompt.speaker, before.decode_speed
+    lost: int = (record["divergence"] or {}).get("lost", 0)
+    tokens, decode_ms = record["completion"], record["finish_ms"] - record["ttft_ms"]
+    if tokens > SPEED_TOKENS_MIN and decode_ms > 0:  # tokens a second, after the first token
         speed = round((tokens - 1) * 1000 / decode_ms, 1) or speed
     return LineFacts(
         label=speaker.label,
         client=speaker.client_name,
-        begun_at=before.begun_at or round(visit.arrived_at, 3),
+        begun_at=before.begun_at or round(context.arrived_at, 3),
         lost=before.lost + lost,
         decode_speed=speed,
     )
 
 
-def _loads(prompt: Prompt) -> list[str]:
-    """Return the deferred tools that the conversation loads.
+def _referenced_tools(prompt: Prompt) -> list[str]:
+    """Return the deferred tools that the conversation references.
 
-    One that its session loaded is shown again where that conversation is gone, not where it goes
-    back to before the tool was loaded.
+    A tool that its session loaded is shown again in a conversation that lost the reference, but not
+    in the same conversation where it goes back to before the reference.
     """
     listed = {tool["function"]["name"] for tool in prompt.deferred}
-    rows = (row.get("tool_references") or () for row in prompt.messages)
-    return [name for names in rows for name in names if name in listed]
+    references = (message.get("tool_references") or () for message in prompt.messages)
+    return [name for names in references for name in names if name in listed]
 
 
-def _turn(visit: SessionContext, ending: RequestEnding) -> Turn:
-    """Return the turn that the request's answer is."""
-    assert visit.header <= len(visit.tokens), (visit.header, len(visit.tokens))
+def _turn(context: SessionContext, ending: RequestEnding) -> Turn:
+    """Return the request's answer as a turn."""
+    assert context.header <= len(context.tokens), (context.header, len(context.tokens))
     return Turn(
-        api_key=visit.api_key,
-        place=visit.place.links[-2 if visit.prompt.continues else -1],
-        ids=np.concatenate([visit.tokens[visit.header :], pack(list(ending.sampled))]),
-        said=ending.said,
+        api_key=context.api_key,
+        link=context.line_match.links[-2 if context.prompt.continues else -1],
+        ids=np.concatenate([context.tokens[context.header :], pack(list(ending.sampled))]),
+        answer=ending.answer,
         text=ending.text,
         call_ids=ending.call_ids,
-        signature=ending.signature if ending.said.reasoning else "",
+        signature=ending.signature if ending.answer.reasoning else "",
         made_at=time.time(),
-        begins=visit.begins,
+        prefix=context.prefix,
     )
 
 
-def _known(prompt: Prompt) -> Known:
+def _session_facts(prompt: Prompt) -> SessionFacts:
     functions = (tool["function"] for tool in (*prompt.tools, *prompt.deferred))
-    schemas = {row["name"]: row.get("parameters") or {} for row in functions}
+    schemas = {function["name"]: function.get("parameters") or {} for function in functions}
     client = prompt.speaker.client
     directory = working_directory(prompt.messages) if client == CLAUDE_CODE else ""
-    return Known(schemas, client, directory)
+    return SessionFacts(schemas, client, directory)
 
 
-def is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
-    """Whether an echo says what the turn said: as it was written, or as it was parsed."""
-    is_written = not (said.calls or said.reasoning) and is_trimmed(turn.text, said.content)
-    return is_written or says_the_same(turn.said, said, known)
+def is_echo(turn: Turn, echo: TurnContent, facts: SessionFacts) -> bool:
+    """Return whether an echo says what the turn said, as written or as parsed."""
+    is_written = not (echo.calls or echo.reasoning) and is_trimmed(turn.text, echo.content)
+    return is_written or says_the_same(turn.answer, echo, facts)

@@ -1,12 +1,12 @@
 """Keeps each assistant turn as the tokens that were sampled, and finds it by what a client echoes.
 
-A client echoes the ids of its tool calls, the signature of its thinking, or its place behind the
-same messages. Finding is not enough: the session manager compares what the echo says
+A client echoes the ids of its tool calls, the signature of its thinking, or the messages before the
+turn. A found turn is only a candidate: the session manager compares it with the echo
 (`hearth.worker.sessions.echoed_turn_match`) before the tokens are used.
 
-Thinking is kept beside the turns, as text, so that it comes back where a client stripped it from a
-turn whose tokens are not known any more. It is keyed by API key, line, content and tool calls: "Let
-me check." never brings another conversation's thinking.
+Thinking is also kept as text, so that it comes back where a client stripped it from a turn whose
+tokens are no longer known. It is keyed by API key, link, content and tool calls: the text "Let me
+check." never brings another conversation's thinking.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.cache.block_hash import Tokens
-from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptPrefix
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
-PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
+SIBLINGS_MAX = 64  # turns behind the same messages, as when one prompt is sent repeatedly
 BYTES_MAX = 64 * 1024 * 1024
-OBJECTS_BYTES = 512  # of a turn: its objects, and its entry in the store
-STRING_BYTES = 64  # of a string beside its characters
-PLACE_BYTES = 576  # of a place where it is listed
+OBJECTS_BYTES = 512  # a turn's objects, and its entry in the store
+STRING_BYTES = 64  # a string's overhead beside its characters
+LOOKUP_BYTES = 576  # a lookup key under which a turn is listed
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 
@@ -36,40 +36,40 @@ class Turn:
     """One assistant turn as the model wrote it. Immutable."""
 
     api_key: str  # digest of the API key
-    place: bytes  # chain of the canonical messages before it
-    ids: Tokens  # its generation prompt and what was sampled, without the end-of-turn token
-    said: TurnContent
-    text: str = ""  # as it was generated, markup included
-    call_ids: tuple[str, ...] = ()  # as the client was given them
-    signature: str = ""  # of its thinking, as the client was given it
+    link: bytes  # link of the messages before the turn
+    ids: Tokens  # generation prompt and sampled tokens, without the end-of-turn token
+    answer: TurnContent
+    text: str = ""  # generated text, markup included
+    call_ids: tuple[str, ...] = ()  # call ids as sent to the client
+    signature: str = ""  # signature of the thinking, as sent to the client
     made_at: float = 0.0  # wall clock, in seconds
-    begins: Beginning | None = None  # what it was sampled behind; older records do not say
+    prefix: PromptPrefix | None = None  # tokens before the turn; older records lack it
 
     @property
     def thinking(self) -> str:
-        return self.said.reasoning
+        return self.answer.reasoning
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes in the store, its calls as large as its whole text."""
-        strings = (self.said.reasoning, self.said.content, self.text, self.text)
-        places = 1 + len(self.call_ids) + bool(self.signature)
-        objects = OBJECTS_BYTES + PLACE_BYTES * places
-        # The most that a string takes; always the same, unlike what Python says of one.
-        said = (STRING_BYTES + len(text) * (1 if text.isascii() else 4) for text in strings)
-        return 4 * len(self.ids) + sum(said) + objects
+        """The memory that the turn takes in the store; its calls count as much as its text."""
+        strings = (self.answer.reasoning, self.answer.content, self.text, self.text)
+        lookups = 1 + len(self.call_ids) + bool(self.signature)
+        objects = OBJECTS_BYTES + LOOKUP_BYTES * lookups
+        # An upper bound that never changes, unlike Python's own size of a string.
+        text_bytes = (STRING_BYTES + len(text) * (1 if text.isascii() else 4) for text in strings)
+        return 4 * len(self.ids) + sum(text_bytes) + objects
 
 
 def plain_id(call_id: str) -> str:
-    """Return a tool-call id as every client sends it back: one strips all but letters, digits."""
+    """Return a tool-call id without all but letters and digits, which some clients strip."""
     return _NOT_PLAIN.sub("", call_id)
 
 
 class TurnStore:
-    """Turns by each way to find them; the least recently used go first.
+    """Keeps turns under each key that finds them; the least recently used go first.
 
     Invariants (see `check`):
-      listed    every turn is listed at each of its places, and nothing else is
+      listed    every turn is listed under each of its lookup keys, and under no other
       counted   `nbytes` is the sum over the turns
       bounded   at most `turns_max` turns of `bytes_max` bytes together
     Owner: the SessionManager, under its lock.
@@ -79,7 +79,7 @@ class TurnStore:
         self._turns_max = turns_max
         self._bytes_max = bytes_max
         # Kept for one key: turns as they were sampled, 64 MB
-        self._turns: OrderedDict[Turn, list[Hashable]] = OrderedDict()  # turn -> where it is listed
+        self._turns: OrderedDict[Turn, list[Hashable]] = OrderedDict()  # turn -> its lookup keys
         self._listed: dict[Hashable, list[Turn]] = {}
         self.nbytes = 0
 
@@ -91,60 +91,67 @@ class TurnStore:
         return iter(self._turns)
 
     def add(self, turn: Turn) -> None:
-        """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""
-        given = (turn.call_ids, turn.signature, turn.begins, turn.ids.tobytes())
-        for other in self._listed.get(place_behind(turn.api_key, turn.place), ()):
-            if (other.call_ids, other.signature, other.begins, other.ids.tobytes()) == given:
+        """Remember `turn`, unless an equal turn is kept behind the same messages.
+
+        Equal turns have the same tokens, prefix and ids.
+        """
+        identity = (turn.call_ids, turn.signature, turn.prefix, turn.ids.tobytes())
+        for other in self._listed.get(lookup_by_link(turn.api_key, turn.link), ()):
+            if (other.call_ids, other.signature, other.prefix, other.ids.tobytes()) == identity:
                 self._turns.move_to_end(other)
                 return
-        places: list[Hashable] = [place_behind(turn.api_key, turn.place)]
-        places += [("call", turn.api_key, plain_id(call_id)) for call_id in turn.call_ids]
+        lookups: list[Hashable] = [lookup_by_link(turn.api_key, turn.link)]
+        lookups += [("call", turn.api_key, plain_id(call_id)) for call_id in turn.call_ids]
         if turn.signature:
-            places.append(("signature", turn.api_key, turn.signature))
-        self._turns[turn] = places
-        for place in places:
-            self._listed.setdefault(place, []).append(turn)
+            lookups.append(("signature", turn.api_key, turn.signature))
+        self._turns[turn] = lookups
+        for lookup in lookups:
+            self._listed.setdefault(lookup, []).append(turn)
         self.nbytes += turn.nbytes
-        if len(siblings := self._listed[places[0]]) > PLACE_MAX:
+        if len(siblings := self._listed[lookups[0]]) > SIBLINGS_MAX:
             self._drop(siblings[0])
         while len(self._turns) > self._turns_max or self.nbytes > self._bytes_max:
             self._drop(next(iter(self._turns)))
         assert bool(self.nbytes) == bool(self._turns), (self.nbytes, len(self._turns))
 
     def check(self) -> None:
-        """Assert all invariants. Costs time in proportion to what is kept: for tests."""
-        listed = {(place, turn) for place, found in self._listed.items() for turn in found}
-        assert listed == {(place, turn) for turn, all_ in self._turns.items() for place in all_}
+        """Assert all invariants. For tests: the time grows with what is kept."""
+        listed = {(lookup, turn) for lookup, found in self._listed.items() for turn in found}
+        assert listed == {
+            (lookup, turn) for turn, lookups in self._turns.items() for lookup in lookups
+        }
         assert all(self._listed.values()), "no empty list is left behind"
         assert self.nbytes == sum(turn.nbytes for turn in self._turns), self.nbytes
         assert len(self._turns) <= self._turns_max and self.nbytes <= self._bytes_max
 
     def _drop(self, turn: Turn) -> None:
-        for place in self._turns.pop(turn):
-            self._listed[place].remove(turn)
-            if not self._listed[place]:
-                del self._listed[place]
+        for lookup in self._turns.pop(turn):
+            self._listed[lookup].remove(turn)
+            if not self._listed[lookup]:
+                del self._listed[lookup]
         self.nbytes -= turn.nbytes
         assert self.nbytes >= 0, self.nbytes
 
-    def find(self, places: Iterable[Hashable]) -> Sequence[Turn]:
-        """Return the turns that are listed at any of `places`, each once; they are used now."""
-        found = {turn: None for place in places for turn in self._listed.get(place, ())}
+    def find(self, lookups: Iterable[Hashable]) -> Sequence[Turn]:
+        """Return the turns under any of `lookups`, each once, and mark them as used."""
+        found = {turn: None for lookup in lookups for turn in self._listed.get(lookup, ())}
         for turn in found:
             self._turns.move_to_end(turn)
         return list(found)
 
 
-def places_of_ids(key: str, message: dict[str, Any]) -> list[Hashable]:
-    """Return where turns are listed whose ids, of calls or of thinking, `message` carries."""
+def lookups_by_ids(api_key: str, message: dict[str, Any]) -> list[Hashable]:
+    """Return the lookup keys of the call ids and thinking signatures that `message` carries."""
     calls = (plain_id(call.get("id") or "") for call in message.get("tool_calls") or ())
-    places: list[Hashable] = [("call", key, call_id) for call_id in calls if call_id]
-    return places + [("signature", key, given) for given in message.get("signatures") or ()]
+    lookups: list[Hashable] = [("call", api_key, call_id) for call_id in calls if call_id]
+    return lookups + [
+        ("signature", api_key, signature) for signature in message.get("signatures") or ()
+    ]
 
 
-def place_behind(key: str, chain: bytes) -> Hashable:
-    """Return where the turns are listed that were given behind exactly these messages."""
-    return ("place", key, chain)
+def lookup_by_link(api_key: str, link: bytes) -> Hashable:
+    """Return the lookup key of the turns behind exactly the messages of `link`."""
+    return ("place", api_key, link)
 
 
 # ---------------------------------------------------------------- thinking
@@ -153,35 +160,35 @@ THOUGHTS_MAX = 2_000
 THINKING_CHARS_MAX = 32 * 1024 * 1024
 
 
-def thinking_key(key: str, place: bytes, said: TurnContent) -> bytes:
-    """Return the digest by which a turn is known without its thinking."""
+def thinking_key(api_key: str, link: bytes, answer: TurnContent) -> bytes:
+    """Return the key of a turn's thinking: the digest of the turn without its thinking."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (key.encode(), place, *_written([said.content.strip(), said.calls])):
+    for part in (api_key.encode(), link, *_json_parts([answer.content.strip(), answer.calls])):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
 
 
-def _written(value: Any) -> Iterator[bytes]:
-    """Yield JSON of any depth, keys in order: each list and object by its length, then its items.
+def _json_parts(value: Any) -> Iterator[bytes]:
+    """Yield JSON of any depth as bytes: each container by its length, then its sorted items.
 
-    Whole numbers are written as integers, as a client of JavaScript sends them.
+    Whole numbers are written as integers, as JavaScript clients send them.
     """
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+    values = [value]
+    while values:
+        value = values.pop()
         if isinstance(value, dict):
             yield b"{%d" % len(value)
-            waiting += (part for name in sorted(value) for part in (value[name], name))
+            values += (part for name in sorted(value) for part in (value[name], name))
         elif isinstance(value, list | tuple):
             yield b"[%d" % len(value)
-            waiting += reversed(value)
+            values += reversed(value)
         else:
             is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
             yield json.dumps(int(value) if is_whole else value).encode()
 
 
 class ThinkingStore:
-    """Thinking by `thinking_key`; the least recently used goes first.
+    """Keeps thinking by `thinking_key`; the least recently used goes first.
 
     Invariant: at most `entries_max` texts of `chars_max` characters together.
     Owner: the SessionManager, under its lock.
@@ -197,23 +204,23 @@ class ThinkingStore:
         self._chars = 0
 
     def items(self) -> list[tuple[bytes, str]]:
-        """Return what is remembered, the least recently used first."""
+        """Return all (key, thinking), the least recently used first."""
         return list(self._thinking.items())
 
-    def put(self, name: bytes, reasoning: str) -> None:
-        """Remember `reasoning`. Where two turns differ in it alone, the later one is remembered."""
+    def put(self, key: bytes, reasoning: str) -> None:
+        """Remember `reasoning`, in the place of any that was kept under `key`."""
         if not reasoning:
             return
-        self._chars += len(reasoning) - len(self._thinking.pop(name, ""))
-        self._thinking[name] = reasoning
+        self._chars += len(reasoning) - len(self._thinking.pop(key, ""))
+        self._thinking[key] = reasoning
         while len(self._thinking) > self._entries_max or self._chars > self._chars_max:
             _, dropped = self._thinking.popitem(last=False)
             self._chars -= len(dropped)
         assert bool(self._chars) == bool(self._thinking), (self._chars, len(self._thinking))
 
-    def get(self, name: bytes) -> str:
-        """Return what was put; "" where nothing was."""
-        if name not in self._thinking:
+    def get(self, key: bytes) -> str:
+        """Return the thinking under `key`, or ""."""
+        if key not in self._thinking:
             return ""
-        self._thinking.move_to_end(name)
-        return self._thinking[name]
+        self._thinking.move_to_end(key)
+        return self._thinking[key]

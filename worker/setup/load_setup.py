@@ -118,7 +118,7 @@ def load_all(
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
     output = OutputFormat(loaded.tokenizer)
     template = Template(loaded.tokenizer)
-    thinking = thinking_switches(template, output.thinks, output.is_thinking_open).told
+    thinking = thinking_switches(template, output.thinks, output.is_thinking_open).facts
     if thinking.has_switch and settings.default_thinking is not None:
         thinking = dataclasses.replace(
             thinking, default="on" if settings.default_thinking else "off"

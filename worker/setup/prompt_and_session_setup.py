@@ -171,7 +171,7 @@ def make_prompts(
         cut_rule=cut_rule,
         model_name=facts.name,
         drafts=drafts,
-        thinking=dataclasses.replace(builder.thinking, told=facts.thinking),
+        thinking=dataclasses.replace(builder.thinking, facts=facts.thinking),
         adapters=loaded.adapters.identities,
     )
     return SessionPromptBuilder(builder, sessions, prompt_facts)

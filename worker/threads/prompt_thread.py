@@ -25,7 +25,7 @@ from hearth.shared.wire_messages import (
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.image_keys import PromptImage, PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
+from hearth.worker.prompt.awaited_work import raise_if_client_left, while_client_waits
 from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import (
     ClientLease,
@@ -84,8 +84,8 @@ class PromptThread:
                 self._predict(message, put)
                 continue
             try:
-                with while_awaited(lease):
-                    stop_unless_awaited()
+                with while_client_waits(lease):
+                    raise_if_client_left()
                     self._answer(lease, message, put, send)
             except RequestError as error:
                 log.info("refused request=%s code=%s", lease.request_id, error.code)

@@ -31,7 +31,7 @@ from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX, AnswerSources
 from hearth.worker.engine.decode.sampler import check
 from hearth.worker.formats.shared.output_format import OutputFormat
-from hearth.worker.prompt.awaited_work import NobodyWaits
+from hearth.worker.prompt.awaited_work import ClientLeft
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import with_loaded_tools, without_images
@@ -42,8 +42,8 @@ from hearth.worker.schedule.request_state import AnswerDeltas, PrefillOnly, Requ
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import explain
+from hearth.worker.sessions.session_context import SessionContext
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.sessions.session_visit import SessionContext
 from hearth.worker.sessions.turn_store import Turn
 from hearth.worker.stream.answer_parts import AnswerSplitter
 from hearth.worker.stream.detokenise import Vocabulary
@@ -156,7 +156,7 @@ class SessionPromptBuilder:
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         system_end = self.facts.cut_rule.system_end(tokens)
         context.set_prompt(tokens, built.header, built.kept, system_end)
-        context.doubtful, context.begins = built.doubtful, built.begins
+        context.doubtful, context.prefix = built.doubtful, built.prefix
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many tokens of `count` messages begin the prompt, and if all do."""
@@ -166,7 +166,7 @@ class SessionPromptBuilder:
             )
             try:
                 keys = self.builder.build(part, adds_header=False).keys
-            except NobodyWaits:
+            except ClientLeft:
                 raise
             except RequestError:  # a template may refuse a conversation with such an end
                 return None
@@ -191,11 +191,11 @@ def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> Pref
     """
     assert request.slot is None, request.request_id
     context, facts = request.session_context, prompts.facts
-    if context is None or context.said is None:
+    if context is None or context.answer is None:
         return None
     try:
         # The conversation with the answer and empty messages behind it.
-        echo, following = _continuation(context.said, context.turn)
+        echo, following = _continuation(context.answer, context.turn)
         content = prompts.content(context.prompt, context, context.images)
         before = len(content.messages) - content.continues
         content = dataclasses.replace(
@@ -394,7 +394,7 @@ class RequestBuilder:
         conversation = Conversation(
             number,
             family_of(message.prompt),
-            is_side=context is not None and context.place.is_side,
+            is_side=context is not None and context.line_match.is_side,
         )
         query = PrefixQuery(
             built.keys,

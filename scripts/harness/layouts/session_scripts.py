@@ -19,7 +19,7 @@ from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.sessions.session_visit import REWRITTEN_MAX
+from hearth.worker.sessions.session_context import REWRITTEN_MAX
 from hearth.worker.threads.request_builder import predict_next_prompt
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.request.session_id import session_of
-from hearth.worker.sessions.session_visit import REMEDIES
+from hearth.worker.sessions.session_context import REMEDIES
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE

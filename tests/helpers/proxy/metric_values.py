@@ -34,7 +34,7 @@ def made() -> RequestMetrics:
 
 def ended(metrics: RequestMetrics, request: ParsedRequest, answers: Sequence[AnswerStream]) -> None:
     """Have a local request noted at its end."""
-    RecentRequests(metrics).note(request, answers, awake_s())
+    RecentRequests(metrics).record(request, answers, awake_s())
 
 
 def answered(usage: Usage | None = USAGE, reason: str = "stop") -> AnswerStream:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker, linked
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptPrefix
 from hearth.worker.sessions.conversation_lines import Line, shape_of
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry, SessionArchive
@@ -23,21 +23,21 @@ def turn(number: int, size: int = 20, arguments: Any = None) -> Turn:
     )
     return Turn(
         api_key="owner",
-        place=number.to_bytes(16, "little"),
+        link=number.to_bytes(16, "little"),
         ids=pack([number, *range(size)]),
-        said=said,
+        answer=said,
         text=f"{said}",
         call_ids=(f"id{number}",),
         signature=f"seal{number}",
         made_at=1_000.0 + number,
-        begins=Beginning(number, 3, b"digest") if number % 2 else None,
+        prefix=PromptPrefix(number, 3, b"digest") if number % 2 else None,
     )
 
 
 def plain(turn: Turn) -> tuple[Any, ...]:
     """Return all that a turn is, as what can be compared."""
-    rest = (turn.said, turn.text, turn.call_ids, turn.signature, turn.made_at, turn.begins)
-    return (turn.api_key, turn.place, turn.ids.tolist(), *rest)
+    rest = (turn.answer, turn.text, turn.call_ids, turn.signature, turn.made_at, turn.prefix)
+    return (turn.api_key, turn.link, turn.ids.tolist(), *rest)
 
 
 def grown(

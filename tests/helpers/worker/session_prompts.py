@@ -8,10 +8,10 @@ from typing import Any
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
+from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRecord
 from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.session_context import RequestEnding, SessionContext
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import RequestEnding, SessionContext
 from hearth.worker.sessions.turn_store import TurnStore
 
 HEADER = [7, 7]  # the tokens of a generation prompt
@@ -28,9 +28,9 @@ class Rows(TraceLog):
 
     def __init__(self) -> None:
         super().__init__(Path(), is_on=False)
-        self.rows: list[tuple[str, TraceRow]] = []
+        self.rows: list[tuple[str, TraceRecord]] = []
 
-    def write(self, session: str, row: TraceRow) -> None:
+    def write(self, session: str, row: TraceRecord) -> None:
         self.rows.append((session, row))
 
 

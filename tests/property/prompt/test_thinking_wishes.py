@@ -53,7 +53,7 @@ def test_a_wish_that_stays_is_met_and_never_changes_what_stood_there(
     name: str, wish: ThinkingWish, has_system: bool
 ) -> None:
     tokenizer, builder = loaded(name)
-    told = builder.thinking.told
+    told = builder.thinking.facts
     turns, before = [], list[int]()
     for count in (1, 2, 3):
         talk = messages(count, has_system)
@@ -67,5 +67,5 @@ def test_a_wish_that_stays_is_met_and_never_changes_what_stood_there(
         assert name == "" or built.ids[: len(before)] == before
         ids = tokenizer.encode(ANSWER, add_special_tokens=False)
         sampled = pack([*built.ids[built.header :], *ids])
-        turns.append(SimpleNamespace(ids=sampled, thinking="", begins=built.begins))
+        turns.append(SimpleNamespace(ids=sampled, thinking="", prefix=built.prefix))
         before = [*built.ids, *ids]

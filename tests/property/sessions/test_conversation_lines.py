@@ -12,8 +12,8 @@ from hearth.worker.sessions import conversation_lines
 from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
-    LinePosition,
-    position_in,
+    LineMatch,
+    match_line,
     shape_of,
 )
 
@@ -59,7 +59,7 @@ class Lines(RuleBasedStateMachine):
             SESSIONS_MAX,
         )  # teardown undoes it
         self.now = 0.0
-        self.running: list[tuple[Said, LinePosition, int]] = []  # and its conversation
+        self.running: list[tuple[Said, LineMatch, int]] = []  # and its conversation
         self.held: dict[Line, Said] = {}  # what each line stands for, forgotten ones too
         self.owner: dict[Line, Speaker] = {}
         self.order: list[Line] = []  # least recently written first
@@ -120,24 +120,24 @@ class Lines(RuleBasedStateMachine):
         prompt = prompt_of(said, speaker)
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = position_in(session, self.lines.snapshot(session), shape_of(prompt))
+        place = match_line(session, self.lines.snapshot(session), shape_of(prompt))
         # Every other branch is of its line's conversation, with another end.
-        known = place.line or (place.relative if len(said) % 2 else None)
+        known = place.line or (place.similar if len(said) % 2 else None)
         number = known.conversation if known is not None else self.lines.new_number()
         self.running.append((said, place, number))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)
 
-    def check_choice(self, said: Said, speaker: Speaker, place: LinePosition) -> None:
+    def check_choice(self, said: Said, speaker: Speaker, place: LineMatch) -> None:
         """The line is one that the request extends, and none that it extends is longer."""
         mine = [line for line in self.order if self.owner[line] == speaker]
         meant = canonical(said)
         extended = [line for line in mine if self.is_extended(line, said, speaker)]
         if place.line is None:
             assert not extended
-            assert place.relative is None or place.relative in mine
+            assert place.similar is None or place.similar in mine
             return
-        assert place.line in mine and place.relative is None
+        assert place.line in mine and place.similar is None
         held = canonical(self.held[place.line])
         assert meant[: len(held)] == held
         assert len(held) == max(len(canonical(self.held[line])) for line in extended)
@@ -153,7 +153,7 @@ class Lines(RuleBasedStateMachine):
         meaning = [at for at, text in enumerate(said) if text != BLANK]
         return meaning[len(held) - 1] >= first
 
-    def end(self, said: Said, place: LinePosition, number: int, tokens: int) -> None:
+    def end(self, said: Said, place: LineMatch, number: int, tokens: int) -> None:
         speaker, before = place.session.speaker, self.stood()
         may = place.line in self.order and self.is_extended_still(place.line, said)
         line = self.lines.advance(place, self.now, number)
@@ -162,7 +162,7 @@ class Lines(RuleBasedStateMachine):
             assert line is place.line, "a line that is still extended advances"
         else:
             assert line not in self.held, "else a new one is opened"
-        known = place.line or place.relative
+        known = place.line or place.similar
         parent = known if known in self.order else None
         self.lines.write(line, place.shape, pack(range(tokens)), tokens)
         self.use(speaker)

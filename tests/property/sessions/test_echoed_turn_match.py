@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.sessions.echoed_turn_match import (
     _BLANK,
-    Known,
+    SessionFacts,
     TurnContent,
     changes,
     says_the_same,
@@ -17,7 +17,7 @@ from hearth.worker.sessions.echoed_turn_match import (
 )
 
 HOME = "/home/dev/my kit"
-KNOWN = Known(
+KNOWN = SessionFacts(
     {
         "Read": {
             "properties": {
@@ -31,7 +31,7 @@ KNOWN = Known(
     "claude-code",
     HOME,
 )
-NOTHING = Known({})
+NOTHING = SessionFacts({})
 BLANK = st.text(alphabet=" \n\t\r\u00a0\u2028\ufeff", max_size=3)
 TEXT = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
 ODD_TEXT = st.text(alphabet=st.characters(), max_size=8)  # lone surrogates too
@@ -189,7 +189,7 @@ def test_any_argument_text_is_read_or_stays_text(text: str) -> None:
 
 @given(ODD_JSON, ODD_JSON, ODD_JSON, st.text(max_size=5))
 def test_no_json_makes_it_raise(ours: Any, theirs: Any, schema: Any, name: str) -> None:
-    known = Known({name: schema, "f": {"properties": schema}}, "claude-code", HOME)
+    known = SessionFacts({name: schema, "f": {"properties": schema}}, "claude-code", HOME)
     keys = ("command", "offset", "replace_all")
     for called in (name, "f", "Edit"):
         plain = TurnContent("", "", ((called, ours),)), TurnContent("", "", ((called, theirs),))

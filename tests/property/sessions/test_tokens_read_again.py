@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.find_divergence import RUN, tokens_read_again
-from hearth.worker.sessions.session_visit import SLACK, Cause, Divergence
+from hearth.worker.sessions.session_context import SLACK, Cause, Divergence
 
 # Few tokens, so that runs repeat; images are negative.
 TEXTS = st.lists(st.integers(-2, 3), min_size=RUN - 2, max_size=3 * RUN)
@@ -31,7 +31,7 @@ def test_a_loss_is_counted_among_the_prefilled_tokens_alone(
     again: set[int], one: int, other: int
 ) -> None:
     cached, fed = sorted((one, other))
-    loss = Divergence(Cause("system prompt", 0), 0, 400, "system", again=pack(sorted(again)))
+    loss = Divergence(Cause("system prompt", 0), 0, 400, "system", reread=pack(sorted(again)))
     found = loss.within(cached, fed)
     lost = sum(cached <= at < fed for at in again)
     assert (found.lost if found is not None else 0) == (lost if lost > SLACK else 0)

@@ -52,7 +52,7 @@ def built(name: str, messages: list[dict[str, Any]], files: list[bytes]) -> Buil
     marks = turn_marks(model.tokenizer)
     ends = end_of_turn_ids(model.tokenizer, model.generation_config)
     builder = make_builder(model.tokenizer, marks, ends, 100_000, settings, vision.form)
-    return builder.build(PromptContent(messages, [], pictures=pictures))
+    return builder.build(PromptContent(messages, [], images=pictures))
 
 
 @pytest.mark.parametrize("name", by_day(VISION_NAMES, ("qwen3_5_vl",)))

@@ -3,7 +3,7 @@
 import re
 
 from hearth.shared.paths import PROJECT_DIR
-from hearth.worker.sessions.session_visit import REMEDIES
+from hearth.worker.sessions.session_context import REMEDIES
 from scripts.docs.settings_table import example_lines
 
 GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()

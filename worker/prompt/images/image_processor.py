@@ -1,9 +1,9 @@
-"""Decodes image files, runs them through the model's processor, and remembers what came of them.
+"""Decodes image files, runs them through the model's processor, and remembers the results.
 
-No other module decodes one: a file is untrusted until it is decoded. Pillow's reader of the one
-format that its first bytes show is called by name, so that no other of its decoders ever runs. What
-a file claims is checked before any pixel is decoded. Whatever a processor makes leaves here as
-NumPy arrays. Imports no MLX of its own.
+No other module decodes images: a file is untrusted until it is decoded. Only Pillow's reader for
+the format that the first bytes show is called, by its class, so that no other decoder ever runs.
+The size that a file claims is checked before any pixel is decoded. A processor's outputs leave this
+module as NumPy arrays. Imports no MLX of its own.
 """
 
 import functools
@@ -30,11 +30,11 @@ from hearth.worker.cache.image_keys import PromptImage, identity_of
 
 log = logging.getLogger(__name__)
 
-# Pillow warns of metadata that it skips, for one: no news for those who run the server.
+# Pillow warns, for example, of metadata that it skips. Operators need no such warnings.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 PIXELS_MAX: Final = 40_000_000
-SEGMENTS_MAX: Final = 500  # what libjpeg's own fuzzers allow; a camera's file has some 10 of each
+SEGMENTS_MAX: Final = 500  # the limit of libjpeg's own fuzzers; a camera's file has some 10
 
 _READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
     "PNG": PngImageFile,
@@ -42,7 +42,7 @@ _READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
     "GIF": GifImageFile,
     "WebP": WebPImageFile,
 }
-# First bytes -> format; those without a reader are there to be refused by name.
+# First bytes -> format; formats without a reader are listed to be refused by name.
 _MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"\xff\xd8\xff", "JPEG"),
@@ -59,17 +59,17 @@ _MAGIC: Final = (
 _BRANDS: Final = {b"avif": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 
 ARRAYS_BYTES_MAX: Final = 256 * 1024 * 1024
-FACTS_MAX: Final = 1_024  # images that are known without being decoded; some 5 KB each
+FACTS_MAX: Final = 1_024  # images known without decoding; some 5 KB each
 
-_PROBE_SIZE: Final = (224, 224)  # of an image that every processor takes
-_OF_THE_TEXT: Final = ("input_ids", "attention_mask", "labels")
-# One value for each token of the text, which tells those of images apart.
-_OF_EACH_TOKEN: Final = frozenset(("token_type_ids", "mm_token_type_ids", "images_seq_mask"))
-# The tiles of each image of DeepSeek-VL2, whose encoder looks for a row of zeros behind the last
-# one, and reads beyond the array where there is none: whatever memory holds there.
+_PROBE_SIZE: Final = (224, 224)  # pixels; a size that every processor takes
+_TEXT_ARRAYS: Final = ("input_ids", "attention_mask", "labels")
+# Arrays with one value a token of the text, which mark the tokens of images.
+_TOKEN_ARRAYS: Final = frozenset(("token_type_ids", "mm_token_type_ids", "images_seq_mask"))
+# The tiles of each image in DeepSeek-VL2. Its encoder looks for a row of zeros behind the last
+# tile, and reads beyond the array if there is none.
 _CROPS: Final = "images_spatial_crop"
-_NUMBERS: Final = "biuf"  # kinds of NumPy's: what an encoder is given; some processors add texts
-_WORD: Final = "alpha"  # that no template writes by itself
+_NUMBERS: Final = "biuf"  # NumPy kinds for the encoder; some processors also return texts
+_WORD: Final = "alpha"  # a word that no template writes by itself
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -86,7 +86,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The facts that stay known of an image whose arrays are gone."""
+    """The facts about an image that stay known when its arrays are gone."""
 
     identity: bytes
     ids: NDArray[np.int32]
@@ -97,12 +97,12 @@ class ImageReader:
     """Reads image files as the model's processor does, and remembers the results.
 
     `before` and `after` are the text that the processor writes around every image.
-    `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known",
-    and the code of each refusal. The inference thread counts "again", the image thread all others.
-    Owner: the image thread. Others call `forget`, and a PromptImage's `inputs`, which waits for the
-    image that is being decoded where its arrays are gone, and not otherwise. The processor's
-    tokenizer must be no other thread's: it is set up anew for each call.
-    Memory: ARRAYS_BYTES_MAX of arrays (a larger one stays alone) and FACTS_MAX facts. A
+    `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known", and
+    the code of each refusal. The inference thread counts "again", the image thread all others.
+    Owner: the image thread. Other threads call `forget`, and a PromptImage's `inputs`. If the
+    arrays are gone, `inputs` waits for the image that is being decoded. The processor's tokenizer
+    belongs to this reader alone, since each call changes its settings.
+    Memory: ARRAYS_BYTES_MAX of arrays (a larger image stays alone) and FACTS_MAX facts. A
     PromptImage holds its file, and lives as long as its request. One image is decoded at a time;
     with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at PIXELS_MAX.
     """
@@ -114,7 +114,7 @@ class ImageReader:
         marker: str,
         pixels_max: int = PIXELS_MAX,
     ) -> None:
-        """`marker` is what the chat template writes for an image, `config` the model's.
+        """Take `marker`, which the chat template writes for an image, and the model's `config`.
 
         Raises:
             StartError: the processor cannot read images.
@@ -140,10 +140,10 @@ class ImageReader:
         self.before, self.after = probe.before, probe.after
 
     def _probed(self, image: Image.Image) -> _Expansion:
-        """Return what comes of an image, without padding where that is what the processor refuses.
+        """Return the output for an image; a processor that refuses padding gets none from now on.
 
         Raises:
-            StartError: the processor cannot read it.
+            StartError: the processor cannot read the image.
         """
         try:
             try:
@@ -153,18 +153,17 @@ class ImageReader:
                     raise
                 self._processor.process = functools.partial(unpadded, self._processor)
                 return self._expanded(image)
-        except Exception as error:  # a processor is a program of the model's own
+        except Exception as error:  # a processor is the model's own program
             raise StartError(f"The model's processor cannot read images: {error}") from error
 
     def read(self, digest: str, data: bytes, owner: str = "") -> PromptImage:
         """Return the image of the file `data`, which `digest` names.
 
-        What is remembered of it serves `owner` alone, so that nobody can tell by how fast an
-        answer comes what others have shown.
+        The results are remembered for `owner` alone, so that nobody can find out by an answer's
+        speed which images others have sent.
 
         Raises:
-            RequestError: 400; see `decoded`, and `image_refused` where the processor does not
-                take it.
+            RequestError: 400; see `decoded`, and `image_refused` if the processor refuses it.
         """
         facts, outcome = self._facts.get(owner, digest), "known"
         if facts is None:
@@ -175,12 +174,12 @@ class ImageReader:
                 raise
             arrays = expansion.arrays
             grid = arrays.get("image_grid_thw")
-            rows = () if grid is None else tuple(map(tuple, grid.reshape(-1, 3).tolist()))
-            # Of pixels and tokens, so that no other setting is missed. What tells its tokens apart
-            # follows from the tokens.
-            seen = {name: each for name, each in arrays.items() if name not in _OF_EACH_TOKEN}
+            grid_rows = () if grid is None else tuple(map(tuple, grid.reshape(-1, 3).tolist()))
+            # The identity covers pixels and tokens, so that every setting counts. _TOKEN_ARRAYS
+            # follow from the tokens.
+            seen = {name: array for name, array in arrays.items() if name not in _TOKEN_ARRAYS}
             identity = identity_of({**seen, "ids": expansion.ids})
-            facts, outcome = _Facts(identity, expansion.ids, rows), "decoded"
+            facts, outcome = _Facts(identity, expansion.ids, grid_rows), "decoded"
             self._facts.put(owner, digest, facts)
             self._arrays.put(owner, digest, expansion)
         self.counts[outcome] += 1
@@ -188,10 +187,10 @@ class ImageReader:
         return PromptImage(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
 
     def _inputs(self, owner: str, digest: str, data: bytes) -> Arrays:
-        """Return what the encoder is given, read-only. Any thread.
+        """Return the encoder's inputs, read-only. Any thread.
 
         Raises:
-            RequestError: what could be decoded once cannot be any more: there is no memory.
+            RequestError: the image can no longer be decoded, for lack of memory.
         """
         expansion = self._arrays.get(owner, digest)
         if expansion is None:
@@ -201,21 +200,21 @@ class ImageReader:
         return expansion.arrays
 
     def _read(self, data: bytes) -> _Expansion:
-        """Decode and process one file, alone. Raises RequestError."""
+        """Decode and process one file, one at a time. Raises RequestError."""
         with self._decoding:
             image = decoded(data, self._pixels_max)
             try:
                 expansion = self._expanded(image)
-            except Exception as error:  # it took the probe, so it is this image that it refuses
+            except Exception as error:  # it took the probe, so it refuses this image
                 raise _refused(image, str(error.__context__ or error)) from error
             if (expansion.before, expansion.after) != (self.before, self.after):
                 raise _refused(image, "it would be cut into several")
             return expansion
 
     def _expanded(self, image: Image.Image) -> _Expansion:
-        """Run the model's processor on one image. Raises whatever that raises."""
+        """Run the model's processor on one image. Raises whatever the processor raises."""
         ids, arrays = self._processed([image])
-        # The text stands amid what a tokenizer puts around every text.
+        # The tokenizer may put tokens around every text.
         first = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
         last = len(ids) - int(len(ids) > first and ids[-1] == self._tokenizer.eos_token_id)
         added = [at for at in range(first, last) if ids[at] in self._added]
@@ -223,7 +222,7 @@ class ImageReader:
             raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
         start, end = added[0], added[-1] + 1
         assert first <= start < end <= last, (first, start, end, last)
-        for name in _OF_EACH_TOKEN & arrays.keys():
+        for name in _TOKEN_ARRAYS & arrays.keys():
             arrays[name] = _array(arrays[name].reshape(1, -1)[:, start:end])
         if _CROPS in arrays:
             crops = arrays[_CROPS]  # (1, images, 2): rows of zeros end the list
@@ -233,8 +232,8 @@ class ImageReader:
         return _Expansion(self._text(ids[first:start]), run, self._text(ids[end:last]), arrays)
 
     def _processed(self, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[Any]]]:
-        """Return the tokens of the images' markers, one behind the other, and what else comes."""
-        given = self._prepare(
+        """Return the token ids of the images' markers in a row, and the processor's arrays."""
+        outputs = self._prepare(
             self._processor,
             images=images,
             prompts=self._marker * len(images),
@@ -242,24 +241,24 @@ class ImageReader:
         )
         arrays = {
             name: _array(value)
-            for name, value in given.items()
-            if value is not None and name not in _OF_THE_TEXT
+            for name, value in outputs.items()
+            if value is not None and name not in _TEXT_ARRAYS
         }
-        arrays = {name: each for name, each in arrays.items() if each.dtype.kind in _NUMBERS}
-        return np.array(given["input_ids"]).reshape(-1).tolist(), arrays
+        arrays = {name: array for name, array in arrays.items() if array.dtype.kind in _NUMBERS}
+        return np.array(outputs["input_ids"]).reshape(-1).tolist(), arrays
 
     def _refuse_numbered(self, probe: Image.Image, run: Sequence[int]) -> None:
-        """Raise where a second image is written otherwise than a first one.
+        """Raise if a second image is written differently from a first.
 
-        An image is read without knowing how many stand before it.
+        An image is read without knowing how many images stand before it.
         """
         try:
             ids, _ = self._processed([probe, probe])
-        except Exception as error:  # one that takes a single image is given no more at a time
+        except Exception as error:  # a processor that takes one image gets one at a time
             log.debug("a second image is refused by the processor: %s", error)
             return
-        both, one = ("".join(f"<{token}>" for token in tokens) for tokens in (ids, run))
-        if both.count(one) < 2:
+        both, single = ("".join(f"<{token}>" for token in tokens) for tokens in (ids, run))
+        if both.count(single) < 2:
             raise StartError(
                 "The model's processor writes two images otherwise than each by itself (it numbers "
                 "or gathers them), and here each is read by itself"
@@ -272,35 +271,35 @@ class ImageReader:
     # ------------------------------------------------------------ memory
 
     def forget(self) -> None:
-        """Forget every image; one that is being read is remembered. Any thread."""
+        """Forget every image, except an image that is being read. Any thread."""
         self._facts.clear()
         self._arrays.clear()
 
     def outcomes(self) -> dict[str, int]:
-        """Return how often each of these came of a file. Any thread."""
+        """Return how many files had each outcome. Any thread."""
         counts = self.counts.copy()
         taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
         return taken | {"refused": counts.total()}
 
 
 def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any) -> Any:
-    """Return what a processor makes of a text and its images, and of nothing else.
+    """Return a processor's output for a text and its images, without further arguments.
 
-    mlx-vlm 0.7.10 calls `process` where a processor has it, and each with `padding`, which is meant
-    for its tokenizer. Its processor of Llava hands all on to its image processor, and transformers
-    5.4 and newer refuse `padding` there (mlx-vlm's issue 870, mended upstream for PaliGemma alone).
-    One image and its marker are one text: there is nothing to pad.
+    mlx-vlm 0.7.10 calls `process` if a processor has it, and passes `padding`, which is meant for
+    the tokenizer. Its processor of Llava passes all arguments on to its image processor, where
+    transformers 5.4 and newer refuse `padding` (mlx-vlm's issue 870, fixed upstream for PaliGemma
+    alone). One image and its marker are one text, which needs no padding.
     """
     return processor(text=text, images=images)
 
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:
-    """Return what it costs to keep the arrays: no more than all may, so that the newest stays."""
-    return min(max(1, sum(each.nbytes for each in expansion.arrays.values())), ARRAYS_BYTES_MAX)
+    """Return the memory of the arrays, at most the whole limit, so that the newest image stays."""
+    return min(max(1, sum(array.nbytes for array in expansion.arrays.values())), ARRAYS_BYTES_MAX)
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Return a copy in memory that is not MLX's."""
+    """Return a read-only copy outside MLX's memory."""
     array = np.array(value)
     array.flags.writeable = False
     return array
@@ -315,30 +314,37 @@ def _refused(image: Image.Image, reason: str) -> RequestError:
 
 
 def image_marker(tokenizer: Any, processor: Any) -> str | None:
-    """Return what the chat template writes for an image in a user's message.
+    """Return the text that the chat template writes for an image in a user's message.
 
-    Where it shows none, what the processor puts an image in place of; None where that is not known,
-    or where the template numbers its images: then the model takes none.
+    If the template shows no image, return the processor's own marker. None if that is unknown, or
+    if the template numbers its images; then the model takes no images.
     """
     text: dict[str, str] = {"type": "text", "text": _WORD}
     head, found, tail = _rendered(tokenizer, [text]).partition(_WORD)
-    one, two = (_rendered(tokenizer, [{"type": "image"}] * count + [text]) for count in (1, 2))
+    one_text, two_text = (
+        _rendered(tokenizer, [{"type": "image"}] * count + [text]) for count in (1, 2)
+    )
     end = _WORD + tail
-    if found and one.startswith(head) and one.endswith(end) and len(one) > len(head + end):
-        marker = one[len(head) : len(one) - len(end)]
-        return marker if two == head + marker * 2 + end else None
+    if (
+        found
+        and one_text.startswith(head)
+        and one_text.endswith(end)
+        and len(one_text) > len(head + end)
+    ):
+        marker = one_text[len(head) : len(one_text) - len(end)]
+        return marker if two_text == head + marker * 2 + end else None
     token = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
     return str(token) if token else None
 
 
 def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
-    """Return a user's message as the template shows it; "" where it refuses it."""
+    """Return a user's message as the template shows it; "" if the template refuses it."""
     render: Callable[..., str] = tokenizer.apply_chat_template
     try:
         return render([{"role": "user", "content": content}], tokenize=False)
-    except StartError:  # it does not end
+    except StartError:  # the template does not end
         raise
-    except Exception as error:  # a template is a program: it raises whatever it likes
+    except Exception as error:  # a template is a program and may raise any exception
         log.debug("image probe refused: %s", error)
         return ""
 
@@ -349,9 +355,9 @@ def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
 def decoded(data: bytes, pixels_max: int) -> Image.Image:
     """Return the upright RGB image of a file: PNG, JPEG, WebP, or a GIF's first frame.
 
-    Transparency is laid on white, as the pages and documents are that such images are made for:
-    what is stored under it is often black, and black on black cannot be read. Of 16 bits a
-    channel the upper 8 count. Beside the file it takes 4 to 16 bytes a pixel, the most for WebP.
+    Transparency becomes white, as on the pages that such images are made for: the pixels under it
+    are often black, and black text on black cannot be read. Of 16 bits a channel the upper 8 count.
+    Beside the file, decoding takes 4 to 16 bytes a pixel, the most for WebP.
 
     Raises:
         RequestError: 400; `image_type`, `image_too_many_pixels` or `image_broken`.
@@ -361,10 +367,10 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
     _refuse_segments(kind, data)
     try:
         image = _READERS[kind](io.BytesIO(data))
-    except Image.DecompressionBombError:  # no pixel was decoded; it does not tell the size
+    except Image.DecompressionBombError:  # raised before decoding, without the size
         over = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise _too_many(f"over {over:,} pixels", pixels_max) from None
-    except Exception as error:  # whatever a parser meets in a damaged header
+    except Exception as error:  # a damaged header may raise anything
         raise _broken(
             kind, data, f"its header is damaged, or it has no pixels ({_error_text(error)})"
         ) from error
@@ -375,12 +381,12 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
         image.load()
         _turn_upright(image)
         return _rgb(image)
-    except Exception as error:  # whatever a decoder meets in damaged data
+    except Exception as error:  # damaged data may raise anything
         raise _broken(kind, data, _error_text(error)) from error
 
 
 def _kind_of(data: bytes) -> str:
-    """Return the file's format by its first bytes. Raises RequestError for one that is not read."""
+    """Return the file's format by its first bytes. Raises RequestError if it cannot be read."""
     kind = next((name for magic, name in _MAGIC if data.startswith(magic)), "")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         kind = "WebP"
@@ -396,9 +402,10 @@ def _kind_of(data: bytes) -> str:
 
 
 def _refuse_segments(kind: str, data: bytes) -> None:
-    """Raise where a JPEG would take minutes: each scan is a pass over all of the image.
+    """Raise for a JPEG that would take minutes: each scan is a pass over the whole image.
 
-    So is each piece of metadata over those before it. In compressed data these bytes cannot be.
+    So is each piece of metadata, over all earlier metadata. Compressed data cannot contain these
+    bytes.
     """
     for marker, name in ((b"\xff\xda", "scans"), (b"Exif\0\0", "pieces of metadata")):
         count = data.count(marker) if kind == "JPEG" else 0
@@ -409,7 +416,7 @@ def _refuse_segments(kind: str, data: bytes) -> None:
 def _turn_upright(image: Image.Image) -> None:
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception as error:  # whatever a parser meets in damaged metadata: the pixels are whole
+    except Exception as error:  # damaged metadata may raise anything; the pixels are whole
         log.info("an image is shown as it is stored, its metadata: %s", type(error).__name__)
 
 
@@ -426,7 +433,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return a grey image of 16 bits as one of 8; Pillow's own `convert` cuts off what is light."""
+    """Return a grey image of 16 bits as one of 8 bits; Pillow's `convert` clips light values."""
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)
     if isinstance(clear := image.info.get("transparency"), int):

@@ -15,7 +15,7 @@ from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Speaker
-from hearth.worker.sessions.session_visit import KEPT, RENDERED
+from hearth.worker.sessions.session_context import KEPT, RENDERED
 from tests.helpers.proxy.proxy_app import app_of, ask
 from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk, echo
 

@@ -39,7 +39,7 @@ class Noted:
     def __init__(self, *steps: dict[str, Any] | CloudUsage) -> None:
         """A step is a row that ended, also of a `key`, or a usage that is told."""
         self.metrics = made()
-        self.metrics.gateway.know([GPT], is_cloud=True)
+        self.metrics.gateway.add_servers([GPT], is_cloud=True)
         names = {"dep-1": GPT}.get
         self.rows = RecentRequests(self.metrics)
         self.requests = CloudRequests(self.rows, self.metrics, lambda each: names(each, ""))
@@ -103,7 +103,7 @@ def test_what_nobody_ends_or_tells_takes_bounded_room(monkeypatch: pytest.Monkey
 def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> None:
     noted = Noted()
     local = [ended(replace(USAGE, cached_tokens=50))]
-    noted.rows.note(request_of("s"), local, awake_s())
+    noted.rows.record(request_of("s"), local, awake_s())
     before = noted.rows.totals("")
     for key in ("", "mine"):
         asyncio.run(noted._take([{"id": f"r{key}", "ended": "cancelled", "key": key}]))
@@ -144,7 +144,7 @@ async def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
         assert message["type"].startswith("http.response")
 
     metrics = made()
-    metrics.gateway.know([GPT], is_cloud=True)
+    metrics.gateway.add_servers([GPT], is_cloud=True)
     noted = CloudRequests(RecentRequests(metrics), metrics, lambda name: name)
     reply = CloudReply("messages", {}, GPT, "", 0.0, status, error=error)
     scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
@@ -162,7 +162,7 @@ async def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
 @given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=6))
 def test_no_text_of_a_client_becomes_a_label(told: Sequence[tuple[str, str, str]]) -> None:
     metrics = made()
-    metrics.gateway.know([GPT], is_cloud=True)
+    metrics.gateway.add_servers([GPT], is_cloud=True)
     before = len(values(metrics))
     for served_by, outcome, cause in told:
         metrics.gateway.served(served_by, outcome)

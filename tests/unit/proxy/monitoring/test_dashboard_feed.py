@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.monitoring import dashboard as poller_module, recent_requests
 from hearth.proxy.monitoring.dashboard import LISTENERS_MAX, DashboardFeed
+from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
 from hearth.shared.errors import Overloaded
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
-from hearth.worker.sessions.conversation_lines import REQUESTS_MAX
 from tests.helpers.proxy.feed_events import (
     DRAFTS,
     USAGE,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> None:
-    feed.requests.note(request_of(key=key), [ended(usage, key)], awake_s())
+    feed.requests.record(request_of(key=key), [ended(usage, key)], awake_s())
 
 
 # ---------------------------------------------------------------- requests

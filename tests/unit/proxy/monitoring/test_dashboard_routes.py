@@ -30,7 +30,7 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 def note(edge: ProxyApp, key: str) -> None:
     digest = key_digest({"x-api-key": key})
-    edge.routes.requests.note(request_of(key=digest), [ended(key=digest)], awake_s())
+    edge.routes.requests.record(request_of(key=digest), [ended(key=digest)], awake_s())
 
 
 # ---------------------------------------------------------------- the page

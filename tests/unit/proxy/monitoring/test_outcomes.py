@@ -119,7 +119,7 @@ async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_whe
         link.receive(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
     for answer in answers:
         answer.close()
-    edge.routes.requests.note(request, answers, awake_s())
+    edge.routes.requests.record(request, answers, awake_s())
     sent = [call.args[0] for call in line.send.call_args_list]
     left_ids = [message.request_id for message in sent if isinstance(message, Cancel)]
     assert len(left_ids) == 6 - ended_first

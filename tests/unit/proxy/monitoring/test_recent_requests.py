@@ -25,7 +25,7 @@ def asked(feed: DashboardFeed, row: dict[str, Any] | None) -> None:
     if row is not None:
         told = {"divergence": LOSS | row["divergence"]} if "divergence" in row else {}
         usage = replace(USAGE, **row | told)
-    feed.requests.note(request_of("s"), [ended(usage)], awake_s())
+    feed.requests.record(request_of("s"), [ended(usage)], awake_s())
 
 
 @pytest.mark.parametrize("case", cases("proxy/recent_requests.yaml"))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hearth.worker.prompt.awaited_work import NobodyWaits, while_awaited
+from hearth.worker.prompt.awaited_work import ClientLeft, while_client_waits
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.tokenise import PieceCache
 from scripts.harness.model_families import FAMILIES
@@ -37,7 +37,7 @@ class Leaving:
 def test_rendering_ends_where_its_client_leaves(name: str, answers: int) -> None:
     prompts, client = builder(name), Leaving(answers)
     failures = prompts._renderer.template_failures
-    with while_awaited(client), pytest.raises(NobodyWaits) as caught:
+    with while_client_waits(client), pytest.raises(ClientLeft) as caught:
         prompts.build(CONTENT)
     assert (caught.value.status, caught.value.code) == (499, "client_closed")
     assert client.asked == answers + 1, "it went on"
@@ -49,11 +49,11 @@ def test_a_client_that_stays_gets_the_same_prompt_and_was_asked_for_in_rendering
     name: str,
 ) -> None:
     prompts, stays = builder(name), Leaving(1_000_000)
-    with while_awaited(stays):
+    with while_client_waits(stays):
         built = prompts.build(CONTENT)
     assert built.ids == prompts.build(CONTENT).ids
     rendered = Leaving(1_000_000)
-    with while_awaited(rendered):
+    with while_client_waits(rendered):
         prompts._renderer.rendered(CONTENT.messages, [], {})
     assert rendered.asked >= 50, "once a message or more"
     assert stays.asked > rendered.asked, "tokenising asks too"

@@ -6,7 +6,7 @@ from transformers.utils import chat_template_utils
 
 from hearth.shared.errors import StartError
 from hearth.worker.prompt import awaited_work, bounded_templates
-from hearth.worker.prompt.awaited_work import NobodyWaits, while_awaited
+from hearth.worker.prompt.awaited_work import ClientLeft, while_client_waits
 from hearth.worker.prompt.chat_template import Template
 from scripts.harness.model_families import bare_tokenizer, family
 
@@ -48,7 +48,7 @@ class Client:
 
 def rendered(source: str, client: Client) -> str:
     template = chat_template_utils._compile_jinja_template(source)
-    with while_awaited(client):
+    with while_client_waits(client):
         return str(template.render(messages=[]))
 
 
@@ -59,7 +59,7 @@ def test_a_template_that_does_not_end_is_ended(
     monkeypatch.setattr(awaited_work, "RENDER_S_MAX", 0.05, raising=False)
     with pytest.raises(StartError, match="chat template has computed"):
         rendered(source, Client())
-    with pytest.raises(NobodyWaits):  # a worker that is to stop, or a request's client
+    with pytest.raises(ClientLeft):  # a worker that is to stop, or a request's client
         monkeypatch.setattr(awaited_work, "RENDER_S_MAX", 1e9, raising=False)
         rendered(source, Client(20))
     assert rendered("{{ 1 + 1 }}", Client()) == "2", "the next one has all of its time"

@@ -36,7 +36,7 @@ def image(digest: str) -> dict[str, Any]:
 
 
 def built(name: str, messages: list[dict[str, Any]]) -> BuiltPrompt:
-    return builder(name).build(PromptContent(messages, [], pictures=PICTURES))
+    return builder(name).build(PromptContent(messages, [], images=PICTURES))
 
 
 def test_texts_beside_an_image_are_one_with_it_and_others_stay_apart() -> None:
@@ -88,9 +88,9 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
     form = ImageForm(before="\n\n", after="\n\n")
     pieces = pieces_of(tokeniser, message["content"], [FIRST], form)
     assert digests == ["one"]
-    assert [piece.text for piece in pieces if piece.picture is None] == ["word\n\n\n", "\n\nx"]
+    assert [piece.text for piece in pieces if piece.image is None] == ["word\n\n\n", "\n\nx"]
     first, shown, last = pieces
-    assert shown.picture is FIRST and not shown.is_added
+    assert shown.image is FIRST and not shown.is_added
     assert list(first.ids) == encoded("gemma3", "word\n\n\n")
     assert list(last.ids) == encoded("gemma3", "\n\nx")
 

@@ -8,7 +8,7 @@ import pytest
 
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.prompt.prompt_with_sampled_turns import Beginning, BuiltPrompt, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent, PromptPrefix
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.model_families import FAMILIES, family, tools_for
@@ -88,7 +88,7 @@ RESULTS_INSIDE = (
 class Turn:
     ids: Tokens
     thinking: str
-    begins: Beginning | None = None
+    prefix: PromptPrefix | None = None
 
 
 def built(
@@ -204,7 +204,7 @@ def test_a_turn_behind_a_header_of_plain_text_stands_where_its_own_prompt_ends(b
     asked, said = {**ASKED, "content": f"one{behind}"}, {"role": "assistant", "content": "Well."}
     first = build(PromptContent([asked], []))
     odd = tokenizer.encode("Well. ", add_special_tokens=False)  # which the template trims
-    turn = Turn(pack([*first.ids[first.header :], *odd]), "", first.begins)
+    turn = Turn(pack([*first.ids[first.header :], *odd]), "", first.prefix)
     messages = [asked, said, NEXT]
     prompt = build(PromptContent(messages, [], {}, [None, turn, None]))
     assert (prompt.kept, prompt.doubtful) == (frozenset({1}), 0)
@@ -303,7 +303,7 @@ def test_a_turn_swallows_no_result_behind_it_and_no_message_put_in_front_of_it()
     first = build(PromptContent([ASKED], []))
     whole = build(PromptContent([ASKED, call], []), adds_header=False).ids
     said = whole[len(first.ids) : whole.index(vocab["<|ran|>"])]
-    turn = Turn(pack([*first.ids[first.header :], *said]), "", first.begins)
+    turn = Turn(pack([*first.ids[first.header :], *said]), "", first.prefix)
     inserted = {"role": "user", "content": "Mind the gap."}
     answered = [call, RESULT, {"role": "assistant", "content": "Sunny, then."}, NEXT]
     cases = ([ASKED, call, RESULT, NEXT], [ASKED, *answered], [ASKED, inserted, *answered])

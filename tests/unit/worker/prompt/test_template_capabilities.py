@@ -53,7 +53,7 @@ def test_the_words_of_a_template_are_found_by_what_they_change(
     ending: str, told: Any, on: Any, off: Any
 ) -> None:
     found = switches(ending)
-    assert (found.told, found.variables(ON)) == (ThinkingFacts(*told), on)
+    assert (found.facts, found.variables(ON)) == (ThinkingFacts(*told), on)
     expected = {"reasoning_effort": off} if isinstance(off, str) else off
     assert found.variables(OFF) == (expected or {"enable_thinking": False})
     assert found.variables(ThinkingWish()) == {}

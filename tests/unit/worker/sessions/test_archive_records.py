@@ -39,12 +39,12 @@ def test_a_turn_comes_back_as_it_was(home: Path) -> None:
     made = [
         turn(1, arguments=odd),
         turn(2, size=0),
-        replace(turn(3), said=TurnContent("", "\x00", ())),
+        replace(turn(3), answer=TurnContent("", "\x00", ())),
     ]
     saved(home, [ArchiveEntry(1.0, turn=each) for each in made])
     memory, counts = loaded(home)
     assert [plain(each) for each in turns_of(memory)] == [plain(each) for each in made]
-    (_, arguments), *_ = turns_of(memory)[0].said.calls
+    (_, arguments), *_ = turns_of(memory)[0].answer.calls
     assert [type(value) for value in arguments.values()] == [type(value) for value in odd.values()]
     assert turns_of(memory)[0].ids.dtype == np.int32
     assert not counts

@@ -73,8 +73,8 @@ class Shop:
         request = self.desk.request(self.prompt())
         self.desk.pretend(request, parts)
         visit = request.session_context
-        assert visit is not None and visit.said is not None
-        said = visit.said
+        assert visit is not None and visit.answer is not None
+        said = visit.answer
         calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
         given = AnswerParts(said.reasoning, said.content, calls)
         self.client.answered(given, tuple(request.deltas.call_ids), request.deltas.signature)
@@ -104,7 +104,7 @@ def told(request: Request) -> dict[str, Any]:
     """Return what a prompt is, and what is known of it."""
     visit = request.session_context
     assert visit is not None
-    line = visit.place.line
+    line = visit.line_match.line
     return {
         "ids": request.ids,
         "states": visit.states,

@@ -185,7 +185,7 @@ def test_writing_never_waits_for_a_disk_that_hangs(
     monkeypatch.setattr(
         cache_trace_log, "append_line", lambda *_: entered.set() or gate.wait(WAIT_S_MAX)
     )
-    monkeypatch.setattr(cache_trace_log, "ROWS_WAITING_MAX", 5)
+    monkeypatch.setattr(cache_trace_log, "RECORDS_WAITING_MAX", 5)
     log = log_in(tmp_path)
     log.write("abc", ROW)
     assert entered.wait(WAIT_S_MAX)

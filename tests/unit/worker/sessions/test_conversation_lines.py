@@ -12,9 +12,9 @@ from hearth.worker.sessions import conversation_lines
 from hearth.worker.sessions.conversation_lines import (
     ConversationLines,
     Line,
-    LinePosition,
+    LineMatch,
     Session,
-    position_in,
+    match_line,
     shape_of,
 )
 
@@ -50,12 +50,12 @@ class Desk:
 
     def arrive(
         self, said: Sequence[str], speaker: Speaker = NAMED, tools: Sequence[Any] = TOOLS
-    ) -> LinePosition:
+    ) -> LineMatch:
         prompt = prompt_of(said, tools)
         session = self.lines.session(speaker, self.now)
-        return position_in(session, self.lines.snapshot(session), shape_of(prompt))
+        return match_line(session, self.lines.snapshot(session), shape_of(prompt))
 
-    def end(self, place: LinePosition, tokens: int = 10) -> Line:
+    def end(self, place: LineMatch, tokens: int = 10) -> Line:
         extended = place.line
         conversation = extended.conversation if extended else self.lines.new_number()
         line = self.lines.advance(place, self.now, conversation)
@@ -98,7 +98,7 @@ def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_poin
     main = desk.ask(history)
     compacted = [MAIN[0], "u:what was done", "a:x2", "t:y2", "u:now this"]
     place = desk.arrive(compacted)
-    assert place.line is None and place.relative is main and place.before is not None
+    assert place.line is None and place.similar is main and place.earlier is not None
     branch = desk.end(place)
     assert branch is not main and branch.parent is main and branch.branch_message == 1
     assert exact(main) == digests(history)
@@ -140,10 +140,10 @@ def test_of_two_lines_that_share_messages_that_with_more_is_the_parent() -> None
 def test_without_an_id_a_branch_needs_the_same_beginning() -> None:
     desk = Desk()
     one = desk.ask([*MAIN, "a:x", "u:y"], NOBODY)
-    assert desk.arrive([*MAIN, "a:x", "u:z"], NOBODY).relative is one
-    assert desk.arrive(["s:other", MAIN[1], "a:x", "u:y"], NOBODY).relative is None
+    assert desk.arrive([*MAIN, "a:x", "u:z"], NOBODY).similar is one
+    assert desk.arrive(["s:other", MAIN[1], "a:x", "u:y"], NOBODY).similar is None
     desk.ask([*MAIN, "a:x", "u:y"])
-    assert desk.arrive(["s:other", MAIN[1], "a:x", "u:y"]).relative is not None
+    assert desk.arrive(["s:other", MAIN[1], "a:x", "u:y"]).similar is not None
 
 
 # ---------------------------------------------------------------- whose line it is

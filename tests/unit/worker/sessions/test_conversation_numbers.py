@@ -8,8 +8,8 @@ import pytest
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.conversation_lines import Line, PromptShape
+from hearth.worker.sessions.session_context import REWRITTEN_MAX, SessionContext
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import REWRITTEN_MAX, SessionContext
 from tests.helpers.worker.session_prompts import ME, SLACK, WORDS, Desk, Rows
 
 NOBODY = Speaker("key")
@@ -64,7 +64,7 @@ def test_a_prompt_with_another_end_is_of_the_same_conversation_on_a_line_of_its_
     numbers = {first.conversation}
     for end in ("another", "a third"):
         again = visit(desk, "a", "b", end)
-        assert again.place.line is None and again.conversation == first.conversation
+        assert again.line_match.line is None and again.conversation == first.conversation
         ((number, conversation),) = ended(desk, again)
         assert conversation == first.conversation and number not in numbers
         numbers.add(number)
@@ -105,7 +105,7 @@ def test_a_request_that_extends_a_line_with_other_tokens_is_another_conversation
     first = visit(desk, "a", "b")
     ended(desk, first)
     other = visit(desk, "a", "b", "c", shared=SYSTEM)
-    assert other.place.line is not None and other.conversation != first.conversation
+    assert other.line_match.line is not None and other.conversation != first.conversation
     assert ended(desk, other) == [(first.conversation, other.conversation)]
 
 
@@ -129,7 +129,7 @@ def test_after_a_restart_each_line_is_a_conversation(tmp_path: Path) -> None:
     assert len(lines) == 2 and all(line.conversation == line.number for line in lines)
     assert visit(desk, "new").conversation > max(line.number for line in lines)
     later = visit(desk, "a", "b", "another", "more")
-    assert later.place.line is not None and later.conversation == later.place.line.number
+    assert later.line_match.line is not None and later.conversation == later.line_match.line.number
 
 
 def test_lines_of_two_sessions_that_had_one_number_are_two_conversations() -> None:

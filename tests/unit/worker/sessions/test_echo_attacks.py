@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from hearth.worker.sessions.echoed_turn_match import (
-    Known,
+    SessionFacts,
     TurnContent,
     changes,
-    directories,
+    directories_of_turns,
     turn_content,
     working_directory,
 )
@@ -19,7 +19,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Read": {"properties": {"offset": {"type": "integer"}}},
     "Edit": {"properties": {"replace_all": {"type": "boolean", "default": False}}},
 }
-KNOWN = Known(SCHEMAS, "claude-code", HOME)
+KNOWN = SessionFacts(SCHEMAS, "claude-code", HOME)
 
 
 def said(content: str = "", thought: str = "", **call: Any) -> TurnContent:
@@ -31,7 +31,7 @@ def bash(command: str) -> TurnContent:
     return said(Bash={"command": command})
 
 
-def is_hidden(record: TurnContent, echo: TurnContent, known: Known = KNOWN) -> bool:
+def is_hidden(record: TurnContent, echo: TurnContent, known: SessionFacts = KNOWN) -> bool:
     return changes(record, echo, known) != ["unexplained"]
 
 
@@ -141,7 +141,7 @@ ODD_NAMES = {
 def test_a_directory_whose_name_a_shell_reads_as_more_is_left_out_in_quotes_only(
     directory: str,
 ) -> None:
-    known = Known(SCHEMAS, "claude-code", directory)
+    known = SessionFacts(SCHEMAS, "claude-code", directory)
     left_out = [
         quote
         for quote in ("", '"', "'")
@@ -232,7 +232,7 @@ def run_in(*turns: Any) -> list[str]:
     contents = {
         at: turn_content(each) for at, each in enumerate(messages) if each["role"] == "assistant"
     }
-    found = directories(HOME, messages, contents)
+    found = directories_of_turns(HOME, messages, contents)
     return [found[at] for at in contents]
 
 
@@ -257,4 +257,4 @@ def test_what_a_user_types_into_the_shell_moves_it_too() -> None:
 def test_a_session_that_went_into_another_worktree_is_elsewhere() -> None:
     call = {"function": {"name": "EnterWorktree", "arguments": {"name": "x"}}}
     assert run_in({"role": "assistant", "tool_calls": [call]}, "ls") == [HOME, ""]
-    assert directories("", [{"role": "assistant"}], {}) == {}
+    assert directories_of_turns("", [{"role": "assistant"}], {}) == {}

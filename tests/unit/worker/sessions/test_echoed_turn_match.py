@@ -11,7 +11,7 @@ import pytest
 
 from hearth.worker.sessions import echoed_turn_match
 from hearth.worker.sessions.echoed_turn_match import (
-    Known,
+    SessionFacts,
     TurnContent,
     changes,
     says_the_same,
@@ -36,7 +36,7 @@ SCHEMAS = {  # as Claude Code declares them, without descriptions
     },
     "Edit": {"properties": {"replace_all": {"type": "boolean", "default": False}}},
 }
-KNOWN = Known(SCHEMAS, "claude-code", HOME)
+KNOWN = SessionFacts(SCHEMAS, "claude-code", HOME)
 THOUGHT = "Mocec zes pal disasosuded, so zuda zoc be read at beco."
 ANSWER = "Kug me besal nut humumon — “fuvihe” dubilek nacu… ✓"
 WRITTEN = "# Notes\n\n- café → naïve “quotes” & <tags>\n\ttabbed line\n- price: 1.0 / 2.50\n"
@@ -67,7 +67,9 @@ def read(**arguments: Any) -> tuple[str, Any]:
     return ("Read", {"file_path": f"{HOME}/README.md", **arguments})
 
 
-def compared(record: dict[str, Any], sent_back: dict[str, Any], known: Known = KNOWN) -> list[str]:
+def compared(
+    record: dict[str, Any], sent_back: dict[str, Any], known: SessionFacts = KNOWN
+) -> list[str]:
     ours, theirs = turn_content(record), turn_content(sent_back)
     names = changes(ours, theirs, known)
     assert says_the_same(ours, theirs, known) is (names != ["unexplained"])
@@ -362,7 +364,7 @@ def test_several_rules_may_be_needed_at_once_and_come_in_one_order() -> None:
     + [{"properties": {"offset": {"type": kind}}} for kind in (None, 3, [], [3, {}], {"a": 1})],
 )
 def test_a_schema_that_declares_nothing_allows_nothing(schema: Any) -> None:
-    known = Known({"Read": schema}, "claude-code")
+    known = SessionFacts({"Read": schema}, "claude-code")
     assert compared(turn("", read(offset="3")), turn("", read(offset=3)), known) == ["unexplained"]
 
 
@@ -395,15 +397,15 @@ CLAUDE_CODES = {
 def test_what_claude_code_does_is_a_change_where_another_client_does_it(rule: str) -> None:
     record, sent_back = CLAUDE_CODES[rule]
     assert compared(record, sent_back) == [rule]
-    assert compared(record, sent_back, Known(SCHEMAS, "", HOME)) == ["unexplained"]
+    assert compared(record, sent_back, SessionFacts(SCHEMAS, "", HOME)) == ["unexplained"]
 
 
 def test_a_default_that_no_schema_declares_is_a_change() -> None:
     record, sent_back = turn("", ("Edit", EDIT)), turn("", ("Edit", EDIT | {"replace_all": False}))
-    assert compared(record, sent_back, Known(SCHEMAS)) == ["replace-all-added"]
+    assert compared(record, sent_back, SessionFacts(SCHEMAS)) == ["replace-all-added"]
     for declared in ({}, {"default": True}, {"default": 0}, 3):
         schemas = {"Edit": {"properties": {"replace_all": declared}}}
-        assert compared(record, sent_back, Known(schemas)) == ["unexplained"]
+        assert compared(record, sent_back, SessionFacts(schemas)) == ["unexplained"]
 
 
 def environment(path: str = HOME, is_repository: str = "true") -> str:

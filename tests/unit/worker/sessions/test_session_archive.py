@@ -13,8 +13,8 @@ from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
+from hearth.worker.sessions.session_context import KEPT, RENDERED, SessionContext
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import KEPT, RENDERED, SessionContext
 from tests.helpers.records.archive_records import ME, plain
 from tests.helpers.worker import session_prompts
 from tests.helpers.worker.session_prompts import QUESTION, SLACK, WORDS
@@ -76,7 +76,7 @@ def test_a_worker_finds_what_its_neighbours_had_said_when_it_started(home: Path)
     one.flush()
     two = Desk(home)
     visit = two.arrive([*QUESTION, ECHO, QUESTION[1]])
-    assert visit.states == {2: KEPT} and visit.place.line is not None
+    assert visit.states == {2: KEPT} and visit.line_match.line is not None
     two.end(visit, WORDS, (5, 6))
     for desk in (one, two):
         desk.sessions.close()
@@ -85,7 +85,7 @@ def test_a_worker_finds_what_its_neighbours_had_said_when_it_started(home: Path)
     assert again.states == {2: KEPT, 4: KEPT}
     assert first.turn is not None and again.turns[2] is not None
     assert plain(again.turns[2]) == plain(first.turn)
-    assert len(again.place.session.lines) == 1
+    assert len(again.line_match.session.lines) == 1
     three.sessions.close()
 
 
@@ -128,9 +128,9 @@ def test_a_session_is_known_as_it_was(desks: Any) -> None:
     assert second.sessions.counters()["turn_bytes"] == counts["turn_bytes"] > 0
     assert told is not None and [line["parent"] for line in told["lines"]] == [None, 1, None]
     again = second.ask([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
-    assert again.place.line is not None and again.place.line.number == 1
+    assert again.line_match.line is not None and again.line_match.line.number == 1
     opened = second.ask([{"role": "user", "content": "new"}])
-    numbers = [line.number for line in opened.place.session.lines.values()]
+    numbers = [line.number for line in opened.line_match.session.lines.values()]
     assert numbers == [1, 3, 6], "none is given twice; a rewritten end is its line's conversation"
     assert parent.turn is not None
 
@@ -143,7 +143,7 @@ def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks
     for _ in range(2):
         desk = desks()
         visit = desk.arrive(compacted)
-        assert visit.loaded == ["grep"] and visit.place.before is None
+        assert visit.loaded == ["grep"] and visit.line_match.earlier is None
         assert desk.arrive([*QUESTION, ECHO, QUESTION[1]]).states != {}
         everything = list(desk.sessions.all_entries())
         desk.sessions.archive.lost()
@@ -158,9 +158,9 @@ def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> 
     first.sessions.forget_lines()
     later = first.ask([{"role": "user", "content": "later"}])
     second = desks()
-    session = second.arrive([*QUESTION, ECHO]).place.session
+    session = second.arrive([*QUESTION, ECHO]).line_match.session
     (line,) = session.lines.values()
-    assert line.shape.names == later.place.shape.names
+    assert line.shape.names == later.line_match.shape.names
     assert second.arrive([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
 
 
@@ -182,13 +182,13 @@ def test_a_session_that_was_idle_for_too_long_is_not_taken_up(
     desks().ask(QUESTION)
     started = time.time
     desk = desks(idle_s=60.0)
-    assert desk.arrive([*QUESTION, ECHO]).place.line is not None
+    assert desk.arrive([*QUESTION, ECHO]).line_match.line is not None
     monkeypatch.setattr(time, "time", lambda: started() + 61.0)
-    assert desks(idle_s=60.0).arrive([*QUESTION, ECHO]).place.line is None
+    assert desks(idle_s=60.0).arrive([*QUESTION, ECHO]).line_match.line is None
     monkeypatch.setattr(time, "time", lambda: started() - 1_000.0)  # the clock was put back
     last = desks(idle_s=60.0)
     assert last.sessions.session_rows()[0]["idle_s"] >= 0.0
-    assert last.arrive([*QUESTION, ECHO]).place.line is not None
+    assert last.arrive([*QUESTION, ECHO]).line_match.line is not None
 
 
 def test_thinking_comes_back_although_its_turn_is_not_kept(
@@ -302,4 +302,4 @@ def test_no_digest_of_a_key_stands_on_the_disk_and_another_key_finds_nothing(
     for other in (ME, Speaker("", "s1")):
         visit = second.arrive([*QUESTION, ECHO], other)
         assert visit.states == {2: RENDERED} and visit.healed == 0
-        assert visit.place.line is None
+        assert visit.line_match.line is None

@@ -11,14 +11,21 @@ import pytest
 from hearth.shared.durable_journal import Journal
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions import session_manager as module
+from hearth.worker.sessions.session_context import KEPT
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
-from hearth.worker.sessions.session_visit import KEPT
 from tests.helpers.worker.session_prompts import ME, QUESTION, SAID, SLACK, WORDS, Desk, Rows, echo
 
 WAIT_S_MAX = 60.0  # for what takes no time where nobody is in its way
 OTHER = Speaker("key", "s2")
 # What arriving does whose cost grows with a prompt's messages, its calls or its tools.
-LONG_STEPS = ("shape_of", "position_in", "_loads", "_known", "turn_content", "is_echo")
+LONG_STEPS = (
+    "shape_of",
+    "match_line",
+    "_referenced_tools",
+    "_session_facts",
+    "turn_content",
+    "is_echo",
+)
 FOLLOWED = [*QUESTION, echo(WORDS), QUESTION[1]]
 
 
@@ -108,17 +115,17 @@ def test_a_cache_that_is_emptied_amid_an_arrival_leaves_a_request_that_can_end(
 ) -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS)
-    position_in = module.position_in
+    match = module.match_line
 
     def emptied_first(*args: Any) -> Any:
         desk.sessions.forget_lines()
-        return position_in(*args)
+        return match(*args)
 
-    monkeypatch.setattr(module, "position_in", emptied_first)
+    monkeypatch.setattr(module, "match_line", emptied_first)
     visit = desk.arrive(FOLLOWED)
     assert visit.states == {2: KEPT} and visit.kind == "main"
     desk.end(visit, SAID)
-    (line,) = visit.place.session.lines.values()
+    (line,) = visit.line_match.session.lines.values()
     assert line.turns == 1 and line.parent is None
     assert [row["session"] for row in desk.sessions.session_rows(ME.key)] == [ME.session]
     desk.sessions.lines.check()

@@ -12,8 +12,7 @@ from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import cause_of
-from hearth.worker.sessions.session_manager import REJECTED, UNEXPLAINED
-from hearth.worker.sessions.session_visit import (
+from hearth.worker.sessions.session_context import (
     CHANGED,
     DROPPED,
     KEPT,
@@ -22,6 +21,7 @@ from hearth.worker.sessions.session_visit import (
     Divergence,
     SessionContext,
 )
+from hearth.worker.sessions.session_manager import REJECTED, UNEXPLAINED
 from tests.helpers.worker.session_prompts import (
     HEADER,
     ME,
@@ -50,10 +50,10 @@ def ids_of(visit: SessionContext) -> tuple[str, ...]:
 def test_a_turn_is_its_generation_prompt_with_all_that_was_sampled() -> None:
     desk = Desk()
     visit = desk.ask(QUESTION, SAID, (4, 5, 6))
-    assert visit.turn is not None and visit.said == SAID
+    assert visit.turn is not None and visit.answer == SAID
     assert visit.turn.ids.tolist() == [*HEADER, 4, 5, 6]
-    assert visit.turn.place == visit.place.links[-1]
-    (line,) = visit.place.session.lines.values()
+    assert visit.turn.link == visit.line_match.links[-1]
+    (line,) = visit.line_match.session.lines.values()
     assert line.tokens.tolist() == [*visit.tokens.tolist(), 4, 5, 6]
     assert line.prompt_tokens == len(visit.tokens)
 
@@ -73,8 +73,8 @@ def test_a_cancelled_request_records_nothing() -> None:
     desk = Desk()
     visit = desk.arrive(QUESTION)
     assert desk.end(visit, WORDS, is_whole=False, is_cancelled=True, cached=0) is None
-    assert visit.turn is None and visit.said is None
-    assert visit.place.session.lines == {}
+    assert visit.turn is None and visit.answer is None
+    assert visit.line_match.session.lines == {}
     assert desk.sessions.counters()["turns"] == 0
     assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
     assert not desk.sessions.thinking.items()
@@ -87,10 +87,10 @@ def test_a_cancelled_request_records_nothing() -> None:
 def test_an_answer_that_was_not_delivered_as_sampled_is_no_turn(ending: dict[str, Any]) -> None:
     desk = Desk()
     visit = desk.ask(QUESTION, WORDS, **ending)
-    assert visit.turn is None and visit.said == WORDS
-    assert len(visit.place.session.lines) == 1, "the line goes on"
+    assert visit.turn is None and visit.answer == WORDS
+    assert len(visit.line_match.session.lines) == 1, "the line goes on"
     again = desk.arrive([*QUESTION, echo(WORDS), QUESTION[1]])
-    assert again.states == {2: RENDERED} and again.place.line is not None
+    assert again.states == {2: RENDERED} and again.line_match.line is not None
     assert again.turns == [None] * 4
 
 
@@ -294,9 +294,9 @@ def test_other_tokens_of_an_answer_that_stands_as_it_was_sampled_are_unexplained
     desk = Desk()
     desk.ask(QUESTION, WORDS)
     visit = desk.arrive([*QUESTION, echo(WORDS), *QUESTION[1:]])
-    before = visit.place.before
+    before = visit.line_match.earlier
     assert before is not None
-    cause = cause_of(before, visit.place.shape, before.prompt_tokens, len(QUESTION), KEPT)
+    cause = cause_of(before, visit.line_match.shape, before.prompt_tokens, len(QUESTION), KEPT)
     assert cause.name == UNEXPLAINED
 
 
@@ -355,10 +355,10 @@ def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_stil
     running = desk.arrive([*QUESTION, *QUESTION])
     first = desk.ask(QUESTION, WORDS)
     on_it = desk.arrive([*QUESTION, echo(WORDS), QUESTION[1]])
-    assert on_it.place.line is not None
+    assert on_it.line_match.line is not None
     desk.sessions.forget_lines()
     visit = desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]])
-    assert visit.place.before is None and visit.turns[2] is first.turn
+    assert visit.line_match.earlier is None and visit.turns[2] is first.turn
     assert desk.end(visit, WORDS, cached=0) is None
     for each in (on_it, running):  # they were computed while the cache was emptied
         desk.end(each, WORDS)
@@ -410,7 +410,7 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     assert [desk.log.rows[-1][1][name] for name in names] == [0, 0, 0]
     visit = desk.arrive(QUESTION)
     again = pack([*range(2, len(visit.tokens))])
-    visit.divergence = Divergence(Cause(UNEXPLAINED, 1), 2, len(again), "", again=again)
+    visit.divergence = Divergence(Cause(UNEXPLAINED, 1), 2, len(again), "", reread=again)
     desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1
@@ -478,4 +478,4 @@ def test_a_conversation_that_moves_to_another_client_still_finds_its_line() -> N
         [*QUESTION, echo(replace(SAID, reasoning="")), {"role": "user", "content": "And?"}],
         named_by_client("pi", "pi-1"),
     )
-    assert visit.place.line is not None and visit.count(KEPT) == 1
+    assert visit.line_match.line is not None and visit.count(KEPT) == 1

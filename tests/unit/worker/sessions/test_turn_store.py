@@ -13,8 +13,8 @@ from hearth.worker.sessions.turn_store import (
     ThinkingStore,
     Turn,
     TurnStore,
-    place_behind,
-    places_of_ids,
+    lookup_by_link,
+    lookups_by_ids,
     thinking_key,
 )
 from tests.helpers.held_bytes import held_bytes
@@ -53,11 +53,11 @@ def filled(*turns: Turn, **limits: int) -> TurnStore:
 
 
 def by_ids(store: TurnStore, key: str, message: dict[str, Any]) -> Sequence[Turn]:
-    return store.find(places_of_ids(key, message))
+    return store.find(lookups_by_ids(key, message))
 
 
 def by_place(store: TurnStore, key: str, place: bytes) -> Sequence[Turn]:
-    return store.find([place_behind(key, place)])
+    return store.find([lookup_by_link(key, place)])
 
 
 @pytest.mark.parametrize("letter", ["a", "火", "🔥"])

@@ -70,7 +70,7 @@ class Family:
         builder = builder_for(self.model.tokenizer, form=self.vision.form, **SETTINGS)
         numbers = [part for part in parts if isinstance(part, int)]
         pictures = {str(n): self.vision.reader.read(str(n), file_of(n)) for n in numbers}
-        return builder.build(PromptContent(asked(*parts), [], pictures=pictures))
+        return builder.build(PromptContent(asked(*parts), [], images=pictures))
 
     def machine(self, **how: Any) -> Machine:
         marks = turn_marks(self.model.tokenizer)

@@ -19,7 +19,7 @@ from hearth.shared.wire_messages import (
     Up,
 )
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.prompt.awaited_work import stop_unless_awaited
+from hearth.worker.prompt.awaited_work import raise_if_client_left
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages, RenderNextPrompt
 from hearth.worker.threads.prompt_thread import PromptThread
@@ -76,7 +76,7 @@ class LongPrompts:
     def build(self, prompt: Prompt, *_: Any, **_options: Any) -> tuple[None, BuiltPrompt]:
         while prompt is not HI and not self.ends.wait(0.001):
             self.begun.set()
-            stop_unless_awaited()
+            raise_if_client_left()
         return None, BuiltPrompt([1], pack([1]), (), 1, frozenset(), 0)
 
 

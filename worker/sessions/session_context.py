@@ -1,4 +1,4 @@
-"""Holds what the sessions know of one request, from its arrival to its end, and what it lost."""
+"""Keeps what the sessions know of one request, and names what the request lost."""
 
 import time
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ import numpy as np
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
 from hearth.worker.cache.image_keys import PromptImages
-from hearth.worker.prompt.prompt_with_sampled_turns import Beginning
-from hearth.worker.sessions.conversation_lines import LinePosition
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptPrefix
+from hearth.worker.sessions.conversation_lines import LineMatch
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn
 
-# An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
-# of it), or as the template has it, though its tokens are known.
+# How an assistant turn is rendered: as it was sampled, as the client changed it, from the client's
+# message (no turn is recorded), or as the template writes it although its tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
 
-# Tokens at a conversation's end that its next prompt may have otherwise.
+# A next prompt may change up to this many tokens at the end of its conversation.
 REWRITTEN_MAX: Final = 1_024
 
-SLACK: Final = 16  # tokens; less than this lost is no loss worth a report
-HEAD: Final = -1  # the "message" that tools and template options are part of
+SLACK: Final = 16  # tokens; a smaller loss is not reported
+HEAD: Final = -1  # message index that stands for tools and template options
 
 REMEDIES: Final = {
     "tool added": "List tools in a stable order from the start, or mark late ones defer_loading.",
@@ -65,41 +65,46 @@ REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause for which tokens differ. `message` is HEAD for tools and options. Immutable."""
+    """The reason why the tokens of a prompt differ from its line's. Immutable.
+
+    `message` is HEAD for tools and template options.
+    """
 
     name: str  # a key of REMEDIES
     message: int
-    rule: str = ""  # the canonical rule, tool, option or part of the prompt that it is about
-    is_drift: bool = False  # a rule of the canonical pipeline explains it
+    rule: str = ""  # canonical rule, tool, option or part of the prompt that changed
+    is_drift: bool = False  # explained by a rule of the canonical pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One loss: `token` is the first that differs, `lost` how many held tokens are read again.
+    """One loss: the line's tokens that a request had to prefill again. Immutable.
 
-    Immutable.
+    `token` is the position of the first token that differs. `lost` counts the tokens read again.
     """
 
     cause: Cause
     token: int
     lost: int
     role: str
-    was: str = ""  # decoded, around `token`: for the requester only
-    now: str = ""
-    again: Tokens = field(default_factory=lambda: pack([]), compare=False, repr=False)  # which
+    was: str = ""  # the line's text around `token`, for the requester only
+    now: str = ""  # the prompt's text there
+    # Positions of the tokens that the line had and the prompt reads again.
+    reread: Tokens = field(default_factory=lambda: pack([]), compare=False, repr=False)
 
     def within(self, cached: int, fed: int) -> "Divergence | None":
         """Return the loss of a request that prefilled tokens `cached` to `fed`, if it has one.
 
-        The cache may hold more of a prompt than its own line does: a branch that was there before.
+        The cache may hold more of a prompt than the prompt's own line: another branch may have left
+        it.
         """
         assert 0 <= cached <= fed, (cached, fed)
-        first, last = np.searchsorted(self.again, (cached, fed))
+        first, last = np.searchsorted(self.reread, (cached, fed))
         lost = int(last - first)
         return replace(self, lost=lost) if lost > SLACK else None
 
     def as_row(self, shows_text: bool) -> dict[str, Any]:
-        """Return the loss as logs and reports have it; texts only where `shows_text`."""
+        """Return the loss as logs and reports show it, with texts only where `shows_text`."""
         assert self.lost > 0, self.lost
         row: dict[str, Any] = {
             "token": self.token,
@@ -115,54 +120,57 @@ class Divergence:
 
 @dataclass(slots=True)
 class SessionContext:
-    """One request as the sessions know it, from its arrival to its end.
+    """What the sessions know of one request, from its arrival to its end.
 
     Owner: the prompt thread until it hands the request over, then the inference thread.
     Invariant: `turns` has an entry for each message, and `shared` is at most `len(tokens)`.
     """
 
     prompt: Prompt
-    api_key: str  # what the speaker's API key is known by here
-    place: LinePosition
-    messages: list[dict[str, Any]]  # healed
-    turns: list[Turn | None]  # for each message
-    states: dict[int, str]  # of each assistant message
-    loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
-    conversation: int = 0  # its number; 0 = its line's messages go on, its tokens do not
-    images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
-    kind: str = "main"  # of what it is to its session: main, agent or side
-    healed: int = 0
-    doubtful: int = 0  # turns whose tokens are known and whose span was not found
-    ambiguous: int = 0  # echoes that more than one turn says
-    adapter: str = ""  # that the model has for it
-    header: int = 0  # the token at which the generation prompt begins
-    begins: Beginning | None = None  # what its answer is sampled behind
-    tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
-    shared: int = 0  # tokens that the prompt shares with its own line's last
+    api_key: str  # the archive's name of the API key
+    line_match: LineMatch
+    messages: list[dict[str, Any]]  # with stripped thinking put back
+    turns: list[Turn | None]  # recorded turn of each message
+    states: dict[int, str]  # KEPT, CHANGED, RENDERED or DROPPED, by assistant message
+    loaded: list[str] = field(default_factory=list)  # tools to show without a reference
+    conversation: int = 0  # number; 0 = the messages extend the line, the tokens do not
+    images: PromptImages = field(default_factory=dict)  # images of the messages, by digest
+    kind: str = "main"  # role in the session: main, agent or side
+    healed: int = 0  # messages whose thinking was put back
+    doubtful: int = 0  # turns with known tokens and without a span in the rendered text
+    ambiguous: int = 0  # echoes that match more than one turn
+    adapter: str = ""  # the model's adapter for this request
+    header: int = 0  # position at which the generation prompt begins
+    prefix: PromptPrefix | None = None  # tokens before the answer
+    tokens: Tokens = field(default_factory=lambda: pack([]))  # the prompt
+    shared: int = 0  # first tokens shared with the line's last prompt and answer
     divergence: Divergence | None = None
-    said: TurnContent | None = None  # what was answered
-    turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+    answer: TurnContent | None = None  # set at the request's end
+    turn: Turn | None = None  # the answer's tokens, if every sampled token was delivered
     arrived_at: float = field(default_factory=time.time)
 
     @property
     def goes_on(self) -> bool:
-        """Whether its conversation was answered here before: examples of answers are no sign."""
-        before = self.place.before
-        return before is not None and before.is_own and "assistant" in self.place.shape.roles
+        """Whether this worker answered an earlier request of the conversation.
+
+        Answers that the client wrote as examples do not count.
+        """
+        before = self.line_match.earlier
+        return before is not None and before.is_own and "assistant" in self.line_match.shape.roles
 
     def set_prompt(
         self, tokens: Tokens, header: int, kept: frozenset[int], system_end: int = 0
     ) -> None:
-        """Take the prompt's tokens, and which turns stand in it as they were sampled.
+        """Set the prompt's tokens, and which turns stand in the prompt as they were sampled.
 
-        They say whether the conversation is an earlier line's: the prompt shares more of that one's
-        last prompt than it leaves out, system and tools (up to `system_end`) not counted. All that
-        a client asks begins with these, and one that only sends the end otherwise goes on with it.
+        The tokens decide whether the prompt goes on with its line's conversation. It does if it
+        shares more tokens with the line's last prompt than it leaves out. System and tools, up to
+        `system_end`, do not count as shared, because all conversations of a client begin with them.
         """
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
         assert 0 <= header <= len(tokens), (header, len(tokens))
         self.tokens, self.header = tokens, header
-        if (before := self.place.before) is not None:
+        if (before := self.line_match.earlier) is not None:
             self.shared = common_length(tokens, before.tokens)
             left_out = before.prompt_tokens - self.shared
             if left_out <= min(REWRITTEN_MAX, self.shared - system_end):
@@ -172,7 +180,7 @@ class SessionContext:
                 self.states[at] = DROPPED
 
     def count(self, state: str) -> int:
-        return sum(each == state for each in self.states.values())
+        return sum(turn_state == state for turn_state in self.states.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +188,14 @@ class RequestEnding:
     """The facts with which a request ended. Immutable."""
 
     request_id: str
-    text: str  # as it was generated, markup included
-    said: TurnContent  # the same as it was delivered
-    sampled: Sequence[int]  # without an end-of-turn token
+    text: str  # generated text, markup included
+    answer: TurnContent  # content as delivered
+    sampled: Sequence[int]  # token ids without an end-of-turn token
     usage: Usage
-    limit: int  # the furthest position at which the prompt could be resumed
-    is_whole: bool  # not cut by a stop string, nor by a client that left
+    limit: int  # furthest position at which the prompt could be resumed
+    is_whole: bool  # neither cut by a stop string nor by a client that left
     is_cancelled: bool = False
-    call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
-    signature: str = ""  # of its thinking, likewise
-    raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
-    evictions: int = 0  # of the cache until then
+    call_ids: tuple[str, ...] = ()  # call ids as sent to the client
+    signature: str = ""  # signature of the thinking, as sent to the client
+    raised: frozenset[str] = frozenset()  # the cache's error counters that it raised
+    evictions: int = 0  # the cache's evictions so far
