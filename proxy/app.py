@@ -46,7 +46,7 @@ from hearth.proxy.monitoring.metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import Dialect
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings import Settings
@@ -125,7 +125,7 @@ class ProxyApp:
         if not exchange.is_counted:
             self.metrics.refused(_COUNTED.get(exchange.path), error)
             if exchange.is_trusted:  # sums are kept for accepted keys only
-                self.routes.requests.refused(error, key_digest(exchange.headers))
+                self.routes.requests.refused(error, api_key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(

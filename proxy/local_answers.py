@@ -24,7 +24,7 @@ from hearth.proxy.monitoring.metrics import served_here
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
 
@@ -181,7 +181,7 @@ class LocalAnswers:
         """Answer an Ollama request without a prompt: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
-            self.pool.host.unload(model, key_digest(exchange.headers))
+            self.pool.host.unload(model, api_key_digest(exchange.headers))
         else:
             await exchange.while_connected(self.pool.load(model))
         name = self._names.name_or_default(body.fields.get("model"))

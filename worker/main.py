@@ -123,7 +123,7 @@ class Worker:
             except StartError as error:
                 self._shutdown.begin(refuse_start(self._endpoint, error))
             except Exception:
-                start.rank.note_broken()
+                start.rank.wait_for_rank_failure()
                 raise
         leave_device()
         if self._start is not None:
@@ -148,7 +148,7 @@ class Worker:
                 parts.loop.run_once()
             parts.scheduler.leave_forwards()
             if not self._shutdown.exit_code:
-                parts.kv_manager.hand_over()
+                parts.kv_manager.queue_unwritten()
 
     def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
         """Have the inference thread execute a Status and send its answer."""

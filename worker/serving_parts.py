@@ -108,7 +108,7 @@ class ModelStart:
         if self._sessions is not None:
             self._sessions.close()  # first, as turns are small and worth more than KV
         if self._kv_manager is not None:
-            self._kv_manager.shut(FLUSH_WAIT_S)
+            self._kv_manager.close_disk(FLUSH_WAIT_S)
 
     def release_memory_share(self) -> None:
         """Leave this worker's share of memory to other workers, after it has left the device."""

@@ -14,7 +14,7 @@ from hearth.proxy.http.http_exchange import work_on_body
 from hearth.proxy.images.prompt_images import ImageFetcher, shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import conversation_of, key_digest, session_of, title_of
+from hearth.proxy.request.session_id import api_key_digest, conversation_of, session_of, title_of
 from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
 
@@ -42,7 +42,9 @@ class BodyParser:
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return `body` with the stored items that it refers to put in. Raises: RequestError."""
-        return self._stored.expand(key_digest(headers), body) if dialect == "responses" else body
+        return (
+            self._stored.expand(api_key_digest(headers), body) if dialect == "responses" else body
+        )
 
     def parse(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
@@ -60,7 +62,8 @@ class BodyParser:
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         log_left_out(request.left_out)
         speaker = dataclasses.replace(
-            session_of(headers, body, key_digest(headers)), title=title_of(request.prompt.messages)
+            session_of(headers, body, api_key_digest(headers)),
+            title=title_of(request.prompt.messages),
         )
         prompt, *more = (
             dataclasses.replace(prompt, speaker=speaker)
@@ -74,7 +77,7 @@ class BodyParser:
         self, prompt: Prompt, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
         """Return the request for a raw `prompt` whose tokens are only counted or converted."""
-        speaker = session_of(headers, body, key_digest(headers))
+        speaker = session_of(headers, body, api_key_digest(headers))
         prompt = dataclasses.replace(prompt, speaker=speaker)
         return ParsedRequest("completions", "", prompt, Sampling(), stream=False, body=body)
 

@@ -41,7 +41,7 @@ from hearth.proxy.request.encoder_names import (
     encoders_of,
 )
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
-from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.proxy.request.session_id import api_key_digest, session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -212,7 +212,7 @@ class EncoderRoutes:
         outcome = outcome_elsewhere(200 if error is None else error.status, is_whole=error is None)
         served_by = served_here(model.public)
         self._metrics.ended(model.kind, outcome, served_by)
-        api_key = key_digest(exchange.headers)
+        api_key = api_key_digest(exchange.headers)
         speaker = session_of(exchange.headers, {}, api_key)
         ended = ANSWERED if error is None else error.code
         ended = CANCELLED if isinstance(error, ClientGone) else ended

@@ -45,7 +45,7 @@ from hearth.proxy.monitoring.metrics import (
 from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import Dialect
-from hearth.proxy.request.session_id import key_digest, session_digest, session_of
+from hearth.proxy.request.session_id import api_key_digest, session_digest, session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.settings import Settings
@@ -98,7 +98,7 @@ class CloudRequests:
         seen = reply.status if exchange.has_started and not is_gone else status
         outcome = outcome_elsewhere(seen, is_whole=error is None)
         self.metrics.ended(reply.dialect, outcome, reply.served_by)
-        api_key = key_digest(exchange.headers)
+        api_key = api_key_digest(exchange.headers)
         speaker = session_of(exchange.headers, reply.client_body, api_key)
         began, first = reply.began_at, reply.first_byte_at
         entry = {
@@ -333,7 +333,7 @@ class Gateway:
         Raises:
             RequestError: nothing was sent, and no deployment or fallback is left.
         """
-        api_key = key_digest(exchange.headers)
+        api_key = api_key_digest(exchange.headers)
         session, preferred = await self._session(exchange, api_key, group, call)
         began_at = self._sessions.get(api_key, session)
         attempts = _Attempts(exchange.request_id, group, began_at or preferred, seen={group})
@@ -482,7 +482,7 @@ class Gateway:
         """
         await work_on_body(call.size, lambda: prompt_limits.check_body(call.body))
         given, whole, size = call.body, None, call.size
-        api_key = key_digest(exchange.headers)
+        api_key = api_key_digest(exchange.headers)
         if call.dialect == "responses":
             found = self._stored.for_cloud(api_key, given, deployment.id)
             given, whole = found.body, found.whole

@@ -16,7 +16,7 @@ from hearth.proxy.monitoring.metrics import CONTENT_TYPE, PATH, RequestMetrics, 
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
@@ -159,14 +159,14 @@ class AdminRoutes:
             RequestError: the cache was to be emptied, and no worker was ready to do so.
         """
         reports = await exchange.while_connected(
-            self._pool.ask(report_kind, api_key=key_digest(exchange.headers))
+            self._pool.ask(report_kind, api_key=api_key_digest(exchange.headers))
         )
         if report_kind == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
-        totals = self.requests.totals(key_digest(exchange.headers))
+        totals = self.requests.totals(api_key_digest(exchange.headers))
         body = {"object": "cache", "totals": totals}
         await exchange.send_json(200, body | {"workers": self._worker_rows(reports)})
 
@@ -189,7 +189,7 @@ class AdminRoutes:
         """Have every worker that holds the pin release it."""
         pin_id = self._name(exchange.path)
         reports = await exchange.while_connected(
-            self._pool.ask("unpin", pin_id, key_digest(exchange.headers))
+            self._pool.ask("unpin", pin_id, api_key_digest(exchange.headers))
         )
         _known(reports, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
         await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
@@ -198,7 +198,7 @@ class AdminRoutes:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = self._name(exchange.path)
         reports = await exchange.while_connected(
-            self._pool.ask("prompt", request_id, key_digest(exchange.headers))
+            self._pool.ask("prompt", request_id, api_key_digest(exchange.headers))
         )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
         row = next(iter(_known(reports, text).values()))
@@ -206,7 +206,7 @@ class AdminRoutes:
 
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker without a report gives the reason."""
-        api_key = key_digest(exchange.headers)
+        api_key = api_key_digest(exchange.headers)
         reports = await exchange.while_connected(self._pool.ask("sessions", api_key=api_key))
         report_rows = self._worker_rows(reports)
         listing = {
@@ -225,7 +225,7 @@ class AdminRoutes:
         """Answer with the lines of one session, from every worker that knows it."""
         session = self._name(exchange.path)
         reports = await exchange.while_connected(
-            self._pool.ask("session", session, key_digest(exchange.headers))
+            self._pool.ask("session", session, api_key_digest(exchange.headers))
         )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
         is_known = any(isinstance(row, dict) for row in reports.values())
@@ -242,25 +242,25 @@ class AdminRoutes:
         await exchange.send_json(200, {"session": session, "lines": lines})
 
     async def _response(self, exchange: HttpExchange) -> None:
-        api_key, response_id = key_digest(exchange.headers), self._name(exchange.path)
+        api_key, response_id = api_key_digest(exchange.headers), self._name(exchange.path)
         if (stream := exchange.query.get("stream", "false")) != "false":
             fields.refuse("stream", stream, "false: of a kept response no events are kept")
         await exchange.send_json(200, self.stored.response(api_key, response_id))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
-        deleted = self.stored.delete(key_digest(exchange.headers), self._name(exchange.path))
+        deleted = self.stored.delete(api_key_digest(exchange.headers), self._name(exchange.path))
         await exchange.send_json(200, deleted)
 
     async def _response_items(self, exchange: HttpExchange) -> None:
         response_id = self._name(exchange.path).removesuffix(_ITEMS)
-        page = self.stored.items(key_digest(exchange.headers), response_id, exchange.query)
+        page = self.stored.items(api_key_digest(exchange.headers), response_id, exchange.query)
         await exchange.send_json(200, page)
 
     async def _health(self, exchange: HttpExchange) -> None:
         body = self.health()
         if exchange.is_trusted:
-            body["queue"] = self._pool.queue(key_digest(exchange.headers))
-            body["prefills"] = self._pool.prefills(key_digest(exchange.headers))
+            body["queue"] = self._pool.queue(api_key_digest(exchange.headers))
+            body["prefills"] = self._pool.prefills(api_key_digest(exchange.headers))
         await exchange.send_json(200, body)
 
     async def _ready(self, exchange: HttpExchange) -> None:

@@ -24,7 +24,7 @@ from hearth.proxy.http.browser_pages import HTML, BrowserSignIns, PageFiles, for
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.monitoring.recent_requests import RecentRequests, divergence_fields
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.kept_json import kept_json
 
@@ -357,7 +357,7 @@ class Dashboard:
             key = await self._sign_ins.identity(exchange)
         except RequestError:
             return None
-        return key_digest({"x-api-key": key}) if key else ""
+        return api_key_digest({"x-api-key": key}) if key else ""
 
     async def _log_in(self, exchange: HttpExchange) -> None:
         """Set a cookie for a valid key, and redirect to the page."""

@@ -463,7 +463,7 @@ class WorkerLink:
         log.error("worker=%d %s", self.worker_id, what)
         self.close(text)
 
-    async def broken(self) -> None:
+    async def disconnected(self) -> None:
         """Return once the connection to the worker is lost. Call it once."""
         await self._socket.disconnected()
 

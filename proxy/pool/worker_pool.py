@@ -36,7 +36,7 @@ WAITING_MAX: Final = 256  # requests, each with its body in memory; more are ref
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
 # API key digest, model, and a session or a link (the digest of a conversation's prefix)
-Mark = tuple[str, str, str | bytes]
+AffinityKey = tuple[str, str, str | bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ModelHost(Protocol):
         """
 
 
-def marks_of(prompt: Prompt, model: str = "") -> list[Mark]:
+def affinity_keys_of(prompt: Prompt, model: str = "") -> list[AffinityKey]:
     """Return the marks of `prompt`, by which a worker with its prefix is found: weakest first.
 
     They are the session, then each prefix of the conversation by its link. The API key and the
@@ -91,9 +91,11 @@ class CacheAffinity:
         """`load_gap_max`: requests that the chosen worker may hold beyond the idlest one's."""
         self._load_gap_max = load_gap_max
         # Kept for one key: the worker that has a conversation, by session name and prefix digests
-        self.worker_ids: OrderedDict[Mark, int] = OrderedDict()
+        self.worker_ids: OrderedDict[AffinityKey, int] = OrderedDict()
 
-    def choose(self, candidates: Iterable[WorkerLink], marks: list[Mark]) -> WorkerLink | None:
+    def choose(
+        self, candidates: Iterable[WorkerLink], marks: list[AffinityKey]
+    ) -> WorkerLink | None:
         """Return the candidate that received the strongest of `marks`; None without candidates.
 
         If no candidate received any, or that one is too busy, it is the least loaded candidate; of
@@ -115,7 +117,7 @@ class CacheAffinity:
         assert found.load >= idle.load, (found.worker_id, found.load, idle.load)
         return found if found.load - idle.load <= self._load_gap_max else idle
 
-    def remember(self, marks: list[Mark], worker_id: int) -> None:
+    def remember(self, marks: list[AffinityKey], worker_id: int) -> None:
         """Record that the worker received the prompt of `marks`; another worker keeps its marks.
 
         So a fork that goes elsewhere because its parent's worker is busy does not move the parent.
@@ -231,7 +233,7 @@ class WorkerPool:
         lost: set[int] = set()
         full: set[int] = set()
         model_request = ModelRequest(request.target, awake_s() if came_at is None else came_at)
-        marks = marks_of(request.prompt, request.served_as) if request.use_kv_cache else []
+        marks = affinity_keys_of(request.prompt, request.served_as) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
             link = await self._ready_link(model_request, marks, lost | full)
@@ -305,7 +307,7 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest, query: TokenQuery = JUST_COUNT) -> Counted:
         """Return how many tokens `request`'s prompt has, and what else `query` asks."""
-        marks = marks_of(request.prompt, request.served_as)
+        marks = affinity_keys_of(request.prompt, request.served_as)
         link = await self._ready_link(ModelRequest(request.target, awake_s()), marks, set())
         link.uses.record(request.prompt.speaker.key)
         message = Count(uuid.uuid4().hex, request.prompt, query)
@@ -339,7 +341,7 @@ class WorkerPool:
         ]
 
     async def _ready_link(
-        self, model_request: ModelRequest, marks: list[Mark], excluded: set[int]
+        self, model_request: ModelRequest, marks: list[AffinityKey], excluded: set[int]
     ) -> WorkerLink:
         """Return the link to the best worker, waiting for one as long as the host allows.
 

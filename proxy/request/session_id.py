@@ -35,7 +35,7 @@ _USER_SESSION: Final = "_session_"  # stands before the UUID in older user ids o
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def key_digest(headers: Mapping[str, str]) -> str:
+def api_key_digest(headers: Mapping[str, str]) -> str:
     """Return the digest of a request's API key; "" for a request without an API key.
 
     The names of `headers` are in lower case, here and below. `ProxyApp` has copied the API key to

@@ -157,7 +157,7 @@ class RemoteWorkers:
 
     async def _until_lost(self, worker: RemoteWorker, link: WorkerLink) -> str:
         """Wait until `link` cannot be used any more; return what the worker did."""
-        broken = asyncio.create_task(link.broken())
+        broken = asyncio.create_task(link.disconnected())
         try:
             while True:
                 before = awake_s()

@@ -139,7 +139,7 @@ def _checked(settings: Settings) -> Row:
 
     os.environ |= temp_environment(os.environ, settings.instance_dir)
     limit = workers_limit(settings)
-    mlx_memory.hold_memory(limit)
+    mlx_memory.set_memory_limit(limit)
 
     def admit(nbytes: int) -> None:
         mlx_memory.refuse_heavy(nbytes, settings.model_path, limit)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.render_messages import adapted, call_text
+from hearth.worker.prompt.render_messages import adapt_messages, call_text
 from hearth.worker.prompt.template_capabilities import (
     TemplateCapabilities,
     ToolForm,
@@ -106,7 +106,9 @@ class Family:
         options = {"add_generation_prompt": True, "thinking": True, **options}
         if self.tool_form != "native":
             capabilities = replace(self.capabilities, refused=frozenset(), places_system=True)
-            messages, tools, _ = adapted(messages, tools or [], capabilities, adds_header=False)
+            messages, tools, _ = adapt_messages(
+                messages, tools or [], capabilities, adds_header=False
+            )
         return str(
             self.tokenizer.apply_chat_template(
                 messages, tools=tools or None, tokenize=False, **options

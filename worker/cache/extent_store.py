@@ -254,7 +254,7 @@ class ExtentStore:
         for later in extents_from(extent) if extent.is_canonical else ():
             later.is_canonical = False
 
-    def let_go(self, extent: Extent, slot: int) -> None:
+    def remove_holder(self, extent: Extent, slot: int) -> None:
         """Remove a slot from the holders. An extent without any bytes left goes, with children."""
         extent.holders.discard(slot)
         if extent.body is None and not extent.holders and self.layout.has_rows:

@@ -79,7 +79,7 @@ def recommended_bytes() -> int | None:
     return None if size is None else int(size)
 
 
-def hold_memory(limit: int) -> None:
+def set_memory_limit(limit: int) -> None:
     """Set MLX's memory limit. Near the limit MLX frees the buffers that it keeps for new arrays."""
     mx.set_memory_limit(limit)
 

@@ -354,12 +354,12 @@ class KVManager:
         report, counts = self.disk.thread.report(), +self.disk.counts  # those above 0
         return report | {"counts": report["counts"] | dict(counts)}
 
-    def hand_over(self) -> None:
+    def queue_unwritten(self) -> None:
         """Queue all KV that conversations continue from and that is not on disk: at shutdown."""
         if self.disk is not None:
             self.disk.write_rest(self._slots.values())
 
-    def shut(self, flush_s: float) -> None:
+    def close_disk(self, flush_s: float) -> None:
         """Write queued records for at most `flush_s`, then end the I/O thread. Any thread."""
         if self.disk is not None:
             self.disk.thread.flush(flush_s)
@@ -584,10 +584,10 @@ class NullKVManager:
     def unpin(self, pin_id: str, api_key: str) -> bool:
         return False
 
-    def hand_over(self) -> None:
+    def queue_unwritten(self) -> None:
         """Do nothing: there is no disk."""
 
-    def shut(self, flush_s: float) -> None:
+    def close_disk(self, flush_s: float) -> None:
         """Do nothing: there is no I/O thread."""
 
     def sweep(self) -> bool:

@@ -230,7 +230,7 @@ class KVTransfer:
         for extent in lost:
             if kept is None and extent.body is None and extent.holders == {slot.number}:
                 self._copy_out(extent, slot, likelihoods.get(extent, 1.0), now)
-            self.store.let_go(extent, slot.number)
+            self.store.remove_holder(extent, slot.number)
         slot.held_extents = [
             extent for extent in slot.held_extents if extent.end.position <= position
         ]

@@ -289,7 +289,7 @@ class PromptBuilder:
         messages = list(map(tokeniser.kept_apart, messages))
         self._open_thinking(messages, content)
         try:
-            rendered = self._renderer.rendered(
+            rendered = self._renderer.render(
                 messages,
                 tokeniser.shielded(content.tools),
                 tokeniser.shielded(content.options),

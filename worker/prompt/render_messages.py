@@ -105,7 +105,7 @@ class Renderer:
         self._preserve_thinking = preserve_thinking
         self.template_failures = 0
 
-    def rendered(
+    def render(
         self,
         messages: list[dict[str, Any]],
         tools: list[Any],
@@ -127,7 +127,7 @@ class Renderer:
                 "given. Remove it.",
                 param="chat_template_kwargs",
             )
-        messages, tools, runs = adapted(messages, tools, self.capabilities, adds_header)
+        messages, tools, runs = adapt_messages(messages, tools, self.capabilities, adds_header)
         variables = self._variables(options, thinking)
         try:
             if continues:
@@ -161,7 +161,7 @@ class Renderer:
 # ---------------------------------------------------------------- a conversation
 
 
-def adapted(
+def adapt_messages(
     messages: Messages, tools: list[Any], template: TemplateCapabilities, adds_header: bool
 ) -> tuple[Messages, list[Any], list[list[int]]]:
     """Return the messages and tools in the form that this template takes, and the runs.

@@ -142,7 +142,7 @@ class FollowerMemory:
         """Limit this rank to an equal part of the memory, with `ranks_here` ranks per worker."""
         parts = ranks_here * max(1, self._settings.workers)
         self._limit = workers_limit(self._settings) // parts
-        mlx_memory.hold_memory(self._limit)
+        mlx_memory.set_memory_limit(self._limit)
 
     def admit(self, nbytes: int) -> None:
         """Prepare the memory for weights of `nbytes`. Raises: StartError: they do not fit."""

@@ -324,7 +324,7 @@ class LeadingRank(SingleRank):
             self.commands.request(STOP)  # returns after all ranks have written their files
         self._close()
 
-    def note_broken(self) -> None:
+    def wait_for_rank_failure(self) -> None:
         self.commands.link.wait_for_failure()
 
 

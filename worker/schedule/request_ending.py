@@ -149,7 +149,7 @@ class TurnRecorder:
             raised=raised_counters(request),
             evictions=self._evictions() if self._evictions is not None else 0,
         )
-        divergence = self._sessions.ended(context, ending)
+        divergence = self._sessions.request_ended(context, ending)
         if self._evictions is not None and not ending.is_cancelled:
             self._render_next(RenderNextPrompt(request))
         return dataclasses.replace(usage, divergence=divergence, session_kind=context.kind)

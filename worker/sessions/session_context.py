@@ -150,7 +150,7 @@ class SessionContext:
     arrived_at: float = field(default_factory=time.time)
 
     @property
-    def goes_on(self) -> bool:
+    def is_continuation(self) -> bool:
         """Whether this worker answered an earlier request of the conversation.
 
         Answers that the client wrote as examples do not count.

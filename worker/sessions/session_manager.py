@@ -122,7 +122,7 @@ class SessionManager:
 
     # ------------------------------------------------------------ arrival
 
-    def arrive(self, prompt: Prompt, is_kept: bool = True) -> SessionContext | None:
+    def request_arrived(self, prompt: Prompt, is_kept: bool = True) -> SessionContext | None:
         """Return what is known about the request; None if its messages have no names.
 
         None also unless the request is to be kept: then it finds nothing and leaves nothing.
@@ -238,7 +238,9 @@ class SessionManager:
 
     # ------------------------------------------------------------ end
 
-    def ended(self, context: SessionContext, ending: RequestEnding) -> dict[str, Any] | None:
+    def request_ended(
+        self, context: SessionContext, ending: RequestEnding
+    ) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
         assert context.answer is None and context.turn is None, "a visit ends once"
         if context.prompt.continues:  # the continued message is the beginning of the answer

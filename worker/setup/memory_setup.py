@@ -166,7 +166,7 @@ class WorkerMemory:
                 self.encoders_bytes / GB,
                 total / GB,
             )
-        self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
+        self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.set_memory_limit)
         self.use = MemoryUse()
         self._measured_at = time.monotonic()
         # Called when this worker's limit has changed.

@@ -71,5 +71,5 @@ class SingleRank:
     def end(self) -> None:
         """End the other ranks once they have written. The inference thread has ended."""
 
-    def note_broken(self) -> None:
+    def wait_for_rank_failure(self) -> None:
         """Handle an error here: if another rank's end caused it, end the process and report it."""

@@ -108,7 +108,7 @@ class SessionPromptBuilder:
         if prompt.images:
             messages = without_images(prompt, self.facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
-        context = self.sessions.arrive(prompt, uses_cache)
+        context = self.sessions.request_arrived(prompt, uses_cache)
         if context is not None:
             context.images = images
         content = self.content(prompt, context, images)
@@ -342,7 +342,7 @@ class RequestBuilder:
             ),
             api_key=message.prompt.speaker.key,
             queue_name=queue_name_of(
-                message.prompt, goes_on=context is not None and context.goes_on
+                message.prompt, goes_on=context is not None and context.is_continuation
             ),
             guide=guide,
             draft_sources=AnswerSources(

@@ -251,8 +251,8 @@ class CountedWorker:
     def stop(self) -> None:
         """End as at SIGTERM: hand over to the disk what it lacks, and let it write."""
         self.scheduler.leave_forwards()
-        self.manager.hand_over()
-        self.manager.shut(FLUSH_WAIT_S)
+        self.manager.queue_unwritten()
+        self.manager.close_disk(FLUSH_WAIT_S)
 
 
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:

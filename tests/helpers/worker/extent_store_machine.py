@@ -128,7 +128,7 @@ class Caching(RuleBasedStateMachine):
                     self.store.set_body(extent, part)
                 else:
                     self.unpin_below(extent)
-            self.store.let_go(extent, slot)
+            self.store.remove_holder(extent, slot)
 
     @rule(pick=PICKS)
     def pin(self, pick: int) -> None:
@@ -252,7 +252,7 @@ class Caching(RuleBasedStateMachine):
             node.pins = 0
         for extent in list(self.store.extents):
             for slot in list(extent.holders):
-                self.store.let_go(extent, slot)
+                self.store.remove_holder(extent, slot)
         budget = self.store.budget
         assert self.evictor.make_room(budget.bytes_max, budget.buffers_max, math.inf, self.now)
         assert (budget.bytes_used, budget.buffers_used) == (0, 0)

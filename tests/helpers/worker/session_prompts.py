@@ -46,7 +46,9 @@ class Desk:
         self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
     ) -> SessionContext:
         prompt = Prompt(list(messages), speaker=speaker, **more)
-        visit = self.sessions.arrive(replace(prompt, names=self.names.names(prompt.messages)[0]))
+        visit = self.sessions.request_arrived(
+            replace(prompt, names=self.names.names(prompt.messages)[0])
+        )
         assert visit is not None
         prompt_tokens = [100 + at for at in range(10 * len(messages))] + HEADER
         known = frozenset(at for at, turn in enumerate(visit.turns) if turn is not None)
@@ -70,7 +72,9 @@ class Desk:
         cached = more.pop("cached", prompt)
         usage = Usage(prompt, cached, prompt - cached, len(sampled))
         row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **given, **more}
-        return self.sessions.ended(visit, RequestEnding("r1", text, said, sampled, usage, **row))
+        return self.sessions.request_ended(
+            visit, RequestEnding("r1", text, said, sampled, usage, **row)
+        )
 
     def ask(
         self,

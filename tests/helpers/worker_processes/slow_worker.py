@@ -79,7 +79,7 @@ def main() -> int:
         mock.patch.object(shutdown, "SAY_AFTER_S", min(wait_s, SAY_AFTER_S)),
         noting(mx, "synchronize", lambda *stream: "synchronized" + " decoding" * len(stream)),
         noting(mx, "set_wired_limit", lambda limit: f"wired {limit}"),
-        noting(KVManager, "hand_over", lambda _: "handed over"),
+        noting(KVManager, "queue_unwritten", lambda _: "handed over"),
     ):
         return real.main()
 

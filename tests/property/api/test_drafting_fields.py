@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.api.body.sampling_params import TOKENS_MAX
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.pool.worker_pool import marks_of
+from hearth.proxy.pool.worker_pool import affinity_keys_of
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import load_settings
@@ -67,7 +67,9 @@ def test_prediction_and_speculate_never_alter_what_is_asked(
     drafting = {"speculate": speculate, "prediction": prediction}
     plain, told = asked(dialect, words, others), asked(dialect, words, others | drafting)
     assert told.prompt == plain.prompt, "the text, the names of its messages, and its session"
-    assert marks_of(told.prompt, "") == marks_of(plain.prompt, ""), "where its cache is looked for"
+    assert affinity_keys_of(told.prompt, "") == affinity_keys_of(plain.prompt, ""), (
+        "where its cache is looked for"
+    )
     assert told.sampling.speculate is speculate
     is_read = dialect == "chat" and prediction is not None
     assert told.prediction == (text_of(prediction or {}) if is_read else "")

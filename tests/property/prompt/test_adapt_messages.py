@@ -90,7 +90,7 @@ def test_any_conversation_is_rendered_whole_and_in_order(
 ) -> None:
     messages = messages_of(said, "", name not in SILENT_BESIDE_CALLS)
     before = json.dumps(messages)
-    text = renderer(name).rendered(messages, tools, {}).text
+    text = renderer(name).render(messages, tools, {}).text
     assert json.dumps(messages) == before
     place = 0
     for at, message in enumerate(messages):
@@ -125,13 +125,13 @@ def test_a_conversation_that_grows_only_appends(
 ) -> None:
     """At each answer, what was rendered for its request is how the next request begins."""
     messages = messages_of(said, "", name not in SILENT_BESIDE_CALLS)
-    text = renderer(name).rendered(messages, tools, {}).text
+    text = renderer(name).render(messages, tools, {}).text
     roles = [message["role"] for message in messages]
     for at in range(1, len(messages)):
         is_request = roles[at] == "assistant" != roles[at - 1] and set(roles[:at]) != {"system"}
         if is_request:
-            asked = renderer(name).rendered(messages[:at], tools, {}).text
-            bare = renderer(name).rendered(messages[:at], tools, {}, adds_header=False).text
+            asked = renderer(name).render(messages[:at], tools, {}).text
+            bare = renderer(name).render(messages[:at], tools, {}, adds_header=False).text
             assert asked.startswith(bare)
             assert text.startswith(bare), (at, bare)
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
-from hearth.worker.prompt.render_messages import adapted
+from hearth.worker.prompt.render_messages import adapt_messages
 from hearth.worker.prompt.template_capabilities import template_capabilities
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import builder
@@ -60,7 +60,7 @@ def test_the_schema_of_a_tool_that_lacks_nothing_keeps_its_order() -> None:
     known = template_capabilities(Template(family("qwen3").tokenizer))
     asking = replace(known, completes_tools=frozenset({"description", "parameters", "schema"}))
     asked = [{"role": "user", "content": "x"}]
-    _, (shown,), _ = adapted(asked, [tool], asking, adds_header=True)
+    _, (shown,), _ = adapt_messages(asked, [tool], asking, adds_header=True)
     assert json.dumps(shown["function"]["parameters"]) == json.dumps(schema)
 
 

@@ -81,6 +81,6 @@ def test_a_history_is_shown_to_the_model_with_its_digits(name: str, dialect: str
         prompt = asked(dialect, f'{{"n":{number},"m":{{"k":[{number},"-0"]}}}}').prompt
         sent = wire.decode(wire.encode(wire.Submit("r", prompt, wire.Sampling())))
         assert isinstance(sent, wire.Submit)
-        shown = renderer.rendered(sent.prompt.messages, [], {}).text
+        shown = renderer.render(sent.prompt.messages, [], {}).text
         assert re.search(rf'"k\\?": ?\[{re.escape(number)}, ?\\?"-0', shown)
         assert len(re.findall(rf"[ :\n=>]{re.escape(number)}[,\n<]", shown)) == 1

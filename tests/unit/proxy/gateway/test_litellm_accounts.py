@@ -20,7 +20,7 @@ from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMConnection, LiteLLMProcess
 from hearth.proxy.gateway.local_accounts import LiteLLMKeys
 from hearth.proxy.gateway.routing_table import read_table
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings import load_settings
 from hearth.shared.wire_messages import Usage
@@ -158,7 +158,7 @@ class Told:
         """Return the digest of whose a key is. Raises: RequestError."""
         rows = [(name.encode(), value.encode()) for name, value in headers.items()]
         found = self.run(self._keys.identity(rows, path, "POST", group))
-        return key_digest({"x-api-key": found})
+        return api_key_digest({"x-api-key": found})
 
     def begin(self, name: str, key: str, group: str = "small", path: str = CHAT) -> None:
         """Have a local answer booked, until its log. Raises: RequestError."""
@@ -266,7 +266,7 @@ def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
 def test_the_owner_is_the_digest_of_the_key_that_litellm_checked(told: Told) -> None:
     """Whatever else is sent beside it; and a key that may chat reads no models and no cache."""
     told.do("key", key="sk-mine")
-    mine = key_digest({"x-api-key": "sk-mine"})
+    mine = api_key_digest({"x-api-key": "sk-mine"})
     beside = {"x-api-key": "garbage", "x-session-id": "sk-theirs"}
     for headers in ({"x-api-key": "sk-mine"}, bearer("sk-mine"), bearer("sk-mine") | beside):
         assert told.owner(headers, "/v1/sessions/s") == told.owner(headers) == mine
@@ -287,7 +287,7 @@ def test_a_keys_requests_are_counted_and_a_log_says_whose_each_was_by_its_digest
     assert (status, code) == (429, "rate_limit_exceeded") and "Current limit: 2" in text
     about = told.log_of("l1")["metadata"]
     assert about["user_api_key_alias"] == "agent one"
-    assert about["user_api_key_hash"].startswith(key_digest({"x-api-key": "sk-limited"}))
+    assert about["user_api_key_hash"].startswith(api_key_digest({"x-api-key": "sk-limited"}))
     assert "sk-limited" not in json.dumps(told.rows("l1"))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.http import api_keys
 from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions.session_context import KEPT, RENDERED
@@ -79,7 +79,7 @@ def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: P
     edge = app_of(tmp_path, PROXY_API_KEYS="mine, theirs")
     body = {"input": [{"role": "user", "content": "hi"}]}
     response = {"id": "resp_1", "object": "response", "output": []}
-    edge.routes.stored.keep(key_digest({"x-api-key": "mine"}), body, response)
+    edge.routes.stored.keep(api_key_digest({"x-api-key": "mine"}), body, response)
     dummy = (b"x-api-key", b"none")
 
     def status(key: bytes, *more: tuple[bytes, bytes]) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared import logging_setup as logs
 from hearth.shared.wire_messages import Failed, Sampling, Speaker, Up
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes
@@ -58,7 +58,7 @@ def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
 ) -> None:
     several = app_of(tmp_path, PROXY_API_KEYS="mine, theirs", LOG_PROMPTS="true")
     for key in ("mine", "theirs"):
-        digest = key_digest({"x-api-key": key})
+        digest = api_key_digest({"x-api-key": key})
         assert asked_of_workers(several, path, key, monkeypatch) == [(*what, digest)]
     single = app_of(tmp_path, PROXY_API_KEY="mine", LOG_PROMPTS="true")
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]

@@ -10,7 +10,7 @@ import pytest
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http.browser_pages import FORM_BYTES_MAX
 from hearth.proxy.monitoring import dashboard as dashboard_module
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of
 from tests.helpers.proxy.proxy_app import HOST, app_of, ask, asked, cookie_of, sign_in
@@ -29,7 +29,7 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 
 def note(edge: ProxyApp, key: str) -> None:
-    digest = key_digest({"x-api-key": key})
+    digest = api_key_digest({"x-api-key": key})
     edge.routes.requests.record(request_of(key=digest), [ended(key=digest)], awake_s())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.gateway.routing_table import local_names
-from hearth.proxy.pool.worker_pool import marks_of
+from hearth.proxy.pool.worker_pool import affinity_keys_of
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import StartError
@@ -78,6 +78,6 @@ def request(**fields: Any) -> ParsedRequest:
 def test_what_answers_is_told_by_the_adapters_name_and_found_apart() -> None:
     plain, law = request(target="smollm2"), request(target="smollm2", adapter="law")
     assert (plain.served_as, law.served_as, request().served_as) == ("smollm2", "law", "")
-    marks = [set(marks_of(each.prompt, each.served_as)) for each in (plain, law)]
+    marks = [set(affinity_keys_of(each.prompt, each.served_as)) for each in (plain, law)]
     assert marks[0].isdisjoint(marks[1])
     assert [each.adapter for each in law.submissions()] == ["law"]

@@ -11,9 +11,9 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.session_id import (
     NAME_CHARS_MAX,
     TITLE_CHARS_MAX,
+    api_key_digest,
     client_of,
     conversation_of,
-    key_digest,
     session_digest,
     session_of,
     title_of,
@@ -133,9 +133,9 @@ def test_what_cannot_be_a_name_is_ignored(value: Any) -> None:
 
 
 def test_an_api_key_is_known_by_a_digest() -> None:
-    assert key_digest({"x-api-key": "sk-1"}) == "0f2c10bf3d128c71"  # of its SHA-256
-    assert key_digest({"x-api-key": "sk-2"}) != "0f2c10bf3d128c71"
-    assert key_digest({}) == key_digest({"authorization": "Bearer sk-1"}) == ""
+    assert api_key_digest({"x-api-key": "sk-1"}) == "0f2c10bf3d128c71"  # of its SHA-256
+    assert api_key_digest({"x-api-key": "sk-2"}) != "0f2c10bf3d128c71"
+    assert api_key_digest({}) == api_key_digest({"authorization": "Bearer sk-1"}) == ""
 
 
 WORDS = st.sampled_from([*FIELDS, "metadata", "extra_body", "user_id", "other"])

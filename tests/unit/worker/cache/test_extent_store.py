@@ -98,9 +98,9 @@ def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
     assert trunk is not None
     trunk.holders |= {0, 1}
     (child,) = keep(store, [1, 2, 3], [3], start=node)
-    store.let_go(trunk, 0)
+    store.remove_holder(trunk, 0)
     assert trunk in store and child in store
-    store.let_go(trunk, 1)
+    store.remove_holder(trunk, 1)
     assert len(store) == 0 and node.is_dropped and store.budget.bytes_used == 0
     check_store(store)
 

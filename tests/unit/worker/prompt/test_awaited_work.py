@@ -54,7 +54,7 @@ def test_a_client_that_stays_gets_the_same_prompt_and_was_asked_for_in_rendering
     assert built.ids == prompts.build(CONTENT).ids
     rendered = Leaving(1_000_000)
     with while_client_waits(rendered):
-        prompts._renderer.rendered(CONTENT.messages, [], {})
+        prompts._renderer.render(CONTENT.messages, [], {})
     assert rendered.asked >= 50, "once a message or more"
     assert stays.asked > rendered.asked, "tokenising asks too"
 

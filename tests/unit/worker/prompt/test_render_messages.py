@@ -60,7 +60,7 @@ def templated(template: str) -> Renderer:
 
 
 def text(name: str, messages: Messages, tools: list[Any] | None = None, **options: Any) -> str:
-    return renderer(name).rendered(messages, tools or [], options).text
+    return renderer(name).render(messages, tools or [], options).text
 
 
 # ---------------------------------------------------------------- tools
@@ -85,8 +85,8 @@ def test_tools_are_given_by_the_name_by_which_a_template_asks_for_them() -> None
     asks = "{% for tool in xml_tools or () %}{{ tool }}{% endfor %}"
     given = (TOOL["function"], {"name": "mine"})
     for options, shown in zip(({}, {"xml_tools": given[1:]}), given, strict=True):
-        rendered = templated(asks + CHATML).rendered([ASKED], [TOOL], options).text
-        assert rendered == str(shown) + templated(CHATML).rendered([ASKED], [], {}).text
+        rendered = templated(asks + CHATML).render([ASKED], [TOOL], options).text
+        assert rendered == str(shown) + templated(CHATML).render([ASKED], [], {}).text
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -96,7 +96,7 @@ def test_thinking_in_what_is_said_is_thinking_where_the_template_takes_it_for_th
     said = "m.content.split('</think>')[-1]" if reads else "m.content"
     template = "{% for m in messages %}[{{ m.role + ':' + " + said + " }}]{% endfor %}"
     thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nwell"}
-    shown = templated(template).rendered([ASKED, thought, MORE], [], {}).text
+    shown = templated(template).render([ASKED, thought, MORE], [], {}).text
     assert ("hm" in shown) is not reads and "\n\nwell]" in shown
 
 
@@ -129,7 +129,7 @@ def test_arguments_that_are_no_object_are_shown_in_every_form() -> None:
     assert 'read(input="{\\"path\\": ")' in text("gemma3", [ASKED, broken, RESULT])
     assert (
         '"arguments": {"input": "{\\"path\\": "}'
-        in templated(LLAMA).rendered([ASKED, broken], [], {}).text
+        in templated(LLAMA).render([ASKED, broken], [], {}).text
     )
 
 
@@ -138,7 +138,7 @@ def test_arguments_that_spell_half_a_character_are_shown_as_they_are_spelt() -> 
     half["tool_calls"][0]["function"]["arguments"] = '{"path": "\\ud83d"}'
     for shown in (
         text("gemma3", [ASKED, half, RESULT]),
-        templated(LLAMA).rendered([ASKED, half], [], {}).text,
+        templated(LLAMA).render([ASKED, half], [], {}).text,
     ):
         assert "ud83d" in shown and shown.encode(), "a tokenizer reads UTF-8"
 
@@ -189,7 +189,7 @@ LLAMA2 = (
 
 def test_a_template_without_a_system_role_has_it_at_the_head_of_the_first_question() -> None:
     renderer = templated(LLAMA2)
-    shown = renderer.rendered(
+    shown = renderer.render(
         [SYSTEM, ASKED, SAID, {**SYSTEM, "content": "hush"}, MORE], [TOOL], {}
     ).text
     assert shown.startswith("<|im_start|>user\nbe brief\n\n# Tools\n")
@@ -218,7 +218,7 @@ def test_text_parts_are_the_templates_where_it_takes_them_and_lines_elsewhere() 
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
     messages: Messages = [*asked, ASKED, thought, ASKED, thought | {"reasoning_content": ""}]
     parted = templated(PARTED)
-    assert parted.rendered(messages, [], {}).text.replace("<|im_start|>", "\n").split("\n") == [
+    assert parted.render(messages, [], {}).text.replace("<|im_start|>", "\n").split("\n") == [
         "",
         "systema",
         "b",
@@ -229,7 +229,7 @@ def test_text_parts_are_the_templates_where_it_takes_them_and_lines_elsewhere() 
         "userfix it",
         "assistant+",
     ]
-    begun = parted.rendered(asked, [], {}, continues=True).text
+    begun = parted.render(asked, [], {}, continues=True).text
     assert begun.endswith("<|im_start|>assistant+a+b")
     assert "a\nb<" in text("qwen3", asked)
 
@@ -250,7 +250,7 @@ TWO = calling(call(), call("list_dir", "call_b"))
 def test_each_turn_of_the_models_is_known_by_its_place_among_what_was_sent(
     name: str, messages: Messages, runs: list[list[int]]
 ) -> None:
-    assert renderer(name).rendered(messages, [TOOL], {}).runs == runs
+    assert renderer(name).render(messages, [TOOL], {}).runs == runs
 
 
 def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
@@ -259,12 +259,12 @@ def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     )
     renderer = Renderer(tokenizer, True, True)
     options = {"reasoning_effort": "low", "anything": 1}
-    shown = renderer.rendered([SYSTEM, ASKED], [TOOL], options).text
+    shown = renderer.render([SYSTEM, ASKED], [TOOL], options).text
     assert shown.endswith("fix it<｜Assistant｜><think>")
-    off = renderer.rendered([ASKED], [], {}, thinking=ThinkingWish(False)).text
+    off = renderer.render([ASKED], [], {}, thinking=ThinkingWish(False)).text
     assert off.endswith("</think>")
     broken = {**CALLED["tool_calls"][0], "function": {"name": "read", "arguments": '{"path": "/a'}}
-    told = renderer.rendered([ASKED, calling(broken), RESULT], [TOOL], {}).text
+    told = renderer.render([ASKED, calling(broken), RESULT], [TOOL], {}).text
     assert '<｜DSML｜parameter name="input" string="true">{"path": "/a</' in told
 
 

@@ -81,7 +81,7 @@ def test_the_generation_config_adds_its_end_tokens() -> None:
 
 
 def text_of(renderer: Renderer, prompt: Prompt) -> str:
-    return renderer.rendered(prompt.messages, prompt.tools, prompt.template_kwargs).text
+    return renderer.render(prompt.messages, prompt.tools, prompt.template_kwargs).text
 
 
 def ids_of(built: PromptBuilder, prompt: Prompt) -> list[int]:

@@ -251,7 +251,7 @@ def test_a_follower_leaves_room_for_what_embeds_as_rank_0_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held: list[int] = []
-    monkeypatch.setattr(mlx_memory, "hold_memory", held.append)
+    monkeypatch.setattr(mlx_memory, "set_memory_limit", held.append)
     monkeypatch.setattr(memory_setup, "encoders_bytes", lambda _settings: ENCODERS)
     monkeypatch.setattr("hearth.worker.setup.memory_setup.encoders_bytes", lambda _: ENCODERS)
     settings = load_settings({"RANKS": "2", "MEMORY_LIMIT_MB": "1500"}, None)

@@ -27,7 +27,7 @@ def visit(
     """Have a prompt arrive whose last message is `end` tokens that no other has."""
     messages = [{"role": "user", "content": text} for text in said]
     prompt = Prompt(messages, speaker=speaker, names=desk.names.names(messages)[0])
-    found = desk.sessions.arrive(prompt)
+    found = desk.sessions.request_arrived(prompt)
     assert found is not None
     own = 1_000 + crc32(repr(said).encode()) % 1_000_000 * 1_000
     tokens = [*range(shared), *range(own, own + end)]

@@ -96,7 +96,7 @@ def test_an_answer_that_was_not_delivered_as_sampled_is_no_turn(ending: dict[str
 
 def test_a_request_whose_messages_have_no_names_is_not_known() -> None:
     sessions = Desk().sessions
-    assert sessions.arrive(Prompt(QUESTION, speaker=ME)) is None
+    assert sessions.request_arrived(Prompt(QUESTION, speaker=ME)) is None
     assert sessions.session_rows() == []
 
 

@@ -58,7 +58,7 @@ def test_a_model_that_is_not_here_yet_counts_without_its_weights() -> None:
 def test_all_workers_share_what_is_left_and_say_so(
     both: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlx_memory, "hold_memory", lambda _limit: None)
+    monkeypatch.setattr(mlx_memory, "set_memory_limit", lambda _limit: None)
     memory = WorkerMemory(both, f"ipc://{tmp_path}/worker-0.sock")
     assert memory.share.total == 20 * GB - encoders_bytes(both)
     assert memory.report()["encoders_bytes"] == encoders_bytes(both)

@@ -74,7 +74,7 @@ def test_kept_kv_follows_the_workers_share_of_the_machine(
 ) -> None:
     monkeypatch.setattr(memory_setup, "MEASURE_S", 0.0)
     monkeypatch.setattr(mlx_memory, "recommended_bytes", lambda: 1 << 40)
-    monkeypatch.setattr(mlx_memory, "hold_memory", lambda limit: None)
+    monkeypatch.setattr(mlx_memory, "set_memory_limit", lambda limit: None)
     settings = load_settings({"MEMORY_LIMIT_MB": "64000", "WORKERS": "2"}, None)
     one, other = (
         WorkerMemory(settings, f"ipc://{tmp_path}/worker-{number}.sock") for number in range(2)

@@ -39,12 +39,12 @@ def test_first_questions_of_one_client_share_a_turn() -> None:
 
 def test_a_conversation_goes_on_once_it_was_answered_here() -> None:
     desk = Desk()
-    assert not desk.arrive(ASKS, PI).goes_on
+    assert not desk.arrive(ASKS, PI).is_continuation
     desk.ask(ASKS, WORDS, speaker=PI)
-    assert desk.arrive([*ASKS, ANSWER, *ASKS], PI).goes_on
+    assert desk.arrive([*ASKS, ANSWER, *ASKS], PI).is_continuation
     edited = {"role": "user", "content": "No, this"}
-    assert desk.arrive([*ASKS, edited, ANSWER, *ASKS], PI).goes_on
-    assert not desk.arrive(ASKS, PI).goes_on, "the same question again is a first one"
+    assert desk.arrive([*ASKS, edited, ANSWER, *ASKS], PI).is_continuation
+    assert not desk.arrive(ASKS, PI).is_continuation, "the same question again is a first one"
 
 
 def test_questions_with_examples_of_answers_or_the_beginning_of_one_go_on_with_nothing() -> None:
@@ -53,7 +53,7 @@ def test_questions_with_examples_of_answers_or_the_beginning_of_one_go_on_with_n
         asks = {"role": "user", "content": f"Question {number}"}
         for prompt in ([asks, ANSWER], [asks, ANSWER, *ASKS]):
             visit = desk.arrive(prompt, replace(CURL, conversation=f"curl-{number}"))
-            assert not visit.goes_on
+            assert not visit.is_continuation
         desk.end(visit, WORDS)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.api.dialects import DIALECTS
 from hearth.proxy.api.responses import response_store
 from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, ResponseStore
-from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.session_id import api_key_digest
 from hearth.shared.durable_journal import Journal
 from hearth.shared.errors import RequestError
 from tests.helpers.held_bytes import held_bytes
@@ -264,7 +264,7 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 
 def test_a_kept_response_is_read_listed_and_deleted_by_who_asked_for_it(tmp_path: Path) -> None:
     edge = app_of(tmp_path, PROXY_API_KEYS="mine, other")
-    key = key_digest({"x-api-key": "mine"})
+    key = api_key_digest({"x-api-key": "mine"})
     mine, other = ((b"authorization", f"Bearer {name}".encode()) for name in ("mine", "other"))
     for prefix in ("/v1/responses/", "/responses/"):
         path = f"{prefix}resp_1"
