@@ -248,8 +248,9 @@ class Caching(RuleBasedStateMachine):
         """When nobody stands anywhere or holds anything, all of it can go."""
         if not hasattr(self, "store"):
             return
-        for node in self.store.nodes:
+        for node in list(self.store.nodes):
             node.pins = 0
+            self.store.prune(node)
         for extent in list(self.store.extents):
             for slot in list(extent.holders):
                 self.store.remove_holder(extent, slot)
