@@ -1,4 +1,4 @@
-"""Follows text of a known shape while it is written, and finds the text that forced come next.
+"""Follows text of a known shape while it is written, and finds the text that must come next.
 
 A shape consists of readers, which read bytes, and branches, which stand for other parts. The state
 is a set of positions in the shape, as of a nondeterministic automaton: in calls seldom more than a
@@ -36,7 +36,7 @@ class Reader:
         raise NotImplementedError
 
     def rest(self, state: int) -> bytes:
-        """Return the bytes that forced come next; b"" if that is not known."""
+        """Return the bytes that must come next; b"" if that is not known."""
         return b""
 
 
@@ -202,7 +202,7 @@ class Choice(Branch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Branch):
-    """A part any number of times; the part forced not be empty."""
+    """A part any number of times; the part must not be empty."""
 
     part: Shape
 
@@ -305,7 +305,7 @@ def advance(positions: Positions, text: bytes, steps_max: int = STEPS_MAX) -> tu
 
 
 def forced_text(positions: Positions, bytes_max: int) -> tuple[bytes, Positions]:
-    """Return the text that forced come next, and the positions after it.
+    """Return the text that must come next, and the positions after it.
 
     The search ends once the text has `bytes_max` bytes. Raises TooManyPositions.
     """
