@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 POSITIONS_MAX: Final = 512  # a text with more possible positions is not followed further
 STEPS_MAX: Final = 1_024  # reads of parts for one text, which may fit in many ways
-REST_BYTES_MAX: Final = 128  # of one part that are returned at once: a client's names may be long
+REST_BYTES_MAX: Final = 128  # most bytes of one part returned at once; clients choose long names
 COMPLETE: Final = -1  # state of a part that has read all of its text
 MISMATCH: Final = -2  # state of a part that the text does not fit
 
 _QUOTE, _ESCAPE = b'"\\'
-_SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # in a string of JSON
+_SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # bytes that end or escape inside a JSON string
 _NUMBER: Final = re.compile(rb"[-+.eE0-9]*")
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
@@ -154,7 +154,7 @@ class JsonValue(Reader):
     @staticmethod
     def _next_state(state: int, byte: int) -> int:
         depth, kind = divmod(state, 4)
-        if kind >= 2:  # in a string
+        if kind >= 2:  # the position is inside a string
             if kind == 3:
                 return state - 1
             if byte == _ESCAPE:
@@ -275,7 +275,7 @@ def advance(positions: Positions, text: bytes, steps_max: int = STEPS_MAX) -> tu
     if len(positions) == 1 and text and (position := positions[0]) is not None:
         assert isinstance(position.shape, Reader), position.shape
         _, state = position.shape.read(position.state, text, 0)
-        if state != COMPLETE:  # as nearly always
+        if state != COMPLETE:  # the usual case
             return (
                 ((Position(position.shape, state, position.following),), 0)
                 if state != MISMATCH

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA: Final = 3  # version of the file and of the figures' meaning
 FILE_BYTES_MAX: Final = 1 << 18
-FOLDER: Final = "doctor"  # in KV_CACHE_DIR
+FOLDER: Final = "doctor"  # folder in KV_CACHE_DIR
 # The errors that reading a damaged or foreign file may raise.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
@@ -54,7 +54,7 @@ class CheckResult:
     name: str
     verdict: Verdict
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    seconds: float = 0.0  # of computing
+    seconds: float = 0.0  # computing time
     reason: str = ""
 
 
@@ -67,7 +67,7 @@ class Findings:
     """
 
     subject: Subject
-    dtype: str  # of the weights as the checks ran, e.g. "bfloat16"
+    dtype: str  # dtype of the weights during the checks, e.g. "bfloat16"
     checks: tuple[CheckResult, ...] = ()
     exact: bool | None = None  # whether only canonical KV is reused
     chunk: int | None = None  # prompt tokens of one forward, if another size is clearly faster

@@ -18,7 +18,7 @@ class AnswerPart:
     """A piece of an answer. The first piece of a call has the tool's name, and maybe no text."""
 
     channel: Channel
-    text: str  # in a call: the next piece of the arguments' JSON
+    text: str  # text, or the next piece of a call's JSON arguments
     name: str = ""  # name of the called tool, in the first piece of a call
     # In content: (number of characters, position of their end in what the model wrote).
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)

@@ -215,7 +215,7 @@ class LenientJsonParser:
         char = yield from self.blanks()
         if char in (":", "="):
             self._buffer.at += 1
-        elif char and mark and key.endswith("="):  # in "name="value" the quote opens the value
+        elif char and mark and key.endswith("="):  # the quote opens the value
             self._buffer.at -= 1
             key = key[:-1]
         else:
