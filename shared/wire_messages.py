@@ -39,7 +39,7 @@ class ThinkingWish:
     """
 
     on: bool | None = None
-    level: str | None = None  # of THINKING_LEVELS
+    level: str | None = None  # one of THINKING_LEVELS
     budget: int | None = None  # tokens, >= 0
 
     @property
@@ -62,7 +62,7 @@ class ThinkingFacts:
     # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
     has_switch: bool = False  # whether thinking can be turned on and off
-    levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
+    levels: list[str] = field(default_factory=list)  # some of THINKING_LEVELS, least first
 
 
 PROTOCOL_VERSION: Final = 19
@@ -216,8 +216,8 @@ class Usage:
     completion_tokens: int  # sampled, the end-of-turn token included
     reasoning_tokens: int = 0
     source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
-    ttft_ms: int = 0  # from Submit's receipt to the first token
-    finish_ms: int = 0  # from Submit's receipt to the last token
+    ttft_ms: int = 0  # time from Submit's receipt to the first token
+    finish_ms: int = 0  # time from Submit's receipt to the last token
     divergence: dict[str, Any] | None = None  # cache loss against its own conversation, and why
     image_tokens: int = 0  # part of prompt_tokens that stands for images
     queue_ms: int = 0  # part of ttft_ms before it had a slot; all of it without a slot
@@ -384,7 +384,7 @@ class Admitted:
 
     request_id: str
     prompt_tokens: int
-    signature: str = ""  # of the coming thinking; the client returns it with the echo
+    signature: str = ""  # signature of the coming thinking; the client returns it with the echo
 
 
 @dataclass(frozen=True, slots=True)
