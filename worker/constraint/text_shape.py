@@ -1,8 +1,8 @@
 """Follows text of a known shape while it is written, and finds the text that must come next.
 
 A shape consists of readers, which read bytes, and branches, which stand for other parts. The state
-is a set of positions in the shape, as of a nondeterministic automaton: in calls seldom more than a
-few. A step costs time in proportion to its bytes and positions, whatever shape a client asks for.
+is a set of positions in the shape, like that of a nondeterministic automaton. In
+calls it is small. The time of a step is proportional to its bytes and positions, for any shape.
 """
 
 import re

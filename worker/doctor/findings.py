@@ -1,7 +1,7 @@
 """Saves the findings about one model on one machine, beside the cache.
 
-The file holds figures and verdicts, no prompts and no paths. `auto` settings use it from the start
-of a server on. Findings never change a running server, because kept KV depends on chunk and dtype.
+The file holds figures and verdicts, no prompts and no paths. A server reads it at its start,
+for `auto` settings. A running server never changes, because kept KV depends on chunk and dtype.
 """
 
 import json
@@ -26,7 +26,7 @@ FOLDER: Final = "doctor"  # folder in KV_CACHE_DIR
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
 Figure = str | int | float | bool | None
-# "differs": more than rounding; `auto` settings are chosen so that no answer depends on it.
+# "differs" means that logits differ by more than rounding; `auto` settings then avoid the cause.
 Verdict = Literal["ok", "differs", "fault", "left out"]
 
 
@@ -74,9 +74,9 @@ class Findings:
     float16: bool | None = None  # whether float16 replaces the checkpoint's bfloat16
     # Cost of a forward by its number of tokens of one sequence; one token costs 1.
     row_costs: Mapping[int, float] | None = None
-    drafts_alike: bool | None = None  # whether such forwards chose the same tokens as one by one
+    drafts_alike: bool | None = None  # whether long forwards chose the same tokens
     made_at: float = 0.0  # seconds since 1970
-    attempts: int = 0  # runs that began; without `checks`, none of them has ended
+    attempts: int = 0  # runs that began; none of them has ended if `checks` is empty
 
     @property
     def faults(self) -> tuple[CheckResult, ...]:
