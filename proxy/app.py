@@ -70,7 +70,7 @@ class ProxyApp:
     """Checks and dispatches every request: the ASGI app that the server runs.
 
     Owner: the event loop. Invariant: each request that a worker admitted is counted and logged
-    once, at its end; every other request is refused in its client's dialect.
+    once, at its end. A refusal has the form of the client's dialect.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ProxyApp:
         exchange.counting.close()
         if not exchange.is_counted:
             self.metrics.refused(_COUNTED.get(exchange.path), error)
-            if exchange.is_trusted:  # sums are kept for accepted keys only
+            if exchange.is_trusted:  # refusals are counted for accepted keys only
                 self.routes.requests.refused(error, api_key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
             return

@@ -53,7 +53,7 @@ from hearth.shared.version import VERSION
 
 log = logging.getLogger("hearth.proxy.main")  # run with -m, __name__ is __main__
 
-GRACE_S: Final = 2  # for streams to send their last event after a signal
+GRACE_S: Final = 2  # time for streams to send their last event after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
 OPEN_FILES: Final = 4096  # two for each connection, and some spare; macOS starts with 256

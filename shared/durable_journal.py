@@ -103,7 +103,7 @@ class Journal:
     # ------------------------------------------------------------ reading
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """Yield (file number, record) of all files, in the order written within a file. Once.
+        """Yield (file number, record) of all files, in the order of each file. May be called once.
 
         Damaged records and those of another schema are counted, with one warning per kind.
         """
@@ -151,7 +151,7 @@ class Journal:
             else:
                 at += _HEAD.size + len(payload)
             assert start < at <= size, (file.path, start, at, size)
-            if payload is not None or file.is_ours or at < size:  # else its writer may write it now
+            if payload is not None or file.is_ours or at < size:  # or it is being written
                 yield at, payload
 
     def _payload(self, handle: int, at: int, size: int) -> bytes | None:
@@ -227,7 +227,7 @@ class Journal:
     def rewrite(self, frames: Iterable[bytes]) -> None:
         """Replace all files of this process with one new file of `frames`, the live records.
 
-        While `frames` is iterated it may append: the old file stays until the new one is complete.
+        `frames` may append records to the old file, which stays until the new file is complete.
 
         Raises:
             OSError: the disk failed; all files are as they were.
@@ -475,7 +475,7 @@ class JournalWriter(Generic[T]):
         return self._journal.named(text)
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """Yield (file number, record) of all earlier records. Once, before any `put`."""
+        """Yield (file number, record) of all earlier records. Call it once, before `put`."""
         return self._journal.read()
 
     def put(self, item: T, nbytes: int, renews: bool = False) -> None:

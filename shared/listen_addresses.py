@@ -1,4 +1,4 @@
-"""Finds the addresses that PROXY_HOST names: itself, or all addresses of a host name.
+"""Finds the addresses that the setting PROXY_HOST names; a host name may have several.
 
 Standard library only: the installer imports it too.
 """
@@ -34,7 +34,7 @@ def is_host_name(text: str) -> bool:
 def listen_addresses(host: str) -> tuple[str, ...]:
     """Return the addresses that a server on `host` listens on; a name is resolved once per process.
 
-    The result is cached, so that the addresses bound are those checked for needing an API key.
+    The result is cached: the server binds the same addresses that were checked for an API key.
     localhost is 127.0.0.1 only: many containers resolve ::1 but have no IPv6.
 
     Raises:

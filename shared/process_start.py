@@ -97,7 +97,7 @@ OPEN_FILES_MIN: Final = 128
 
 
 def begin_process(name: str) -> Settings:
-    """Set up logging as `name`, limits and TMPDIR of this process; return the settings.
+    """Set up the log (called `name`), the limits and TMPDIR; return the settings.
 
     Raises:
         StartError: a setting is wrong, too few files may be open, or no directory is private.

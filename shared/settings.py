@@ -28,7 +28,7 @@ DEFAULT_MODEL: Final = "builtin:smollm2"
 CACHE_RAM_MB_UNKNOWN: Final = 512
 RANK_PORT_ABOVE: Final = 100  # distance of the rank port from PROXY_PORT
 UNIFORM_BITS: Final = (0, 4, 8)  # 0 = off
-LIKENESS_MIN: Final = 0.6  # of a misspelt name and the suggested one
+LIKENESS_MIN: Final = 0.6  # likeness of a misspelt name and the suggested one
 _FORMER_SOURCE: Final = re.compile(rf"(?<![^=,\s])builtin:{FORMER_MODEL}(?![^,\s])", re.IGNORECASE)
 
 

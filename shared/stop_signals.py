@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-CHUNK_WAIT_S: Final = 15.0  # for the chunk that a stopping worker's GPU computes
-FLUSH_WAIT_S: Final = 2.0  # for writing what is not on disk yet
-END_WAIT_S: Final = 2.0  # for the rest of a worker's stop
+CHUNK_WAIT_S: Final = 15.0  # time for the chunk that a stopping worker's GPU computes
+FLUSH_WAIT_S: Final = 2.0  # time for writing what is not on disk yet
+END_WAIT_S: Final = 2.0  # time for the rest of a worker's stop
 
 
 if TYPE_CHECKING:  # the installer asks for SAY_AFTER_S, and has no loop

@@ -1,7 +1,7 @@
 """Defines every message between proxy and worker, and nothing else.
 
-A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message raises
-PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
+A frame is one msgpack map: {"kind": class name, field: value, ...}. Whoever changes a message
+increments PROTOCOL_VERSION; both sides compare the version once, in Hello and Welcome.
 Every request ends in exactly one answer: Submit in Finished, Count in Counted, Status in Told,
 Embed in Embedded and Rerank in Reranked, or each of them in Failed. Embed and Rerank go only to the
 worker that embeds and ranks.
@@ -39,7 +39,7 @@ class ThinkingWish:
     """
 
     on: bool | None = None
-    level: str | None = None  # of THINKING_LEVELS
+    level: str | None = None  # one of THINKING_LEVELS
     budget: int | None = None  # tokens, >= 0
 
     @property
@@ -62,7 +62,7 @@ class ThinkingFacts:
     # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
     has_switch: bool = False  # whether thinking can be turned on and off
-    levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
+    levels: list[str] = field(default_factory=list)  # some of THINKING_LEVELS, least first
 
 
 PROTOCOL_VERSION: Final = 19
@@ -216,17 +216,17 @@ class Usage:
     completion_tokens: int  # sampled, the end-of-turn token included
     reasoning_tokens: int = 0
     source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
-    ttft_ms: int = 0  # from Submit's receipt to the first token
-    finish_ms: int = 0  # from Submit's receipt to the last token
-    divergence: dict[str, Any] | None = None  # cache loss against its own conversation, and why
+    ttft_ms: int = 0  # time from Submit's receipt to the first token
+    finish_ms: int = 0  # time from Submit's receipt to the last token
+    divergence: dict[str, Any] | None = None  # tokens lost in the cache, and why
     image_tokens: int = 0  # part of prompt_tokens that stands for images
-    queue_ms: int = 0  # part of ttft_ms before it had a slot; all of it without a slot
+    queue_ms: int = 0  # time before the request had a slot; part of ttft_ms
     match: str = "none"  # relation of the prompt to the cache: exact | prefix | lcp ...
     session_kind: str = "none"  # main | agent | side; none = no session
     image_ms: int = 0  # time since receipt spent in the image encoder for this request
     matched_tokens: int = 0  # prompt tokens found in the cache at all, >= cached_tokens
-    canonical_tokens: int = 0  # part of cached_tokens before the first fast KV
-    idle_tokens: int = 0  # tokens read in idle time for its session before it began
+    canonical_tokens: int = 0  # part of cached_tokens that is canonical KV
+    idle_tokens: int = 0  # tokens of its session that were read in idle time before
     accepted_prediction_tokens: int = 0  # drafted tokens that the model confirmed
     rejected_prediction_tokens: int = 0  # drafted tokens that the model rejected
     decode_forwards: int = 0  # forwards that computed its tokens, <= completion_tokens
@@ -312,7 +312,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Asks for a vector of each text. Answered by Embedded or Failed. It has a lease as Submit."""
+    """Asks for a vector per text; has a lease, like Submit. Embedded or Failed answers it."""
 
     request_id: str
     texts: list[Any]  # texts, or lists of token ids
@@ -334,7 +334,7 @@ class Rerank:
 
 @dataclass(frozen=True, slots=True)
 class ShortTurns:
-    """Says if answers stream now; meanwhile the embedding worker computes in short forwards."""
+    """Says whether answers stream now. If so, the embedding worker computes in short forwards."""
 
     are_wanted: bool
 
@@ -359,7 +359,7 @@ class Heartbeat:
     state: str  # "loading" | "ready"
     running: int  # requests that hold a cache
     waiting: int  # requests that do not hold a cache yet
-    steps: int  # scheduler steps since start: stands still while running > 0 = stuck
+    steps: int  # scheduler steps since the start; if they stop while requests run, it is stuck
     active_bytes: int  # memory in use: MLX's arrays and the rest of the process
     model: ModelFacts | None
     wait_s: float = 0.0  # estimated wait of a new request for a cache
@@ -384,7 +384,7 @@ class Admitted:
 
     request_id: str
     prompt_tokens: int
-    signature: str = ""  # of the coming thinking; the client returns it with the echo
+    signature: str = ""  # signature of the thinking that follows; the client sends it back
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 from hearth.shared.errors import RequestError
 
 PAGES_MAX: Final = 1_000
-TEXT_CHARS_MAX: Final = 4_000_000  # of all pages
+TEXT_CHARS_MAX: Final = 4_000_000  # characters of all pages
 ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # UTF-8, and JSON's own characters
 CPU_S_MAX: Final = 20  # includes the start of Python
 MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond the memory of the process at its start

@@ -25,11 +25,11 @@ from hearth.shared.wire_messages import Prompt
 
 T = TypeVar("T")
 
-DOCUMENTS_MAX: Final = 100  # in one request; repeated documents count again
-TEXT_CHARS_MAX: Final = 8_000_000  # of all documents of a request
+DOCUMENTS_MAX: Final = 100  # documents in one request; repeated documents count again
+TEXT_CHARS_MAX: Final = 8_000_000  # characters of all documents of a request
 DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all documents of a request, waiting for a process included
 DOCUMENT_BYTES_MAX: Final = 32 * 1024 * 1024
-MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # of remembered texts
+MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # bytes of remembered texts
 PDFS_AT_ONCE: Final = 2  # processes; more wait
 DIGEST_BYTES: Final = 16
 _HEAD_BYTES: Final = 1_024  # must contain the mark of a PDF
@@ -242,7 +242,7 @@ async def with_documents(
                 code="too_many_documents",
                 param=part["param"],
             )
-    chars = 0  # of the texts so far
+    chars = 0  # characters of the texts so far
 
     async def text_of(part: dict[str, Any], is_result: bool) -> str:
         nonlocal chars

@@ -197,7 +197,7 @@ def _names_a_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _OPEN_NAME.search(name)
 
 
-HELD_BYTES_MAX: Final = 64 * 1024  # of an incomplete event
+HELD_BYTES_MAX: Final = 64 * 1024  # bytes of an incomplete event
 _ERROR: Final = re.compile(rb'event: ?error|data: ?\{("type": ?"error"|"error")')
 _EVENT_END: Final = re.compile(rb"\n\r?\n")
 

@@ -53,7 +53,7 @@ from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
-USAGE_WAIT_S_MAX: Final = 10.0  # for LiteLLM's usage report after the reply's end
+USAGE_WAIT_S_MAX: Final = 10.0  # time for LiteLLM's usage report after the reply's end
 WAITING_MAX: Final = 1_024  # ended requests without usage; likewise usages of open requests
 
 
@@ -223,7 +223,7 @@ class GatewayCall:
 
     dialect: CloudDialect
     body: dict[str, Any]  # as the client sent it
-    size: int  # of the body, in bytes
+    size: int  # bytes of the body
     answer_here: Callable[
         [Deployment], Awaitable[None]
     ]  # answers with the deployment's local model

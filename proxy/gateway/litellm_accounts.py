@@ -295,7 +295,7 @@ def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> 
         "litellm_session_id": answer.session or None,
         "custom_llm_provider": PROVIDER,
         "api_base": "",
-        "acompletion": True,  # else LiteLLM takes it for a call of its synchronous SDK
+        "acompletion": True,  # otherwise LiteLLM takes it for a call of its synchronous SDK
         "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
     }
 
@@ -327,7 +327,7 @@ def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     )
     set_hidden_param(response, "model_id", answer.deployment_id)
     if not _prices(deployment):
-        set_hidden_param(response, "response_cost", 0.0)  # else LiteLLM would look up a price
+        set_hidden_param(response, "response_cost", 0.0)  # otherwise LiteLLM would look up a price
     return response
 
 

@@ -19,14 +19,14 @@ import orjson
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared import logging_setup as logs
 
-END_S_MAX: Final = 3  # for callbacks to send what they buffer
+END_S_MAX: Final = 3  # time for callbacks to send what they buffer
 FAILURE_CHARS_MAX: Final = 10_000  # of a reason with its secrets; the proxy reads lines of 64 KB
 SERVER: Final = "hearth.proxy.gateway.litellm_server"
 
 
 def main() -> None:
     control = socket.socket(fileno=os.dup(0))
-    with open(os.devnull) as nothing:  # else a callback's child would keep the socket open
+    with open(os.devnull) as nothing:  # otherwise a callback's child would keep the socket open
         os.dup2(nothing.fileno(), 0)
     options = orjson.loads(control.makefile("rb").readline())
     logs.configure(options["log_level"].upper(), "litellm")

@@ -23,7 +23,7 @@ REQUEST_HEADER: Final = "x-hearth-request"  # carries our request id to LiteLLM'
 KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
 OVER_BUDGET: Final = "crossed budget"  # from LiteLLM's RouterErrors
 LENGTH_BYTES: Final = 4
-HELD_BYTES_MAX: Final = 64 * 1024  # of a reply that is not read yet, in each process
+HELD_BYTES_MAX: Final = 64 * 1024  # bytes of a reply that is not read yet, in each process
 PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",

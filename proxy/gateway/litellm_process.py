@@ -39,7 +39,7 @@ OFFLINE: Final = {
 }
 SET: Final = {
     "LITELLM_RUST": "False",  # its Rust clients follow redirects
-    "LITELLM_MODE": "PRODUCTION",  # else it loads .env files by itself
+    "LITELLM_MODE": "PRODUCTION",  # otherwise it loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
     "LITELLM_TELEMETRY": "False",
@@ -116,12 +116,12 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME: Final = "litellm.yaml"
 SOCKET_NAME: Final = "litellm.sock"
-READY_S_MAX: Final = 60.0  # for a request to wait until LiteLLM is loaded
-ASK_S_MAX: Final = 10.0  # for its Router or its database; a callback may delay them
+READY_S_MAX: Final = 60.0  # time for a request to wait until LiteLLM is loaded
+ASK_S_MAX: Final = 10.0  # time for its Router or its database; a callback may delay them
 REASON_CHARS_MAX: Final = 500
 RESTART_S_MIN: Final = 10.0  # between two starts
 STALL_S_MAX: Final = 60.0  # one blocking call of its event loop, while all others wait
-CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they buffer
+CLOSE_S_MAX: Final = 4.0  # time for its callbacks to send what they buffer
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
 
@@ -145,7 +145,7 @@ class LiteLLMConnection:
         self._reader = reader
         self._writer = writer
         self.why_closed = "LiteLLM has ended. Send the request again."
-        self.failure: RequestError | None = None  # of a call's reply
+        self.failure: RequestError | None = None  # failure in a call's reply
         self.is_complete = False  # LiteLLM has written the whole reply
 
     async def write(self, data: bytes) -> None:

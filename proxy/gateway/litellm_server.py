@@ -39,15 +39,15 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 T = TypeVar("T")
 
-LEAVE_S: Final = 0.2  # for the app to notice that its client has gone, before it is cancelled
-COLLECT_S: Final = 0.25  # from a cancelled call to the collection of its objects
+LEAVE_S: Final = 0.2  # time for the app to notice that its client has gone, before it is cancelled
+COLLECT_S: Final = 0.25  # time from a cancelled call to the collection of its objects
 CLOCK_READ_S: Final = 1.0  # a clock that is not read for 5 s stops: shared/suspending_clock.py
 REFUSED: Final = 300  # statuses from here on are refusals; redirects are not followed
-ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
-TEXT_CHARS_MAX: Final = 2_000  # of an error's text, cut after secrets are masked
+ERROR_BYTES_MAX: Final = 256 * 1024  # bytes of a refusal's body
+TEXT_CHARS_MAX: Final = 2_000  # characters of an error's text, cut after secrets are masked
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
-SCHEMA_BYTES_MAX: Final = 1_000_000  # of a schema with its references inlined; 0.4 s of CPU
+SCHEMA_BYTES_MAX: Final = 1_000_000  # bytes of a schema with its references inlined; 0.4 s of CPU
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
@@ -66,7 +66,7 @@ async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None])
     schemas: Any = importlib.import_module(SCHEMAS)
     schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
-    litellm.suppress_debug_info = True  # else it prints where to ask for help
+    litellm.suppress_debug_info = True  # otherwise it prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")

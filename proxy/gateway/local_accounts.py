@@ -200,9 +200,9 @@ def _texts(choice: WholeChoice) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 LOGS_MAX: Final = 1_024  # reports that wait or are being sent
-LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers together
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes of their requests and answers together
 AT_ONCE_MAX: Final = 16  # reports that are being sent
-LOG_S_MAX: Final = 60.0  # for all callbacks to take one report
+LOG_S_MAX: Final = 60.0  # time for all callbacks to take one report
 # Names of a config's entries, at any level, that need a report of each answer.
 _CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
 _COUNTED: Final = (

@@ -126,7 +126,7 @@ class BrowserSignIns:
             RequestError: 401, or the reason why the key cannot be used now.
         """
         await self._keys.identity(key_header(api_key))
-        if await self.needs_key():  # else any text would be a key, and sign-ins would pile up
+        if await self.needs_key():  # otherwise any text would be a key, and sign-ins would pile up
             now, token = time.time(), secrets.token_urlsafe(32)
             self._sign_ins = {
                 digest: sign_in for digest, sign_in in self._sign_ins.items() if now < sign_in[1]

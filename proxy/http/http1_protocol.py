@@ -30,12 +30,12 @@ from hearth.shared.errors import RequestError
 log = logging.getLogger(__name__)
 
 CONNECTION: Final = "connection"  # key of a scope's state; the value is its Http1Protocol
-WRITE_WAIT_S_MAX: Final = 600.0  # for a client to read any byte of what is sent to it
+WRITE_WAIT_S_MAX: Final = 600.0  # time for a client to read any byte of what is sent to it
 HEAD_WAIT_S_MAX: Final = 20.0  # from a connection's start, or a request's first byte, to its body
-PROBE_S_MIN: Final = 0.03  # from the client's end of sending to the first probe
+PROBE_S_MIN: Final = 0.03  # time from the client's end of sending to the first probe
 PROBE_S_MAX: Final = 5.0
-JUDGE_S: Final = 0.05  # for a new connection to send its key, before connections are closed
-LINGER_S_MAX: Final = 2.0  # for a refused client to read the refusal, while it still sends
+JUDGE_S: Final = 0.05  # time for a new connection to send its key, before connections are closed
+LINGER_S_MAX: Final = 2.0  # time for a refused client to read the refusal, while it still sends
 _COMMENT: Final = b": \n\n"  # an empty comment of an event stream
 _AS_ANTHROPIC: Final = re.compile(
     rb"\A\S* +(?:https?://[^/\s]*)?/v1/messages|^anthropic-version[ \t]*:", re.I | re.M

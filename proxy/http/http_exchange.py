@@ -34,7 +34,7 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the client sees the 413
 DRAIN_WAIT_S_MAX: Final = 10.0
-BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # of all open requests
+BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # bytes of all open requests
 SMALL_BYTES_MAX: Final = 256 * 1024  # a body parsed on the event loop, in some 10 ms
 MIDDLE_BYTES_MAX: Final = 4 * 1024 * 1024  # an agent's body, which never waits for a larger one
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"

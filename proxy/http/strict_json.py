@@ -15,7 +15,7 @@ from hearth.shared.written_numbers import WrittenNumber, WrittenObject
 
 DEPTH_MAX: Final = 100
 VALUES_MAX: Final = 1_000_000  # orjson parses them in 0.6 s, in which nothing else runs
-SLICE_BYTES: Final = 1024 * 1024  # of a body, searched in one C call
+SLICE_BYTES: Final = 1024 * 1024  # bytes of a body, searched in one C call
 _LONG_NUMBER: Final = b"0" * 19  # the shortest run of digits that may exceed 64 bits
 _DIGITS: Final = bytes(48 if chr(octet) in "0123456789" else 32 for octet in range(256))
 _MINUS_ZEROS: Final = (

@@ -26,18 +26,18 @@ from hearth.proxy.http.base64_data import decode_base64
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
-IMAGES_MAX: Final = 100  # in one request; repeated images count again
-IMAGES_BYTES_MAX: Final = 48 * 1024 * 1024  # of a request's distinct images
-IMAGES_WAIT_S_MAX: Final = 60.0  # for all images of a request, waiting for a slot included
+IMAGES_MAX: Final = 100  # images in one request; repeated images count again
+IMAGES_BYTES_MAX: Final = 48 * 1024 * 1024  # bytes of a request's distinct images
+IMAGES_WAIT_S_MAX: Final = 60.0  # time for all images of a request, waiting for a slot included
 IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
 DIGEST_BYTES: Final = 16
-FETCH_S_MAX: Final = 10.0  # from the name's lookup to the last byte, redirects included
+FETCH_S_MAX: Final = 10.0  # time from the name's lookup to the last byte, redirects included
 REDIRECTS_MAX: Final = 3
 FETCHES_MAX: Final = 8  # at once; more wait
-URL_CHARS_MAX: Final = 4_096  # of an http(s) URL
+URL_CHARS_MAX: Final = 4_096  # characters of an http(s) URL
 
 _PART_BYTES: Final = 64 * 1024
-_SHOWN_CHARS: Final = 40  # of a wrong URL, in the error text
+_SHOWN_CHARS: Final = 40  # characters of a wrong URL, in the error text
 _DATA: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40}(?:;[a-z0-9=.+-]{1,80}){0,4};base64,", re.I)
 _MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP has two parts
 # Networks that IANA calls global and that lead to an embedded IPv4 address.
@@ -55,7 +55,7 @@ class NamedImage:
     """The file of an image. Its pixels are not decoded here; the decoder limits them."""
 
     data: bytes
-    digest: str  # of `data`, in hex
+    digest: str  # digest of `data`, in hex
 
 
 def is_public(address: str) -> bool:

@@ -58,7 +58,7 @@ OTHERS_KEEP_S: Final = 300.0  # as long as Ollama keeps a model after each use
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker plans in a millisecond
 UNREAD_BYTES_MAX = 16 * 1024 * 1024  # an answer: text of a million tokens, logprobs of thousands
-MERGED_CHARS_MAX = 16_384  # of one event: some clients cannot read a line of 64 KB
+MERGED_CHARS_MAX = 16_384  # characters of one event: some clients cannot read a line of 64 KB
 _LOGPROB_BYTES = 256  # memory of one alternative
 
 
@@ -102,7 +102,7 @@ class AnswerStream:
         self.prompt_tokens = 0
         self.cached_tokens = 0  # as planned; `usage` has the tokens that were really reused
         self.done_tokens = 0  # prompt tokens that are prefilled or reused so far
-        self.signature = ""  # of the thinking; set at admission
+        self.signature = ""  # signature of the thinking; set at admission
         self.is_admitted = False
         self._is_planned = False  # the worker has reported the cached tokens
         self.ended_as = ""  # finish reason, or the failure's code
@@ -367,7 +367,7 @@ class WorkerLink:
         self.is_unwanted = False  # a client asked to unload the model, and no request came since
         self.closed_at: float | None = None  # requests that came later go elsewhere
         self.answers: dict[str, AnswerStream] = {}
-        self._pending_replies: dict[str, asyncio.Future[_Reply]] = {}  # by request id
+        self._pending_replies: dict[str, asyncio.Future[_Reply]] = {}  # replies by request id
         self._on_change = on_change
         # Counts the usage of an answer whose client left before the end.
         self.count_unread: CountUnread = lambda _answer, _usage: None

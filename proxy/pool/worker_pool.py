@@ -31,7 +31,7 @@ COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # with more requests ahead, prefilling elsewhere is faster than waiting
-READY_WAIT_S_MAX: Final = 1.0  # for a worker that restarts by itself; clients retry
+READY_WAIT_S_MAX: Final = 1.0  # time for a worker that restarts by itself; clients retry
 WAITING_MAX: Final = 256  # requests, each with its body in memory; more are refused
 LOADING: Final = "The model is still loading; try again in a few seconds."
 

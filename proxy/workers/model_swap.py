@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
 LOOK_S: Final = 1.0  # between two looks of the policy
 LOOK_SOON_S: Final = 0.05  # the same while requests wait for a model
-LOAD_AGAIN_S: Final = 60.0  # from a failed load to the next try
+LOAD_AGAIN_S: Final = 60.0  # time from a failed load to the next try
 UNLOADED: Final = ""  # the goal of a worker that unloads its model and loads no other
 TURN_S: Final = 30.0  # a model in use keeps its worker this long once another model is requested
 KEEP_S: Final = 2.0  # an agent's pause between two requests, in which its model counts as used
@@ -36,7 +36,7 @@ class WorkerModel:
     """A worker as the policy sees it. Times are those of `awake_s`."""
 
     worker_id: int
-    model: str  # that it has, is loading, or had last
+    model: str  # model that the worker has, is loading, or had last
     is_ready: bool = False  # it serves; a worker neither ready nor empty is loading
     is_empty: bool = False  # it has no process
     is_failing: bool = False  # it could not load its model, and waits before the next try
@@ -201,7 +201,7 @@ class ModelSwapper:
         requests = [
             ModelRequest(request.model or self._default.name, request.since)
             for request in self._pool.waiting
-            if self._failure(request.model) is None  # else it would only fail again
+            if self._failure(request.model) is None  # otherwise it would only fail again
         ]
         goals = wanted_models(
             [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WATCH_S: Final = 1.0
 RETRY_S: Final = 1.0  # after a connection that worked
 REFUSED_RETRY_S: Final = 15.0  # after a worker that this server cannot work with
-CONNECT_S_MAX: Final = 3.0  # for the plain connection of `hint_of`
+CONNECT_S_MAX: Final = 3.0  # time for the plain connection of `hint_of`
 _ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 
 # Why a connection is closed: what the worker did.

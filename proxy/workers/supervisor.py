@@ -110,9 +110,9 @@ class RestartRules:
     """The settings that the supervisor acts by."""
 
     model: ServedModel = ServedModel("")  # the first model of every worker
-    flush_s: float = 0.0  # for an ending worker to write its cache to disk
+    flush_s: float = 0.0  # time for an ending worker to write its cache to disk
     stall_s: float = 0.0  # without a step, until the worker is killed; 0 = never
-    chunk_wait_s: float = CHUNK_WAIT_S  # for an ending worker to finish its chunk
+    chunk_wait_s: float = CHUNK_WAIT_S  # time for an ending worker to finish its chunk
     kind: str = "worker"  # the workers' name in the log
 
     @property
@@ -132,7 +132,7 @@ class WorkerProcess:
     worker_id: int
     socket_path: Path
     endpoint: str
-    model: ServedModel  # that it has, is loading, or had last
+    model: ServedModel  # model that the worker has, is loading, or had last
     process: Process | None = None
     cleared_process: Process | None = None  # its process group was killed
     link: WorkerLink | None = None
@@ -248,7 +248,7 @@ class Supervisor:
         # The server goes on after a failed load: a worker was ready before, or one stays empty.
         self._outlives_loads = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
+        self._endings: set[asyncio.Task[None]] = set()  # ends of workers that change their model
         self.cannot_start = asyncio.Event()  # a worker reported that a restart would not help
         self.suspects: SuspectStore | None = None  # requests that ran when workers died
         self.on_change: Callable[[], None] = lambda: None  # called when a worker's pid changes
@@ -276,7 +276,7 @@ class Supervisor:
 
     async def _spawn(self, worker: WorkerProcess) -> None:
         assert worker.pid is None and worker.link is None, (worker.worker_id, worker.pid)
-        worker.remove_files()  # else the new link would connect to the dead worker's socket
+        worker.remove_files()  # otherwise the new link would connect to the dead worker's socket
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -296,7 +296,7 @@ class Supervisor:
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
         while True:
-            if worker.process is not None:  # else the worker is empty from the start
+            if worker.process is not None:  # otherwise the worker is empty from the start
                 code = await worker.process.wait()
                 worker.kill_left()
                 if self._stopping:
@@ -427,7 +427,7 @@ class Supervisor:
             before = awake_s()
             await asyncio.sleep(WATCH_S)
             elapsed_s = awake_s() - before
-            if elapsed_s <= 2 * WATCH_S:  # else this process itself was suspended
+            if elapsed_s <= 2 * WATCH_S:  # otherwise this process itself was suspended
                 for worker in self.workers:
                     self._check(worker, elapsed_s)
 

@@ -37,17 +37,17 @@ from hearth.worker.constraint.text_shape import (
 
 log = logging.getLogger(__name__)
 
-TAIL_BYTES: Final = 64  # of the answer that are searched for a mark; all marks are shorter
-CALL_BYTES_MAX: Final = 1 << 16  # of a call that is followed; it is read again in milliseconds
-CALL_STEPS_MAX: Final = 4_096  # of a call that is read again
-FORCED_BYTES_MAX: Final = 128  # of the forced text that is looked for at once
+TAIL_BYTES: Final = 64  # last bytes of the answer, searched for a mark; all marks are shorter
+CALL_BYTES_MAX: Final = 1 << 16  # longest call followed; reading it again takes milliseconds
+CALL_STEPS_MAX: Final = 4_096  # most steps of a call that is read again
+FORCED_BYTES_MAX: Final = 128  # most bytes of forced text returned per call
 CHARACTER_BYTES_MAX: Final = 4
 TEXTS_MAX: Final = 512  # texts with remembered tokens
-DEPTH_MAX: Final = 6  # of nested values; a deeper value may be any JSON
-MEMBERS_MAX: Final = 256  # of an object, or choices of a value; a larger one may be any JSON
-VALUES_MAX: Final = 4_000  # of all tools together; further values may be any JSON
-LITERAL_BYTES_MAX: Final = 2_000_000  # of all names and words, counted wherever they stand
-CPU_S_MAX: Final = 1.0  # to make a shape: a single part can take milliseconds
+DEPTH_MAX: Final = 6  # levels of nested values; a deeper value may be any JSON
+MEMBERS_MAX: Final = 256  # members of an object or choices of a value; more: any JSON
+VALUES_MAX: Final = 4_000  # values of all tools together; further ones may be any JSON
+LITERAL_BYTES_MAX: Final = 2_000_000  # bytes of all names and words, repetitions included
+CPU_S_MAX: Final = 1.0  # CPU time to build a shape; a single part can take milliseconds
 _ANY: Final = JsonValue()
 _STRING: Final = Concat((Literal(b'"'), JsonString()))
 _OF_TYPE: Final[Mapping[Any, Shape]] = {
@@ -76,7 +76,7 @@ class ForcedTexts:
         self._tokens_of = tokens_of
         self.token_bytes = token_bytes
         self._marks = marks
-        self._tokens: dict[bytes, list[int]] = {}  # by text
+        self._tokens: dict[bytes, list[int]] = {}  # token ids of a text
 
     def forced_tokens(self, positions: Positions) -> list[int]:
         """Return the tokens that must come next.
@@ -302,7 +302,7 @@ class CallShape(Lark):
         """`is_as_templates`: blanks stand only where templates write them."""
         super().__init__({})
         self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
-        self.order = Order()  # of the members of all objects
+        self.order = Order()  # whether members of objects come in the schema's order
         blank = () if is_as_templates else (Choice((Literal(b" "), _EMPTY)),)
         end = b" " if is_as_templates else b""
         self._comma = Concat((Literal(b"," + end), *blank))

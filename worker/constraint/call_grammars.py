@@ -32,7 +32,7 @@ JSON_OPTIONS: Final = {
     "key_separator": ": ?",
 }
 RULES_MAX: Final = 10_000
-GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in a grammar together
+GRAMMAR_CHARS_MAX: Final = 2_000_000  # characters of all schemas in a grammar together
 LENIENT: Final = {"lenient": True}  # keywords that llguidance does not know are not enforced
 
 
@@ -54,7 +54,7 @@ class Lark:
     for its token, and free text never holds the token. There are at most RULES_MAX rules.
     """
 
-    line_end: Expression = NEWLINE  # what stands where templates end a line
+    line_end: Expression = NEWLINE  # text at the places where templates end a line
 
     def __init__(self, marks: Mapping[str, int]) -> None:
         assert "" not in marks, "an empty mark would split every text"
@@ -64,7 +64,7 @@ class Lark:
         # begins with a newline to the newline alone.
         self._split = re.compile("(" + "|".join(map(re.escape, [*longest_first, "\n"])) + ")")
         self._rules: list[str] = []
-        self._chars = 0  # of the rules' bodies
+        self._chars = 0  # characters of all rules so far
 
     def concat(self, *parts: str) -> Expression:
         """Return the parts one after another; strings that are no expressions are literal text."""
@@ -156,7 +156,7 @@ class Lark:
 
 NUMBER: Final = Expression("/[0-9]{1,2}/")
 
-DEPTH_MAX: Final = 8  # of nested values
+DEPTH_MAX: Final = 8  # levels of nested values
 SCALAR: Final = {"type": ["number", "boolean", "null"]}
 
 GrammarWriter = Callable[[Lark, ToolSchema], Expression]

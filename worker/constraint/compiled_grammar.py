@@ -29,17 +29,17 @@ from hearth.worker.constraint.grammar_trial import (
 )
 from hearth.worker.constraint.json_schemas import SchemaPattern, find_fault, patterns_of, widened
 
-STEP_CPU_S: Final = 0.5  # for one step of an answer, and the most that its tokens save up
+STEP_CPU_S: Final = 0.5  # CPU time of one step of an answer, and the most it can save up
 STEP_REFILL_CPU_S: Final = 0.02  # added by each token of an answer
-DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead; the rest of the draft is cut
-RENEW_CPU_S_MAX: Final = 0.25  # to compile a grammar again during an answer
-USED_CPU_S_MAX: Final = 0.1  # of a lexer: after so much the next answer gets a new lexer
+DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # CPU time to check one draft; the rest of the draft is cut
+RENEW_CPU_S_MAX: Final = 0.25  # CPU time to compile a grammar again during an answer
+USED_CPU_S_MAX: Final = 0.1  # CPU time of a lexer, after which the next answer gets a new one
 WALK_STEPS: Final = 64  # tokens of random answers that try a pattern
 _OF_PARSER: Final = "Parser Error"  # beginning of llguidance's errors that concern one copy alone
-COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
+COMPILE_CPU_S: Final = 1.0  # CPU time for everything compiled for one request
 SCHEMA_BYTES_MAX: Final = 1_000_000
 TRIALS_MAX: Final = 20  # processes for one request; each takes some 0.2 s to start
-PATTERNS_TRIED: Final = 8  # of one request, before its grammar is compiled
+PATTERNS_TRIED: Final = 8  # patterns of one request tried before its grammar is compiled
 TRIED_REPEATS: Final = 1_000  # a pattern with fewer repeats of a part is not tried
 _OTHER_CAUSES: Final = (
     "It has too many parts, too many values to choose from, or a large multipleOf."

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # API keys with remembered forced texts: some 100 KB each
 IDLE_S: Final = 45.0  # an unused grammar is kept so long, and is gone within a minute
-HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
+HELD_BYTES_MAX: Final = 256 << 20  # bytes of all remembered grammars
 GRAMMAR_BYTES: Final = 12 << 20  # added to the measured memory of each: its lexer grows
 ANY_OBJECT: Final = {"type": "object"}
 COUNTED: Final = ("refused", "ended", "left_out", "answers_ended", "call_drafts_ended")
@@ -84,10 +84,10 @@ class GrammarCompiler:
         self._loading = threading.Lock()
         self.clock = awake_s  # measures how long a grammar was idle
         # Kept for one key: compiled grammars, 256 MB
-        self._compiled: MemoryByOwner[str, Grammar] = MemoryByOwner(  # by source
+        self._compiled: MemoryByOwner[str, Grammar] = MemoryByOwner(  # grammars by their source
             HELD_BYTES_MAX, lambda _, grammar: GRAMMAR_BYTES + grammar.held_bytes
         )
-        self._lock = threading.Lock()  # of the counts
+        self._lock = threading.Lock()  # guards the counts
         self.counts: Counter[str] = Counter()
         # Kept for one key: tokens of drafted calls
         self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)

@@ -27,25 +27,25 @@ from hearth.worker.constraint.json_schemas import patterns_of
 
 MODULE: Final = "hearth.worker.constraint.grammar_trial"
 MEMORY_BYTES_MAX: Final = 128 << 20
-WAIT_S_MAX: Final = 30.0  # for a busy machine; the process has its own limit of CPU time
+WAIT_S_MAX: Final = 30.0  # wall time, for a busy machine; the process limits its own CPU time
 STACK_BYTES: Final = 1 << 20  # the worker's thread that compiles afterwards has twice as much
-STATES_MAX: Final = 50_000  # of a lexer: each takes some KB
+STATES_MAX: Final = 50_000  # states of a lexer; each takes some KB
 SILENT: Final = 0  # llguidance's log level; at higher levels it quotes the answer on stderr
 LIMITS: Final = LLParserLimits(verbose_errors=False, max_lexer_states=STATES_MAX)
 
 # A grammar within these limits is plain: it compiles in some 0.3 s and 10 MB.
 CHARS_MAX: Final = 100_000
 RULES_MAX: Final = 1_000
-NODES_MAX: Final = 4_000  # of all its JSON
-LEVELS_MAX: Final = 200  # of nesting, as if each reference contained all others
-PROPERTIES_MAX: Final = 200  # of one object: each may be left out
+NODES_MAX: Final = 4_000  # nodes of a plain schema's JSON
+LEVELS_MAX: Final = 200  # levels of nesting, if each reference contained all others
+PROPERTIES_MAX: Final = 200  # properties of one object; each is optional
 MERGED_MAX: Final = 4  # schemas that apply beside another: each may double the compiled size
 NUMBERS_MAX: Final = 50  # bounds of numbers
 NUMBER_MAX: Final = 2**53  # absolute value: a bound of -(2**63) overflows the stack
-DIGITS_MAX: Final = 4  # of all values of multipleOf together: `allOf` may multiply them
+DIGITS_MAX: Final = 4  # digits of all multipleOf values together; `allOf` may multiply them
 PATTERNS_MAX: Final = 50
 PATTERN_CHARS_MAX: Final = 500
-REPEATS_MAX: Final = 1_000  # of a part of a pattern
+REPEATS_MAX: Final = 1_000  # repetitions of a part of a pattern
 _COMBINED: Final = ("$ref", "anyOf", "oneOf")
 _OPTIONS: Final = "x-guidance"
 # Keywords that llguidance does not merge:
@@ -123,7 +123,7 @@ def compile_apart(source: str, cpu_s: float) -> tuple[float, int]:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE, f"{cpu_s:.3f}", str(MEMORY_BYTES_MAX)],
-            input=_MARK.sub("<[1]>", source).encode(),  # its tokenizer has only bytes
+            input=_MARK.sub("<[1]>", source).encode(),  # its tokens are single bytes
             env=environment | {"MALLOC_ARENA_MAX": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a panic in llguidance quotes the grammar
@@ -183,7 +183,7 @@ class Meaning:
     is_of_patterns: bool = False  # patterns make it too large
 
 
-_MEANINGS: Final = (  # by patterns of llguidance's texts
+_MEANINGS: Final = (  # messages for clients, by patterns of llguidance's texts
     (
         re.compile(r"items; max is|too many items", re.IGNORECASE),
         Meaning(

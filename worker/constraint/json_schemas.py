@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from hearth.worker.stream.tool_calls.request_tools import referenced_schema
 
 HOPS_MAX: Final = 16  # from one $ref to the next
-CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
+CHOICES_DEPTH_MAX: Final = 4  # levels of choices within choices
 CHOICES_MAX: Final = 256  # all of them together: a value with more choices is JSON
 CHARACTERS_MAX: Final = 10_000  # a higher limit on text is not enforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are tried
@@ -30,7 +30,7 @@ _ALL_OTHERS: Final = {
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ALONE: Final = ("items", "additionalProperties", "not")
 _TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf")
-COPIED_CHARS_MAX: Final = 50_000  # of copied targets: each argument of a call may have them
+COPIED_CHARS_MAX: Final = 50_000  # characters copied from targets, for each argument
 SHARED: Final = ("$defs", "definitions")  # definitions that each part of a schema needs
 _PLAIN: Final = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _DATA: Final = ("const", "enum", "default", "examples")  # keywords with values, not schemas
@@ -46,7 +46,7 @@ class Parameter:
     """One parameter of a tool. Immutable."""
 
     name: str
-    schema: dict[str, Any]  # with the definitions that its references need
+    schema: dict[str, Any]  # the schema with the definitions that its references need
     is_required: bool
 
 
@@ -249,7 +249,7 @@ def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
     target, by an anchor, or to a too large target stays as it is, and so does a part with an `$id`.
     """
     id_key = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-    root = {key: part for key, part in schema.items() if key != id_key}  # without the `$id`
+    root = {key: part for key, part in schema.items() if key != id_key}  # root without `$id`
     copies: dict[str, Any] = {}
     chars_left = COPIED_CHARS_MAX
 

@@ -1,8 +1,8 @@
-"""Follows text of a known shape while it is written, and finds the text that forced come next.
+"""Follows text of a known shape while it is written, and finds the text that must come next.
 
 A shape consists of readers, which read bytes, and branches, which stand for other parts. The state
-is a set of positions in the shape, as of a nondeterministic automaton: in calls seldom more than a
-few. A step costs time in proportion to its bytes and positions, whatever shape a client asks for.
+is a set of positions in the shape, like that of a nondeterministic automaton. In
+calls it is small. The time of a step is proportional to its bytes and positions, for any shape.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 POSITIONS_MAX: Final = 512  # a text with more possible positions is not followed further
 STEPS_MAX: Final = 1_024  # reads of parts for one text, which may fit in many ways
-REST_BYTES_MAX: Final = 128  # of one part that are returned at once: a client's names may be long
+REST_BYTES_MAX: Final = 128  # most bytes of one part returned at once; clients choose long names
 COMPLETE: Final = -1  # state of a part that has read all of its text
 MISMATCH: Final = -2  # state of a part that the text does not fit
 
 _QUOTE, _ESCAPE = b'"\\'
-_SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # in a string of JSON
+_SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # bytes that end or escape inside a JSON string
 _NUMBER: Final = re.compile(rb"[-+.eE0-9]*")
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
@@ -36,7 +36,7 @@ class Reader:
         raise NotImplementedError
 
     def rest(self, state: int) -> bytes:
-        """Return the bytes that forced come next; b"" if that is not known."""
+        """Return the bytes that must come next; b"" if that is not known."""
         return b""
 
 
@@ -154,7 +154,7 @@ class JsonValue(Reader):
     @staticmethod
     def _next_state(state: int, byte: int) -> int:
         depth, kind = divmod(state, 4)
-        if kind >= 2:  # in a string
+        if kind >= 2:  # the position is inside a string
             if kind == 3:
                 return state - 1
             if byte == _ESCAPE:
@@ -202,7 +202,7 @@ class Choice(Branch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated(Branch):
-    """A part any number of times; the part forced not be empty."""
+    """A part any number of times; the part must not be empty."""
 
     part: Shape
 
@@ -275,7 +275,7 @@ def advance(positions: Positions, text: bytes, steps_max: int = STEPS_MAX) -> tu
     if len(positions) == 1 and text and (position := positions[0]) is not None:
         assert isinstance(position.shape, Reader), position.shape
         _, state = position.shape.read(position.state, text, 0)
-        if state != COMPLETE:  # as nearly always
+        if state != COMPLETE:  # the usual case
             return (
                 ((Position(position.shape, state, position.following),), 0)
                 if state != MISMATCH
@@ -305,7 +305,7 @@ def advance(positions: Positions, text: bytes, steps_max: int = STEPS_MAX) -> tu
 
 
 def forced_text(positions: Positions, bytes_max: int) -> tuple[bytes, Positions]:
-    """Return the text that forced come next, and the positions after it.
+    """Return the text that must come next, and the positions after it.
 
     The search ends once the text has `bytes_max` bytes. Raises TooManyPositions.
     """

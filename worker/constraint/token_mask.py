@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 NEVER = -float("inf")
 
 CHARACTER_TOKENS_MAX: Final = 3  # further tokens of thinking for an unfinished character
-TAIL_BYTES: Final = 64  # of the answer that are searched for a mark; all marks are shorter
+TAIL_BYTES: Final = 64  # last bytes of the answer, searched for a mark; all marks are shorter
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class _PositionMask:
 
     forced: int | None = None  # the only token that may come
     banned: tuple[int, ...] = ()
-    mask: bytes | None = None  # of the grammar: a bit for each token, lowest first; None = all may
+    mask: bytes | None = None  # one bit per token, lowest first; None allows all tokens
 
     def may_come(self, token: int) -> bool:
         """Return whether a token may come, if the grammar allows it."""

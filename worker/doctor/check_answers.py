@@ -158,7 +158,7 @@ class KeptConversation:
                 tokens=list(ids[:position]),
                 tail=list(ids[position:]),
                 sampling=SamplingParams(forced_choice(forced, logprobs), (), None),
-                tokens_max=len(forced) + (rows if drafter else 0),  # so that each draft is full
+                tokens_max=len(forced) + (rows if drafter else 0),  # room for full drafts
                 before_forward=partial(kv_manager.grow, slot),
                 drafter=drafter,
                 before_draft=partial(kv_manager.grow_for_draft, slot),

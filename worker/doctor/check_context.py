@@ -103,7 +103,7 @@ class Answer:
         return [int(token) for token in self.logprobs.argmax(axis=-1)]
 
 
-SECONDS_MAX: Final = 170.0  # of computing; all checks have to end within three minutes
+SECONDS_MAX: Final = 170.0  # computing time; all checks must end within three minutes
 DEPTH_MIN: Final = 320  # tokens of the canary's last prompt, on the slowest machine ...
 DEPTH_MAX: Final = 4096  # ... and on a fast machine
 ROOT: Final[PrefixHash] = root_hash(["doctor"])
@@ -144,7 +144,7 @@ class CheckContext:
     results: dict[str, CheckResult] = field(default_factory=dict)
     spent_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    decode_s: float = 0.0  # of one token alone
+    decode_s: float = 0.0  # seconds to decode one token alone
     canary: Canary | None = None
     cold: list[Answer] = field(default_factory=list)  # cold answers to the canary's prompts
     stage: str = ""  # name of the running check

@@ -1,7 +1,7 @@
 """Saves the findings about one model on one machine, beside the cache.
 
-The file holds figures and verdicts, no prompts and no paths. `auto` settings use it from the start
-of a server on. Findings never change a running server, because kept KV depends on chunk and dtype.
+The file holds figures and verdicts, no prompts and no paths. A server reads it at its start,
+for `auto` settings. A running server never changes, because kept KV depends on chunk and dtype.
 """
 
 import json
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 SCHEMA: Final = 3  # version of the file and of the figures' meaning
 FILE_BYTES_MAX: Final = 1 << 18
-FOLDER: Final = "doctor"  # in KV_CACHE_DIR
+FOLDER: Final = "doctor"  # folder in KV_CACHE_DIR
 # The errors that reading a damaged or foreign file may raise.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
 Figure = str | int | float | bool | None
-# "differs": more than rounding; `auto` settings are chosen so that no answer depends on it.
+# "differs" means that logits differ by more than rounding; `auto` settings then avoid the cause.
 Verdict = Literal["ok", "differs", "fault", "left out"]
 
 
@@ -54,7 +54,7 @@ class CheckResult:
     name: str
     verdict: Verdict
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    seconds: float = 0.0  # of computing
+    seconds: float = 0.0  # computing time
     reason: str = ""
 
 
@@ -67,16 +67,16 @@ class Findings:
     """
 
     subject: Subject
-    dtype: str  # of the weights as the checks ran, e.g. "bfloat16"
+    dtype: str  # dtype of the weights during the checks, e.g. "bfloat16"
     checks: tuple[CheckResult, ...] = ()
     exact: bool | None = None  # whether only canonical KV is reused
     chunk: int | None = None  # prompt tokens of one forward, if another size is clearly faster
     float16: bool | None = None  # whether float16 replaces the checkpoint's bfloat16
     # Cost of a forward by its number of tokens of one sequence; one token costs 1.
     row_costs: Mapping[int, float] | None = None
-    drafts_alike: bool | None = None  # whether such forwards chose the same tokens as one by one
+    drafts_alike: bool | None = None  # whether long forwards chose the same tokens
     made_at: float = 0.0  # seconds since 1970
-    attempts: int = 0  # runs that began; without `checks`, none of them has ended
+    attempts: int = 0  # runs that began; none of them has ended if `checks` is empty
 
     @property
     def faults(self) -> tuple[CheckResult, ...]:

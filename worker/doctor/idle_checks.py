@@ -9,7 +9,7 @@ from typing import Any, Final
 from hearth.worker.doctor.findings import Findings, FindingsFile, findings_json
 from hearth.worker.doctor.run_checks import CheckRun
 
-IDLE_BEFORE_CHECKS_S: Final = 60.0  # without a request; most tools of agents run for less
+IDLE_BEFORE_CHECKS_S: Final = 60.0  # seconds without a request; most tool calls of agents take less
 ATTEMPTS_MAX: Final = 3  # runs that the worker did not survive, maybe because of a check
 
 log = logging.getLogger(__name__)

@@ -31,18 +31,18 @@ FORWARD_S_MAX: Final = 2.0  # a request, and a Mac's display, may wait for one f
 FORWARD_TOKENS_MAX: Final = 2048
 CHUNKS: Final = (256, 512, 1024, 2048)
 CHUNK_GAIN_MIN: Final = 0.10  # another chunk turns kept canonical KV into fast KV
-READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
+READ_ROUNDS: Final = 3  # rounds over all sizes; the first warms kernels up and is not counted
 # How much the checks of the canary read and decode, in lengths of its last prompt and in answers:
 # cold, exact, default, forks, drafts. Rows that verify a draft count at their cost on a GPU: four
 # rows cost as much as one and a half tokens.
 PROMPTS_READ: Final = 9
 ANSWERS_DECODED: Final = 30
-CANARY_SHARE: Final = 0.6  # of the time for the canary; the rest is for batches, chunks and SSD
+CANARY_SHARE: Final = 0.6  # share of the time for the canary; batches, chunks and SSD have the rest
 ANSWER_TOKENS_MIN: Final = 4
 PIECE_BYTES: Final = 4 << 20  # a request may wait for one piece
 PIECES_MIN: Final = 4
 SYNC_EVERY: Final = 8  # pieces
-FREE_SHARE: Final = 0.1  # of the disk's free bytes that may be written
+FREE_SHARE: Final = 0.1  # share of the disk's free bytes that may be written
 LOCK_WAIT_S_MAX: Final = 0.5
 DAY_S: Final = 86_400
 F_NOCACHE: Final = 48  # macOS: reads bypass the system's cache

@@ -149,7 +149,7 @@ class CheckRun:
 
 
 def _differs(found: dict[str, CheckResult], name: str) -> bool | None:
-    """Return whether a check found other tokens than it compared with; None if unknown."""
+    """Return whether the two answers of a check had different tokens; None if unknown."""
     result = found.get(name)
     if result is None or result.verdict not in ("ok", "differs"):
         return None

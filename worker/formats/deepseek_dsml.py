@@ -14,7 +14,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 MARKS: Final = ("｜DSML｜", "｜｜DSML｜｜", "｜GCML｜")
-BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # of V4.1, V3.2, V4 and GigaChat
+BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # names in V4.1, V3.2, V4 and GigaChat
 # Models also write block other's blocks, doubled bars, misspelt blocks, and calls without a block.
 _MISSPELT: Final = (" call", "function_call", "tool_call")
 _BETWEEN: Final = ("<|message_sep|>",)  # messages of GigaChat

@@ -13,7 +13,7 @@ from hearth.worker.formats.shared.format_parts import (
 
 NEXT, HEAD = ">>>", regex.compile(r"(?P<name>[\w.-]++)\n\s*+(?=\{)")
 FORMATS = (
-    ModelFormat(  # its prompts end with the first mark
+    ModelFormat(  # prompts of this format end with the first mark
         matches=lambda words: f"{NEXT}all" in words.template,
         framing=(f"{NEXT}all\n",),
         header=regex.compile(r"all\n"),

@@ -86,7 +86,7 @@ FORMATS = (
     ),
     _bare("tool_call", "arg_key", "arg_value", "<arg_key>", leaves_thinking_open=True),
     _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
-    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # its keys are GLM's
+    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # GLM's names of keys
     ModelFormat(
         matches=lambda words: any(word.startswith(HY) for word in words.vocabulary), for_model=_hy
     ),

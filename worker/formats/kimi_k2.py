@@ -19,7 +19,7 @@ from hearth.worker.formats.shared.format_parts import (
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
-# A name without a number that no tool has is an id that another server made.
+# Another server's id has no number, and is no tool's name.
 _HEAD: Final = regex.compile(
     r"(?P<id>(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+)\s*+"
     + regex.escape(ARGUMENTS)

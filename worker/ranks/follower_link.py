@@ -29,7 +29,7 @@ from hearth.worker.ranks.rank_link import (
 )
 
 STOOD_STILL_S: Final = 4 * BEAT_S  # a longer gap between beats: this process did not run
-LEAVE_WAIT_S: Final = 0.5  # for rank 0 to read the last message
+LEAVE_WAIT_S: Final = 0.5  # time for rank 0 to read the last message
 
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 

@@ -64,7 +64,7 @@ from hearth.worker.setup.memory_setup import workers_limit
 
 log = logging.getLogger("hearth.worker.ranks")
 
-OTHER_REASON_S = 1.0  # for rank 0 to find the rank that made a collective fail
+OTHER_REASON_S = 1.0  # time for rank 0 to find the rank that made a collective fail
 
 Follow = Callable[[FollowerLink, Any, Settings], None]  # (link, group, settings)
 

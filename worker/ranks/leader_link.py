@@ -176,10 +176,10 @@ def _shown(facts: bytes) -> str:
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-LAST_WORDS_S: Final = 1.0  # for reading the last messages of a lost rank
+LAST_WORDS_S: Final = 1.0  # time for reading the last messages of a lost rank
 STOOD_STILL_S: Final = 2.0  # a longer gap between ticks: this process itself did not run
 CHECK_S: Final = 0.5  # between two checks for the end of the process
-FAILURE_WAIT_S: Final = 2.0  # for finding the lost rank after a collective failed
+FAILURE_WAIT_S: Final = 2.0  # time for finding the lost rank after a collective failed
 
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 

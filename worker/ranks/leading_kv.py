@@ -291,7 +291,7 @@ class LeadingDiskThread(DiskThread):
         """Receive which records of a read a follower has found. The link's thread."""
         assert name == FOUND_EVENT, name
         handle, found = arguments
-        if (waiting := self._found.get(handle)) is not None:  # else the event is late
+        if (waiting := self._found.get(handle)) is not None:  # otherwise the event is late
             waiting[1].put(found)
 
     def _joined(self, read: NamedRead, records: Records) -> Records:

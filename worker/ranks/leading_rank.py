@@ -320,7 +320,7 @@ class LeadingRank(SingleRank):
         )
 
     def end(self) -> None:
-        if self._is_serving:  # else a rank may still load for minutes
+        if self._is_serving:  # otherwise a rank may still load for minutes
             self.commands.request(STOP)  # returns after all ranks have written their files
         self._close()
 

@@ -37,7 +37,7 @@ class Sharded:
         self._group = group
         self._split = split
         self.note_dtype = on_dtype
-        self.parameter_count = 0  # of the whole model
+        self.parameter_count = 0  # parameters of the whole model
 
     def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
         """Return this rank's language model (weights not read yet), its tokenizer and config.

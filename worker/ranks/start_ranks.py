@@ -24,7 +24,7 @@ from hearth.worker.ranks.leader_link import LeaderLink
 from hearth.worker.ranks.rank_hosts import LOOPBACK, are_local, join_group, plan_tensors, read_hosts
 from hearth.worker.ranks.rank_link import Purpose
 
-STATUS_WAIT_S: Final = 2.0  # for the status of a process whose connection ended
+STATUS_WAIT_S: Final = 2.0  # time for the status of a process whose connection ended
 FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
 
 

@@ -18,7 +18,7 @@ class AnswerPart:
     """A piece of an answer. The first piece of a call has the tool's name, and maybe no text."""
 
     channel: Channel
-    text: str  # in a call: the next piece of the arguments' JSON
+    text: str  # text, or the next piece of a call's JSON arguments
     name: str = ""  # name of the called tool, in the first piece of a call
     # In content: (number of characters, position of their end in what the model wrote).
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
@@ -49,8 +49,8 @@ class AnswerStopped(Exception):
 class StopMatcher:
     """Passes text through, holding back only what may be the beginning of a stop string.
 
-    Invariants: all returned texts together are the input before the stop string that is complete
-    first, however the input was cut into pieces. Of several stop strings with the same end the
+    Invariants: the returned texts are the input up to the first complete stop string, however the
+    input was cut into pieces. Of several stop strings with the same end the
     longest counts. The text that is held back is shorter than the longest stop string.
     Owner: the inference thread.
     """
@@ -267,7 +267,7 @@ class ContentWriter:
     """Writes content, without the blanks that only separate calls and think blocks from text.
 
     Between two texts with calls between them, the blanks before the first call are content. If
-    there are none, the blanks after the last call are. All other blanks beside a call are dropped.
+    there are none, those after the last call are content. All other blanks are dropped.
     Owner: the inference thread.
     """
 
@@ -280,9 +280,9 @@ class ContentWriter:
         self._pending_end = 0  # position in what the model wrote, at which the blanks end
         self._is_empty = True
         self._is_after_call = False
-        self._begins_line = False  # the next text begins a line: a message with text ended
+        self._begins_line = False  # whether the next text begins a line, as a message has ended
         self._skips_newlines = False  # newlines here belong to the think block before them
-        self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
+        self.is_fresh = True  # whether only blanks followed the beginning, call or think block
         self._since_fence: list[str] = []  # the written content from the last fence on
 
     def write(self, text: str) -> None:
@@ -319,7 +319,7 @@ class ContentWriter:
         self._is_after_call = self.is_fresh = True
 
     def begin_message(self) -> None:
-        """Mark the end or the beginning of a message here: the next text begins a line."""
+        """Mark a message's beginning or end here. The next text begins a line."""
         self._begins_line = not self._is_empty
         self.is_fresh = True
 

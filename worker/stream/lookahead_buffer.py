@@ -15,7 +15,7 @@ ParserSteps = Generator[None, None, T]  # yields while it waits, returns its res
 WriteText = Callable[[str], None]
 
 TRIM_CHARS: Final = 4_096  # text that was read is dropped beyond so many characters
-KEEP_CHARS: Final = 256  # of the text that was read stay: every mark is shorter
+KEEP_CHARS: Final = 256  # characters kept of the text already read; every mark is shorter
 
 
 class UnreadableOutput(Exception):
@@ -54,7 +54,7 @@ class LookaheadBuffer:
     def __init__(self) -> None:
         self.at = 0  # the text before this index was read
         self.is_over = False
-        self.is_complete = False  # it is over because the model ended its turn
+        self.is_complete = False  # whether the model has ended its turn
         self._text = ""
         self._dropped_chars = 0  # characters before `_text`
         self._held_from: int | None = None  # index from which the text may be read again

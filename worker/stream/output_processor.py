@@ -83,10 +83,10 @@ class OutputProcessor:
         self.is_cut = False  # whether the model wrote more calls than the answer may have
         # Kept for a moment: log probabilities of one answer
         self._waiting: deque[_WaitingText] = deque()
-        self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
+        self._entries: list[TokenLogprob] = []  # logprobs of tokens whose text is not complete yet
         self._chars_fed = 0
         self._texts: list[str] = []
-        self.channel: Channel = "content"  # of the last part
+        self.channel: Channel = "content"  # channel of the last part
         self.reasoning_tokens = 0
 
     @property

@@ -154,7 +154,7 @@ class ReasoningAndToolParser:
                     self._content.begin_answer()
                 self._may_close = False
             elif mark in ends and self._call_count and self._content.is_fresh:
-                continue  # it ends calls that other marks began
+                continue  # this mark ends calls of another form
             elif mark in edges and (yield from self._is_edge()):
                 self._may_close = False
             elif mark in tokens and not (yield from self._is_quoted(mark)):
@@ -257,11 +257,11 @@ class ReasoningAndToolParser:
         closes = Marks(*self._think_ends).pattern.pattern
         text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.text_since(begin))
         ends = {*self._dropped, *(section.end for section in self._sections.values())}
-        if "" in ends:  # without an end mark, calls end with whole JSON, or with a token after it
+        if "" in ends:  # calls without an end mark end with complete JSON or the next token
             ends = {*ends, *"}])>"} - {""}
         is_ended = text.endswith((*ends, *filter(None, (form.call_end for form in marks.forms))))
         if not is_ended or not (
-            self._buffer.is_complete  # in a cut-off answer the thinking might have gone on
+            self._buffer.is_complete  # a cut-off answer may have been in the middle of thinking
             or self._buffer.text_since(begin).rstrip().endswith(tuple(self._think_ends))
         ):
             return self._buffer.position

@@ -111,7 +111,7 @@ __all__ = [
     "written_numbers",
 ]
 
-# The rank of formats with marks that templates of other formats quote, too: they are tried last.
+# Templates of other formats may quote the marks of these formats, so these are tried last.
 LAST: Final = 9
 
 
@@ -142,9 +142,9 @@ class ModelFormat(OutputMarks):
     rank: int = 0
     for_model: Callable[[ModelWords], "ModelFormat"] | None = None  # fills in a model's own marks
     leaves_thinking_open: bool = False  # thinking may begin without its opening mark
-    form: TagForm | None = None  # form of calls that are elements
+    form: TagForm | None = None  # form of calls that are written as XML elements
     grammar: CallGrammar | None = None  # grammar of a forced call
-    analysis: str = ""  # end of a prompt that has begun thinking, in formats without an end mark
+    analysis: str = ""  # end of prompts that have opened the thinking, without end mark
     read: AnswerReader | None = None  # reader of a whole answer that is a sequence of messages
     messages: MessageGrammar | None = None  # grammar of such an answer
     ends: tuple[str, ...] = ()  # tokens that end an answer, though the model may not list them

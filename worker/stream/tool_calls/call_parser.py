@@ -30,8 +30,8 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 log = logging.getLogger(__name__)
 
-BLOCK_CHARS_MAX: Final = 100_000  # of a call that is parsed once it is whole
-LINES_MAX: Final = 32  # of a Python block; they are parsed one by one if a line is malformed
+BLOCK_CHARS_MAX: Final = 100_000  # longest call that is parsed only when it is complete
+LINES_MAX: Final = 32  # lines of a Python block; if one is malformed, each is parsed alone
 
 BLANKS: Final = regex.compile(r"\s*+")
 # Characters that a model may write after a call by mistake.

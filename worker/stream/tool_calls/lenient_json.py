@@ -36,7 +36,7 @@ _LITERALS: Final = {
     **{"true": "true", "false": "false", "null": "null"},
     **{"True": "true", "False": "false", "None": "null"},
 }
-# A key in quotes of one kind, and its colon. A string of over 80 characters counts as a key.
+# A key in quotes of one kind, and its colon. A longer text than 80 characters counts too.
 _KEYS: Final = {
     quote: regex.compile(
         rf"{quote}(?:[^{quote}\\\n]|\\.){{0,80}}+(?:{quote}\s*+:|[^{quote}])", regex.DOTALL
@@ -59,9 +59,9 @@ class _Frame:
 class LenientJsonParser:
     """Reads values from a buffer and writes them as strict JSON.
 
-    `ends` are the marks that end the JSON: outside of its strings anywhere, in a string only before
-    a raw newline or the end of the text. `quote` is a format's own mark around strings without
-    escapes. `outer` holds the opening brackets around the next value.
+    The JSON ends at one of the marks `ends`. Inside a string such a mark counts only before a raw
+    newline or the end of the text. Some formats put the mark `quote` around strings; these strings
+    have no escapes. `outer` holds the opening brackets around the next value.
     Owner: the inference thread.
     """
 
@@ -215,7 +215,7 @@ class LenientJsonParser:
         char = yield from self.blanks()
         if char in (":", "="):
             self._buffer.at += 1
-        elif char and mark and key.endswith("="):  # in "name="value" the quote opens the value
+        elif char and mark and key.endswith("="):  # the quote opens the value
             self._buffer.at -= 1
             key = key[:-1]
         else:

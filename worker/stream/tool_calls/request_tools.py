@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.tool_calls.lenient_json import as_json, json_text
 
-NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
+NESTING_MAX: Final = 4  # levels of nested schemas that are searched for types
 TYPES_MAX: Final = 200  # types of one argument that are considered
 REFERENCE_CHARS_MAX: Final = 1_000  # a longer reference is not followed
 _ID: Final = re.compile(r"(?:call|toolu|fc|chatcmpl-tool)[_-]?(?=\w*\d)\w*|\d+", re.ASCII)

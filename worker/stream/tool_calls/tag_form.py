@@ -12,7 +12,7 @@ import regex
 
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
-MAY_BREAK: Final = "\n?"  # in a written form: a newline may stand here
+MAY_BREAK: Final = "\n?"  # marks in a form where a newline is allowed
 _ATTRIBUTE: Final = re.compile(r'(.*?) (\w+)="$', re.DOTALL)
 
 
