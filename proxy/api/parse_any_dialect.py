@@ -41,7 +41,7 @@ class BodyParser:
     def expand(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return `body` with the stored items that it refers to put in. Raises: RequestError."""
+        """Return `body` with stored items in place of its references. Raises: RequestError."""
         return (
             self._stored.expand(api_key_digest(headers), body) if dialect == "responses" else body
         )
