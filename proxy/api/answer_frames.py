@@ -21,7 +21,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-PING_S: Final = 5.0  # longest silence; one late ping still reaches a client that waits 10 s
+PING_S: Final = 5.0  # longest silence; for a client that waits 10 s, one ping may be late
 SSE_DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
 LOGPROB_MIN: Final = -9999.0  # stands for minus infinity, which JSON lacks
 

@@ -89,8 +89,8 @@ class BodyParser:
     ) -> ParsedRequest:
         """Return `request` with its images and documents read, and its messages named.
 
-        It blocks the event loop only briefly: it awaits if `has_files(request)`, or if `size`, the
-        size of the body in bytes, is large. `hold` receives the bytes of kept images and the sizes
+        The event loop is blocked only briefly: the method awaits if `has_files(request)`, or if the
+        body's `size` in bytes is large. `hold` receives the bytes of kept images and the sizes
         of document texts.
 
         Raises:

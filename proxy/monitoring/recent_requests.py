@@ -188,7 +188,7 @@ class RecentRequests:
     def record_encoded(self, row: RequestRow, api_key: str) -> None:
         """Remember a request of `api_key` for embeddings or scores, at the end of its reply.
 
-        The sums of prompts leave it out, as they cover the text model alone.
+        The sums of prompts leave the request out, as they cover the text model alone.
         """
         row = _UNREPORTED | _ENCODED | {"at": round(time.time(), 3)} | row
         self._add(self.of(api_key), row, is_left=row["ended"] == CANCELLED)

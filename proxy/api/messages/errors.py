@@ -33,7 +33,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
         text = f"prompt is too long: {text}"  # Claude Code compacts at these words
     elif error.code.startswith(_IMAGE_CODES) or _IS_IMAGE.match(text):
         # The text may begin with the path of an image, in Anthropic's notation. Claude Code then
-        # goes on without this image, and for a text without a path without the latest images.
+        # goes on without this image, or without the latest images if the text has no path.
         path = ""
         if match := _IMAGE_PLACE.match(text):
             inner = f".tool_result.content.{match['inner']}" if match["inner"] else ""

@@ -94,7 +94,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
 
 
 def _format(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of Constraints for a JSON schema; the beta had another field."""
+    """Return the fields of Constraints for a JSON schema, which the beta had in another field."""
     config = fields.optional_object(body, "output_config")
     for value, param in (
         (config.get("format"), "output_config.format"),

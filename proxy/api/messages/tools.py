@@ -22,7 +22,7 @@ class MessagesTools:
     shown: list[Any] = field(default_factory=list)
     deferred: list[Any] = field(default_factory=list)  # shown once a message loads them
     dropped: list[str] = field(default_factory=list)  # types of the tools that are left out
-    dropped_names: list[str] = field(default_factory=list)  # names of `dropped`; "" = no name
+    dropped_names: list[str] = field(default_factory=list)  # names of these tools; "" = none
 
     @property
     def names(self) -> list[str]:

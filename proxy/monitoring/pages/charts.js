@@ -55,7 +55,7 @@ const CHARTS = [
     of: "requests",
     unit: count,
     steps: WHOLE_STEPS,
-    // A bar of the whole prompt is drawn behind the bars of its cached part, which looks like a stack.
+    // A bar of the whole prompt is drawn behind the bar of its cached part, so both look stacked.
     series: [
       { label: "prefilled", colour: "read", bars: true, value: (plot, at) => plot.data[1][at] - cachedAt(plot, at) },
       { label: "slot", colour: "slot", bars: true },
