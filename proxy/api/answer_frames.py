@@ -21,7 +21,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
-PING_S: Final = 5.0  # longest silence; one late ping still reaches a client that waits 10 s
+PING_S: Final = 5.0  # longest silence; for a client that waits 10 s, one ping may be late
 SSE_DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
 LOGPROB_MIN: Final = -9999.0  # stands for minus infinity, which JSON lacks
 
@@ -39,7 +39,7 @@ class AdmittedRequest:
     other_answers: tuple[AnswerStream, ...] = ()  # answers of the choices after the first
     # Receives the complete response.
     store_response: Callable[[dict[str, Any]], None] = lambda _: None
-    received_at: float = field(default_factory=awake_s)  # arrival of the request, awake clock
+    received_at: float = field(default_factory=awake_s)  # the request's arrival, by the awake clock
 
     @property
     def answers(self) -> tuple[AnswerStream, ...]:
@@ -52,8 +52,8 @@ async def choice_events(
 ) -> AsyncGenerator[ChoiceEvent, None]:
     """Yield the events of all choices, each choice up to its Finished.
 
-    When no event came for `wait_s`, the generator yields (0, None). All its tasks have ended when
-    it ends. The caller closes the answers.
+    After `wait_s` without an event, the generator yields (0, None). When the generator ends, all
+    of its tasks have ended. The caller closes the answers.
 
     Raises:
         RequestError: one choice failed, which ends the other choices too.
@@ -132,7 +132,7 @@ async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], U
     wholes = [WholeChoice() for _ in admitted.answers]
     async with aclosing(choice_events(admitted)) as events:
         async for index, event in events:
-            assert event is not None, "nobody asked for silences"
+            assert event is not None, "an event is missing, though no silences were requested"
             wholes[index].add(event)
     return wholes, total_usage(
         [choice.finished.usage for choice in wholes], admitted.request.choices
@@ -140,7 +140,7 @@ async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], U
 
 
 def total_usage(usages: Sequence[Usage], per_prompt: int) -> Usage:
-    """Return the total usage of a request; each prompt counts once, whatever its choices."""
+    """Return the total usage of a request; each prompt counts once for all its choices."""
     assert usages and len(usages) % per_prompt == 0, (len(usages), per_prompt)
     firsts = usages[::per_prompt]
     return dataclasses.replace(
@@ -165,7 +165,7 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> Usage:
 
 
 def sse_event(kind: str, data: dict[str, Any]) -> bytes:
-    """Return one named event; the data repeats its type, as the official APIs do."""
+    """Return one named event; the data repeats the event's type, as in the official APIs."""
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
@@ -224,7 +224,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
                 for frame in new_frames:
                     yield frame
     except RequestError as error:
-        for answer in admitted.answers:  # at once: a client may read the error late
+        for answer in admitted.answers:  # before the error, which a client may read late
             answer.close()
         for frame in writer.error_frames(error):
             yield frame

@@ -1,4 +1,4 @@
-"""Lists the client APIs: one `ApiDialect` for each has all that the server needs to know.
+"""Lists the client APIs. Each has an `ApiDialect` with all that the server needs to know.
 
 Each API has a folder beside this file, with the modules `parse`, `events` and `errors`.
 """
@@ -48,7 +48,7 @@ class ApiDialect:
     writer: Callable[[AdmittedRequest], FrameWriter]  # writes the answer as a stream
     error_body: Callable[[RequestError, str], dict[str, Any]]  # takes the request id too
     error_event: Callable[[RequestError], bytes]  # last event of a relayed stream
-    litellm_dialect: LiteLLMDialect  # its name in LiteLLM; another API's name: local models only
+    litellm_dialect: LiteLLMDialect  # name in LiteLLM, or another API's name if no cloud serves it
     count_path: str = ""  # path that counts a prompt's tokens; "" = none
     media_type: bytes = EVENT_STREAM  # content type of a stream
 

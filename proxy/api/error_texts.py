@@ -5,8 +5,8 @@ from typing import Final
 from hearth.shared.errors import Overloaded, RequestError
 
 TOO_LONG: Final = "context_length_exceeded"
-# llama.cpp's words. A LiteLLM in front of this server knows a prompt that is too long by them, and
-# so do the agents behind it, which receive no error code.
+# llama.cpp's words. A LiteLLM in front of this server recognises an overlong prompt by these words,
+# and so do agents in front of LiteLLM, which receive no error code.
 TOO_LONG_WORDS: Final = "exceeds the available context size"
 
 

@@ -41,7 +41,7 @@ class BodyParser:
     def expand(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return `body` with the stored items that it refers to put in. Raises: RequestError."""
+        """Return `body` with stored items in place of its references. Raises: RequestError."""
         return (
             self._stored.expand(api_key_digest(headers), body) if dialect == "responses" else body
         )
@@ -89,8 +89,8 @@ class BodyParser:
     ) -> ParsedRequest:
         """Return `request` with its images and documents read, and its messages named.
 
-        It blocks the event loop only briefly: it awaits if `has_files(request)`, or if `size`, the
-        size of the body in bytes, is large. `hold` receives the bytes of kept images and the sizes
+        The event loop is blocked only briefly: the method awaits if `has_files(request)`, or if the
+        body's `size` in bytes is large. `hold` receives the bytes of kept images and the sizes
         of document texts.
 
         Raises:

@@ -16,7 +16,7 @@ _DIALECTS: Final = get_args(Dialect)
 def dialect_of(
     body: Mapping[str, Any], headers: Mapping[str, str], query: Mapping[str, str]
 ) -> Dialect:
-    """Return the dialect of `body`: `dialect` in the query names it, or else fields of one API.
+    """Return the dialect that the query names, or else the one whose fields are in `body`.
 
     Raises:
         RequestError: the query names no known dialect.
@@ -68,7 +68,7 @@ async def prefill_result(
         RequestError: the prefill failed, or the pin was refused.
     """
     finished = await answer.next_event()
-    assert isinstance(finished, Finished), "a prefill gives nothing but its end"
+    assert isinstance(finished, Finished), "a prefill gave output before its end"
     usage = finished.usage
     return {
         "object": "cache.prefill",

@@ -77,7 +77,7 @@ def template_query(path: str, body: Mapping[str, Any]) -> TokenQuery:
 
 
 def answer_size(counted: Counted) -> int:
-    """Return the work of `answer`, as the size in bytes of a body that takes about as long."""
+    """Return the work of `answer` as a size: a body of so many bytes takes about as long."""
     return len(counted.ids) * (_PIECE_WEIGHT if counted.piece_ends else 1) + len(counted.text)
 
 
@@ -111,7 +111,7 @@ def _wanted_form(body: Mapping[str, Any]) -> str:
 
 def _numbers(packed: bytes) -> list[int]:
     numbers = array("I", packed)
-    assert numbers.itemsize == 4, "C's int is as long on every machine that MLX runs on"
+    assert numbers.itemsize == 4, "C's int does not have 4 bytes on this machine"
     return numbers.tolist()
 
 

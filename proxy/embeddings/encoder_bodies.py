@@ -17,7 +17,7 @@ from hearth.proxy.api.body.field_readers import Body, boolean, integer, json_lis
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Embedded, Reranked
 
-TEXTS_MAX: Final = 2_048  # per request, as OpenAI's limit
+TEXTS_MAX: Final = 2_048  # texts per request; OpenAI has the same limit
 DIMENSIONS_MAX: Final = 65_536
 TOKEN_ID_MAX: Final = 2**31 - 1
 
@@ -32,7 +32,7 @@ class EmbeddingRequest:
     texts: list[EmbeddingInput]
     dimensions: int | None
     encoding: Encoding
-    truncate: bool  # whether a text that is too long is cut instead of refused
+    truncate: bool  # whether a text that is too long is cut, not refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def read_rerank(body: Body) -> RerankRequest:
 
 
 def read_texts(value: Any, param: str) -> list[EmbeddingInput]:
-    """Return the inputs in one text, one list of token ids, or a list of these."""
+    """Return the inputs in one text, in one list of token ids, or in a list of both kinds."""
     if type(value) is str or (type(value) is list and value and type(value[0]) is int):
         return [_text(value, param)]
     if type(value) is not list:
@@ -116,7 +116,7 @@ def _check_count(texts: list[Any], param: str) -> None:
 
 FLOAT_BYTES: Final = 4
 PART_BYTES: Final = 256 * 1024
-# JSON bytes per byte of a vector, rounded up: a float32 is some 20 characters, base64 is 4 / 3.
+# JSON bytes per byte of a vector, rounded up: some 20 / 4 as a list of floats, 4 / 3 as base64.
 _JSON_BYTES: Final[dict[Encoding, int]] = {"float": 6, "base64": 2}
 
 
@@ -138,7 +138,7 @@ def embeddings_json(embedded: Embedded, encoding: Encoding, model: str) -> list[
 
 
 def in_parts(head: bytes, items: Iterator[bytes]) -> list[bytes]:
-    """Return `head`, the list of `rows` and the end, in parts of at most PART_BYTES and a row."""
+    """Return the JSON of `head` and `items` in parts, each at most one item above PART_BYTES."""
     parts, part = [], bytearray(head)
     for index, item in enumerate(items):
         part += b"," + item if index else item

@@ -1,6 +1,6 @@
 """Answers /v1/embeddings and /v1/rerank with EMBEDDING_MODEL and RERANK_MODEL.
 
-The models run in a worker of their own (`encoders`). Large bodies are parsed and serialised in
+The models run in a separate worker (`encoders`). Large bodies are parsed and serialised in
 threads. Each request is counted and recorded once, at the end of its reply.
 """
 
@@ -101,7 +101,7 @@ class EncoderRoutes:
         return None if found is None else found.names
 
     def model(self, kind: EncoderKind) -> EncoderNames:
-        """Return the names of the model of this kind. Raises: RequestError: 404: it is not set."""
+        """Return the names of the model of this kind. Raises: RequestError: 404 if none is set."""
         found = self.models.get(kind)
         if found is None:
             setting = SETTINGS[kind]
@@ -259,7 +259,7 @@ class EncoderRoutes:
 
 
 def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:
-    """Refuse token ids of another model's tokenizer, whose vectors would be meaningless.
+    """Refuse token ids of another model's tokenizer, as their vectors would be meaningless.
 
     A client that sends ids under an OpenAI model's name has made them with OpenAI's tokenizer.
 
@@ -278,7 +278,7 @@ def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> Non
 
 
 def _listing(kind: EncoderKind, facts: EncoderFacts | None) -> dict[str, Any]:
-    """Return the listed details of a model; its sizes are unknown until it is loaded."""
+    """Return the listed details of a model; before the model is loaded, its sizes are unknown."""
     details: dict[str, Any] = {
         "architecture": {"input_modalities": ["text"], "output_modalities": [kind]}
     }

@@ -1,7 +1,7 @@
-"""Embeds texts and ranks documents in a worker of its own, which starts with the first request.
+"""Embeds texts and ranks documents in a separate worker, which starts at the first request.
 
-The worker holds EMBEDDING_MODEL and RERANK_MODEL. It ends after some time without requests, which
-frees all of its memory.
+The worker holds EMBEDDING_MODEL and RERANK_MODEL. After some time without requests it ends,
+which frees all of its memory.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from hearth.shared.worker_files import forwarded_path
 
 log = logging.getLogger(__name__)
 
-REPLAYS_MAX: Final = 2  # of a request whose worker died in another request
-IDLE_S: Final = 300.0  # without a request, before the worker ends
-END_S_MAX: Final = 5.0  # for the last forward of a worker that stops
-FAILED_REST_S: Final = 5.0  # before a model that failed to load is tried again
-PACE_S: Final = 0.05  # between two checks whether answers stream
+REPLAYS_MAX: Final = 2  # retries of a request whose worker died in another request
+IDLE_S: Final = 300.0  # time without a request before the worker ends
+END_S_MAX: Final = 5.0  # time for the last forward of a worker that stops
+FAILED_REST_S: Final = 5.0  # pause before a model that failed to load is tried again
+PACE_S: Final = 0.05  # time between two checks whether answers stream
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.embeddings.main")
 
 
@@ -76,7 +76,7 @@ class Encoders:
         self._attend_task: asyncio.Task[None] | None = None
         self._request_came = asyncio.Event()  # a request came while none was in progress
         self._busy_link: WorkerLink | None = None  # link on which ShortTurns(True) was sent
-        self._changed = asyncio.Event()  # the worker became ready, or cannot
+        self._changed = asyncio.Event()  # the worker became ready, or failed to
         self._is_closed = False
         self._why_failed, self._failed_at = "", -math.inf
 
@@ -93,18 +93,18 @@ class Encoders:
         """Return a vector for each text. A cancelled request is not computed further.
 
         Raises:
-            RequestError: 400: a text is too long or has no tokens, or `dimensions` exceeds the
-                model's. 503: the worker cannot be started, or died of this request.
+            RequestError: 400: a text is too long or has no tokens, or `dimensions` is more than
+                the model has. 503: the worker cannot be started, or died of this request.
         """
         request = Embed(uuid.uuid4().hex, texts, dimensions, truncate)
         return await self._ask(request, Embedded)
 
     async def rerank(self, query: str, documents: list[str]) -> Reranked:
-        """Return a score of each document against `query`. Raises: RequestError, as `embed`."""
+        """Return a score of each document against `query`. Raises: RequestError, as in `embed`."""
         return await self._ask(Rerank(uuid.uuid4().hex, query, documents), Reranked)
 
     async def close(self) -> None:
-        """End the worker after its forward. Waiting requests fail with "stopping"."""
+        """End the worker after its current forward. Waiting requests fail with "stopping"."""
         self._is_closed = True
         self._changed.set()
         if self._attend_task is not None:
@@ -189,7 +189,7 @@ class Encoders:
                     return
 
     def _on_ready(self, link: WorkerLink) -> None:
-        assert link.heartbeat is not None, "ready"
+        assert link.heartbeat is not None, "a ready worker sent no heartbeat"
         self.facts = link.heartbeat.encoders
         self._changed.set()
 

@@ -25,10 +25,10 @@ from hearth.shared.wire_messages import ModelFacts
 
 _ITEMS: Final = "/input_items"
 
-_TAKING: Final = {"ready", "unloaded"}  # states that accept requests, if need be by loading
+_TAKING: Final = {"ready", "unloaded"}  # states that accept requests, perhaps after loading
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # states after a first start
 
-Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is served as GET
+Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is served like GET
 
 
 class AdminRoutes:
@@ -93,7 +93,7 @@ class AdminRoutes:
         pool.count_unread = self.requests.record_unread
 
     async def serve(self, exchange: HttpExchange) -> None:
-        """Answer a request for one of these paths.
+        """Answer a request for a path of this module.
 
         Raises:
             RequestError: 404 or 405, or the route's refusal.
@@ -121,7 +121,7 @@ class AdminRoutes:
         return self._named[prefix]
 
     def _name(self, path: str) -> str:
-        """Return the rest of `path` behind one of the prefixes in `_named`; "" if none fits."""
+        """Return the rest of `path` after one of the prefixes in `_named`; "" if no prefix fits."""
         prefix = next(filter(path.startswith, self._named), path)
         return path[len(prefix) :]
 
@@ -140,7 +140,7 @@ class AdminRoutes:
         return {**groups, **encoders}
 
     def _facts_of(self, target: str) -> ModelFacts | None:
-        """Return what is known of a target; an adapter has its model's facts."""
+        """Return the known facts of a target; an adapter has its model's facts."""
         return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
@@ -153,7 +153,7 @@ class AdminRoutes:
         await exchange.send_json(200, row)
 
     async def _ask_caches(self, report_kind: ReportKind, exchange: HttpExchange) -> None:
-        """Answer with a row for each worker; a worker without a report gives the reason.
+        """Answer with a row for each worker: its report, or why it has none.
 
         Raises:
             RequestError: the cache was to be emptied, and no worker was ready to do so.
@@ -171,7 +171,7 @@ class AdminRoutes:
         await exchange.send_json(200, body | {"workers": self._worker_rows(reports)})
 
     async def _ask_doctors(self, report_kind: ReportKind, exchange: HttpExchange) -> None:
-        """Answer with the findings of each worker's checks, which hold nobody's prompts."""
+        """Answer with the findings of each worker's checks, which contain no prompts."""
         reports = await exchange.while_connected(self._pool.ask(report_kind))
         await exchange.send_json(200, {"object": "doctor", "workers": self._worker_rows(reports)})
 
@@ -205,7 +205,7 @@ class AdminRoutes:
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: HttpExchange) -> None:
-        """Answer with sessions and last requests; a worker without a report gives the reason."""
+        """Answer with sessions, last requests, and the reasons of workers without a report."""
         api_key = api_key_digest(exchange.headers)
         reports = await exchange.while_connected(self._pool.ask("sessions", api_key=api_key))
         report_rows = self._worker_rows(reports)
@@ -264,7 +264,7 @@ class AdminRoutes:
         await exchange.send_json(200, body)
 
     async def _ready(self, exchange: HttpExchange) -> None:
-        """Answer balancers that read statuses: 503 while every request would wait for a model."""
+        """Answer a load balancer: the status is 503 while every request would wait for a model."""
         body = self.health()
         fields = {name: body[name] for name in ("ready", "free", "status")}
         await exchange.send_json(200 if body["ready"] else 503, fields)
@@ -276,7 +276,7 @@ class AdminRoutes:
         await exchange.send_whole(200, text, CONTENT_TYPE)
 
     def health(self) -> dict[str, Any]:
-        """Return the body of /health: "ok" only while each worker is ready, or unloaded as unused.
+        """Return the body of /health: "ok" only while each worker is ready, or unloaded if unused.
 
         `missing`, if present, says why no worker can load the default model.
         """
@@ -313,16 +313,16 @@ def _free(row: Mapping[str, Any]) -> int:
     """Return how many more requests a worker takes before it refuses a request."""
     in_use = max(
         row["in_flight"], row["running"] + row["waiting"]
-    )  # also requests of other proxies
+    )  # includes requests of other proxies
     return max(0, row["requests_max"] - in_use) if row["state"] == "ready" else 0
 
 
 def _known(reports: WorkerReports, text: str) -> dict[int, dict[str, Any]]:
-    """Return the reports of the workers that know the thing asked for.
+    """Return the reports of the workers that know the requested item.
 
     Raises:
-        RequestError: 404 with `text` if no worker knows it, or the reason if a worker that may
-            know it gave no report.
+        RequestError: 404 with `text` if no worker knows the item, or the reason if a worker
+            that may know the item gave no report.
     """
     known = {worker_id: row for worker_id, row in reports.items() if isinstance(row, dict)}
     if known:

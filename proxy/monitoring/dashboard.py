@@ -1,9 +1,9 @@
 """Serves `/dashboard`: the page, its files, the sign-in and the events.
 
-Pages are sent each request that ends, and the workers' state as it changes. While a page listens,
-the workers are polled once a second, once for all listeners of an API key. A session's lines are
-requested again only if the session has changed. All listeners of an API key get the same events;
-the state of one listener is how far it has read.
+Pages receive each request at its end, and the workers' state whenever it changes. While a page
+listens, the workers are polled once per second for each API key. A session's lines are requested
+again only if the session has changed. All listeners of an API key get the same events; a listener
+has no other state than how far it has read.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from hearth.shared.kept_json import kept_json
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0  # pause between two polls of the workers
-SESSIONS_MAX: Final = 40  # sessions shown with lines, the most recently used
-ENTRIES_MAX: Final = 40  # cache entries shown, the most recently used
+SESSIONS_MAX: Final = 40  # most recently used sessions, shown with their lines
+ENTRIES_MAX: Final = 40  # most recently used cache entries, which are shown
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
@@ -56,14 +56,14 @@ class SessionTree:
     """A session's lines as JSON; `signature` changes when the lines change."""
 
     json: bytes  # encoded once for all listeners
-    signature: Any  # None: a worker's part is missing, so that it is requested again
+    signature: Any  # None = a worker's part is missing, so the lines are requested again
 
 
 class WorkerView:
     """The workers' last reports about one API key's share, for all of its listeners.
 
-    Owner: the event loop. Invariant: it polls only while it has listeners. If a bug of ours ends
-    the polling, it shows the last state until another listener comes.
+    Owner: the event loop. Invariant: the workers are polled only while the view has listeners. If a
+    bug ends the polling, the view keeps the last state until another listener comes.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WorkerView:
         self._on_change = on_change
         self.listeners = 0
         self._polling: asyncio.Task[None] | None = None
-        # Replaced, not modified, when it changes; so is `trees`
+        # `state` and `trees` are replaced when they change, never modified.
         self.state: dict[str, Any] = {"workers": health()["workers"], "entries": []}
         self.trees: dict[str, SessionTree] = {}  # by session, the most recently used first
 
@@ -130,7 +130,7 @@ class WorkerView:
             "queue": self._pool.queue(api_key),
             "answers": self._pool.with_requesters(_reported_rows(caches, "answers")),
             "entries": entries[:ENTRIES_MAX],
-            "held": sum(  # counts all entries; workers list only the last used
+            "held": sum(  # all entries, though workers list only the last used
                 sum(body.get("depths", {}).values())
                 for body in caches.values()
                 if isinstance(body, dict)
@@ -140,7 +140,7 @@ class WorkerView:
         self._on_change()
         if any(isinstance(body, RequestError) for body in listed.values()):
             return  # the last trees are shown until all workers report
-        # the lines of the last used sessions, if any has changed
+        # Of the last used sessions, the changed ones are requested again.
         rows = sorted(sessions, key=lambda row: float(row["idle_s"]))
         labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
         trees = await asyncio.gather(*(self._tree(label, rows) for label in labels))
@@ -190,9 +190,9 @@ def _reported_rows(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
 
 
 def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
-    """Return a session by its `rows`, the last used first, and its lines from every worker.
+    """Return a session made of its `rows`, the last used first, and its lines from every worker.
 
-    Its title and client are those of its main agent. Several workers may report the same session.
+    Title and client are those of the main agent. Several workers may report the same session.
     """
     lines = [
         _fields(line, _LINE_FIELDS)

@@ -1,9 +1,8 @@
-"""Counts what requests cost, once, when each request ends; `GET /metrics` gives it to Prometheus.
+"""Counts the cost of each request once, at its end. `GET /metrics` gives Prometheus the sums.
 
 Every label has a closed set of values: the deployments of LiteLLM's config, and words of Hearth. No
-text of a client becomes a label. The workers are asked at each scrape: their figures of /health and
-/v1/cache become families of metrics. A worker without a report has up 0, and its figures are left
-out rather than shown as they were.
+text of a client becomes a label. At each scrape the workers report, and the figures of /health
+and /v1/cache become families of metrics. A worker without a report has `up` 0 and no old figures.
 """
 
 import time
@@ -33,8 +32,8 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
 ANSWERED: Final = "answered"  # outcome of a whole cloud answer; local answers have finish reasons
-OTHER: Final = "other"  # for names outside the config, and causes outside CAUSES
-# Why a request went on to another deployment, in the words of header and log.
+OTHER: Final = "other"  # label of names outside the config and of causes outside CAUSES
+# Reasons why a request went on to another deployment, worded as in the header and the log.
 CAUSES: Final = (
     *("overloaded", "prompt_too_long", "model_not_loadable", "worker_lost"),
     *("cloud_error", "timeout", "over_budget", "rate_limited", "content_policy", OTHER),
@@ -49,7 +48,7 @@ def served_here(model: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CloudUsage:
-    """The cost of one cloud call by LiteLLM's log; `cost` is in US dollars."""
+    """The cost of one cloud call as LiteLLM logged it; `cost` is in US dollars."""
 
     request_id: str
     deployment_id: str
@@ -100,7 +99,7 @@ class GatewayMetrics:
             self._lost.labels(why)
 
     def add_servers(self, served_by: Iterable[str], *, is_cloud: bool) -> None:
-        """Add these servers as labels, each with its series.
+        """Add the servers `served_by` as labels, each with its series.
 
         A series must start at 0: a series that appears at 1 has no rate.
         """
@@ -155,7 +154,7 @@ _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_worker_kills_total", ("kills",), "Processes of a worker that hung and were killed."),
     ("hearth_worker_suspects_total", ("suspects",), "Requests that ran as a worker died."),
 )
-# The same for figures of the heartbeat, which are left out while no heartbeat comes.
+# (metric, path, description) of figures in heartbeats, left out while no heartbeat comes
 _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_running", ("running",), "Requests that hold a slot."),
     ("hearth_requests_waiting", ("waiting",), "Requests that wait for a slot."),
@@ -163,7 +162,7 @@ _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_worker_heartbeat_age_seconds", (_HEARTBEAT_AGE,), "Since a worker was heard of."),
     ("hearth_worker_steps_total", ("steps",), "Steps of the scheduler since a worker's start."),
 )
-# The same for /v1/cache's rows. A worker's counters begin anew with each start.
+# (metric, path, description) of figures in /v1/cache's rows. A worker's counters start at 0.
 _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_memory_bytes", ("memory_bytes",), "What a worker takes: MLX's arrays and all else."),
     ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What it may take of its machine."),
@@ -327,7 +326,7 @@ class WorkerMetrics(Collector):
 def _families(
     figures: Sequence[tuple[str, FigurePath, str]], rows: Mapping[str, WorkerRow]
 ) -> Iterator[Metric]:
-    """Yield a family for each of `figures`, with a sample of each worker that reports it."""
+    """Yield a family for each of `figures`, with a sample from each worker that reports it."""
     for name, path, text in figures:
         is_count = name.endswith("_total")
         family_of = CounterMetricFamily if is_count else GaugeMetricFamily
@@ -339,7 +338,7 @@ def _families(
 
 
 def _figure(row: Any, path: FigurePath) -> float | None:
-    """Return the number at `path`: a list's length, and 0 for a counter that has not begun."""
+    """Return the figure at `path`: a number, a list's length, or 0 for a missing counter."""
     for name in path[:-1]:
         row = row.get(name)
         if not isinstance(row, Mapping):
@@ -373,7 +372,7 @@ _WORST: Final = (_FAILED, CANCELLED, _REFUSED)  # worst first, among several cho
 _KINDS: Final = ("main", "agent", "side", "none")
 _SOURCES: Final = ("slot", "ram", "ssd", "none")
 MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
-PREFILL_TOKENS_MIN: Final = 64  # fewer tokens measure the first step, not the prefill
+PREFILL_TOKENS_MIN: Final = 64  # with fewer tokens, the first step takes most of the time
 DECODE_TOKENS_MIN: Final = 16
 
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -409,11 +408,11 @@ _OF_MODEL: Final[dict[str, tuple[str, str, Sequence[float]]]] = {
 class RequestMetrics:
     """Counts what requests cost. Owner: the event loop. No method waits.
 
-    Invariant: each request and each answer's usage is counted once, whenever its client leaves.
+    Invariant: each request and each answer's usage is counted once, even if a client leaves early.
     """
 
     def __init__(self, version: str, model: str) -> None:
-        """`model` is the public name of the model for requests that name none."""
+        """`model` is the public name of the model for requests that name no model."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # unused series
         self.registry = registry = CollectorRegistry()
         self.model = model
@@ -499,7 +498,7 @@ class RequestMetrics:
         slots.on_closed = lambda why: closed.labels(why).inc()
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
-        """Count a request that ended before a worker took it; None = a request for no text."""
+        """Count a request that ended before a worker took it; `dialect` None = not for text."""
         outcome = failure(error.status)
         self._disconnects.inc(outcome == CANCELLED)
         if dialect is not None:
@@ -512,7 +511,7 @@ class RequestMetrics:
         self.gateway.served(served_by, outcome)
 
     def spent(self, usage: Usage, model: str, *, is_read: bool = True) -> None:
-        """Count what one answer cost; also its prompt if the prompt `is_read` for this answer.
+        """Count the cost of one answer, and with `is_read` the prompt that was read for it.
 
         `model` is the public name of the model that answered; "" = the only model.
         """
@@ -541,13 +540,13 @@ class RequestMetrics:
     def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
         """Return all metrics.
 
-        `workers` are rows of /health, `reports` the workers' cache reports.
+        `workers` are rows of /health, and `reports` are the workers' cache reports.
         """
         self._workers.workers, self._workers.reports = workers, reports
         return generate_latest(self.registry)
 
 
-# Fields of Usage that are counted for each answer; the other fields are a prompt's.
+# Fields of Usage that are counted for each answer; the other fields belong to the prompt.
 _OF_ANSWERS: Final = (
     *("completion_tokens", "reasoning_tokens", "decode_forwards"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens"),
@@ -569,7 +568,7 @@ _TOKENS: Final = {
 
 
 def prefill_speed(usage: Usage) -> float | None:
-    """Return the tokens prefilled a second; None if they are too few to measure.
+    """Return the tokens prefilled per second; None if they are too few to measure.
 
     The time in the image encoder, which reads no tokens, is left out.
     """
@@ -580,7 +579,7 @@ def prefill_speed(usage: Usage) -> float | None:
 
 
 def decode_speed(usage: Usage) -> float | None:
-    """Return the tokens a second after the first; None if they are too few to measure."""
+    """Return the tokens per second after the first token; None if they are too few to measure."""
     decode_ms = usage.finish_ms - usage.ttft_ms
     if usage.completion_tokens <= DECODE_TOKENS_MIN or decode_ms <= 0:
         return None
@@ -588,7 +587,7 @@ def decode_speed(usage: Usage) -> float | None:
 
 
 def forwards_per_token(forwards: int, tokens: int) -> float | None:
-    """Return how many forwards a token of answers took; None if they were not counted."""
+    """Return the forwards per token of answers; None if the forwards were not counted."""
     return round(forwards / tokens, 3) if forwards and tokens else None
 
 
@@ -610,7 +609,7 @@ def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> 
 def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
     """Return the outcome of a request that another server answered with `status`.
 
-    `is_whole` is whether its answer came and was sent on to the end; 499 = its client left.
+    `is_whole` says whether the answer was sent on to its end. 499 = the client left.
     """
     if status < 400:
         return ANSWERED if is_whole else _FAILED
@@ -618,7 +617,7 @@ def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
 
 
 def failure(status: int, *, is_taken: bool = False) -> str:
-    """Return the outcome of a request that ended with an HTTP status; taken = by a worker."""
+    """Return the outcome of a request that ended with `status`; `is_taken` = a worker took it."""
     if status == 499:
         return CANCELLED
     if status < 500:

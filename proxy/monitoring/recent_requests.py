@@ -1,4 +1,4 @@
-"""Remembers each API key's last requests, and sums what all of them cost.
+"""Remembers each API key's last requests, and sums the cost of all requests of the key.
 
 A request is recorded once, at its end. No text of a request is kept.
 """
@@ -32,7 +32,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 
-REQUESTS_MAX: Final = 200  # requests remembered of each API key
+REQUESTS_MAX: Final = 200  # requests remembered for each API key
 RECENT_MAX: Final = 32  # requests listed by /v1/sessions
 _OF_PROMPTS: Final = ("prompt_tokens", "cached_tokens", "prefilled_tokens")  # fields of Usage
 _OF_ANSWERS: Final = (
@@ -63,7 +63,7 @@ class RequestTotals:
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
     prompts: int = 0  # prompts that had a slot
     shares: float = 0.0  # sum of the prompts' cached shares
-    cloud: dict[str, float] = field(  # cloud calls, not in `sums`; cost in $ by LiteLLM
+    cloud: dict[str, float] = field(  # cloud calls, which `sums` leaves out; cost in $ by LiteLLM
         default_factory=lambda: {**dict.fromkeys(("requests", *_CLOUD_COUNTS), 0), "cost": 0.0}
     )
 
@@ -76,7 +76,7 @@ class RequestTotals:
         assert first + len(self.rows) - 1 == self.requests, (first, len(self.rows), self.requests)
 
     def spend(self, usage: Usage, *, is_read: bool) -> None:
-        """Count what one answer cost; also its prompt if the prompt `is_read` for this answer."""
+        """Count the cost of one answer, and with `is_read` the prompt that was read for it."""
         for name in (*_OF_PROMPTS, *_OF_ANSWERS) if is_read else _OF_ANSWERS:
             self.sums[name] += getattr(usage, name)
         if is_read:
@@ -88,10 +88,10 @@ class RequestTotals:
     def totals(self) -> dict[str, Any]:
         """Return the sums since the start, and the time that the cached tokens saved.
 
-        `speed` (of prefill) and `decode_speed` are in tokens a second: the medians of the
-        remembered requests that have a speed; None if none has. `match_share` and `match_tokens`
-        are how much of a prompt was cached, on average over the prompts. `forwards_per_token`
-        covers all answers; 1 is decoding without drafts.
+        `speed` (of prefill) and `decode_speed` are medians over the remembered requests, in tokens
+        per second; None if no request has a speed. `match_share` and `match_tokens` say how much
+        of a prompt was cached, on average over the prompts. `forwards_per_token` covers all
+        answers, and is 1 for decoding without drafts.
         """
         speed, prompts, sums = self._median("speed"), self.prompts, self.sums
         cached = sums["cached_tokens"]
@@ -144,11 +144,11 @@ class RecentRequests:
         started: float,
         broken: RequestError | None = None,
     ) -> None:
-        """Count and remember a local request at its end; it came at `started` (`awake_s`).
+        """Count and remember a local request at its end; `started` is its arrival by `awake_s`.
 
-        `answers` are the answers to all choices; each prompt counts once among them, as in the
-        usage that clients get. `broken` is why the reply could not be sent, though the answers may
-        be whole.
+        `answers` are the answers to all choices, of which each prompt counts once, as in the usage
+        that clients get. `broken` says why the reply could not be sent, even if all answers are
+        whole.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
         outcome = outcome_of(answers, broken)
@@ -165,11 +165,11 @@ class RecentRequests:
                 self.spent(answer.usage, request.served_as, api_key, is_read=is_read)
 
     def record_unread(self, answer: AnswerStream, usage: Usage) -> None:
-        """Count the cost of an answer whose client had left: the request was recorded then."""
+        """Count the cost of an answer whose client left before, with the request recorded then."""
         self.spent(usage, answer.model, answer.api_key, is_read=not answer.is_repeat)
 
     def record_cloud(self, row: RequestRow, usage: CloudUsage | None, api_key: str) -> None:
-        """Remember a request that another server answered; None = its usage is not known."""
+        """Remember a request that another server answered; `usage` None = not known."""
         totals = self.of(api_key)
         # Nothing was prefilled on this machine.
         row = _UNREPORTED | _CLOUD | {"at": round(time.time(), 3)} | row
@@ -188,7 +188,7 @@ class RecentRequests:
     def record_encoded(self, row: RequestRow, api_key: str) -> None:
         """Remember a request of `api_key` for embeddings or scores, at the end of its reply.
 
-        It is not in the sums of prompts, which cover the text model alone.
+        The sums of prompts leave the request out, as they cover the text model alone.
         """
         row = _UNREPORTED | _ENCODED | {"at": round(time.time(), 3)} | row
         self._add(self.of(api_key), row, is_left=row["ended"] == CANCELLED)
@@ -222,7 +222,7 @@ class RecentRequests:
 def _request_row(
     request: ParsedRequest, answers: Sequence[AnswerStream], broken: RequestError | None
 ) -> RequestRow:
-    """Return the row of a request, in tokens and milliseconds, without any text of it."""
+    """Return the row of a request: figures in tokens and milliseconds, without any text."""
     answer = next((open_answer for open_answer in answers if open_answer.usage is None), answers[0])
     row: RequestRow = {
         "id": answers[0].request_id,
@@ -238,7 +238,7 @@ def _request_row(
         **_UNREPORTED,
     }
     usages = [finished.usage for finished in answers if finished.usage is not None]
-    if len(usages) < len(answers):  # it broke off: its full cost is unknown
+    if len(usages) < len(answers):  # an answer broke off, so the full cost is unknown
         return row
     usage = total_usage(usages, request.choices)
     return row | {
@@ -270,7 +270,7 @@ _UNREPORTED: Final[RequestRow] = {
     **{"accepted": None, "rejected": None, "forwards": None},
 }
 
-# Fields of a row for an embedding or rerank request, beside those of its record.
+# Fields of each row for an embedding or rerank request that its record lacks.
 _ENCODED: Final[RequestRow] = {"cloud": False, "cached": 0, "prefilled": 0, "fallback": ""}
 
 

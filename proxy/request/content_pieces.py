@@ -1,6 +1,6 @@
 """Joins the pieces of a message's content.
 
-A piece is a text, or an object with a `type` for an image or a document that is read later.
+A piece is a text, or an object that stands for an image or a document, which is read later.
 """
 
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ContentPart = str | dict[str, Any]
-MessageContent = str | list[Any]  # as in the messages of wire_messages.Prompt
+MessageContent = str | list[Any]  # content of a message in wire_messages.Prompt
 
 
 def join(pieces: Sequence[ContentPart]) -> MessageContent:

@@ -15,7 +15,7 @@ SETTINGS: Final[dict[EncoderKind, str]] = {
     "embeddings": "EMBEDDING_MODEL",
     "rerank": "RERANK_MODEL",
 }
-# Names that programs written for OpenAI or Cohere use, accepted beside CATCH_ALL_MODELS.
+# Names in programs written for OpenAI or Cohere, accepted in addition to CATCH_ALL_MODELS.
 USUAL_NAMES: Final[dict[EncoderKind, str]] = {
     "embeddings": "text-embedding-*",
     "rerank": "rerank-*",
@@ -27,7 +27,7 @@ class EncoderNames:
     """The names of one model that embeds or ranks."""
 
     kind: EncoderKind
-    path: str  # as in the setting
+    path: str  # value of the setting
     names: ModelNames
 
     @property
@@ -35,7 +35,7 @@ class EncoderNames:
         return self.names.public
 
     def is_own(self, name: str) -> bool:
-        """Return whether `name` is the model's own, and does not only match one of its patterns."""
+        """Return whether `name` is one of the model's own names, not only a match of a pattern."""
         return bool(self.names.find_exact(name) or self.names.find_loose(name))
 
     def check(self, name: Any) -> str:

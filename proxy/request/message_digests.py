@@ -2,8 +2,8 @@
 
 A message's name has two digests. The exact digest covers everything that a template may show to the
 model. The canonical digest covers only the meaning (`hearth.proxy.request.volatile_fields` has the
-rules). The link of a name chains the canonical digests up to its message, and is the only digest of
-a conversation.
+rules). The link of a name chains the canonical digests of all messages up to its own. A
+conversation has no other digest.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from hearth.shared.wire_messages import MessageName, linked
 
 DIGEST_BYTES: Final = 16
 REMEMBERED_MAX: Final = 32_768  # names kept, some 500 bytes each
-SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, if CACHE_NORM_SAFETY_CHECK is on
+SHRINK_SHARE_MAX: Final = 0.1  # largest share of text removed, if CACHE_NORM_SAFETY_CHECK is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class MessageDigester:
 
     Names are remembered by owner, and no owner sees the names of another. The owner "" stands for
     all requests without an API key.
-    Invariants: at most REMEMBERED_MAX names are remembered; a name without its link depends on the
-    message alone.
+    Invariants: at most REMEMBERED_MAX names are remembered; apart from its link, a name depends on
+    the message alone.
     """
 
     def __init__(self, is_on: bool, checks_size: bool) -> None:

@@ -34,7 +34,7 @@ class ServedModel:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the environment variables that the model's worker gets beyond the server's own."""
+        """Return environment variables that the model's worker gets besides the server's own."""
         if not self.path:
             return {}
         # The server's draft model and adapters fit only the default model.
@@ -62,7 +62,7 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}
     for entry in settings.models:
-        # A path, a hub id, or name=path; a path may have an "=" in it.
+        # A path, a hub id, or name=path; the path may contain "=".
         name, is_named, path = (part.strip() for part in entry.partition("="))
         model = ServedModel(name, path)
         if not is_named or "/" in name or name.startswith((".", "~")):
@@ -113,7 +113,7 @@ def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str,
 
 
 def loose_name(name: str) -> str:
-    """Return `name` without case and without Ollama's `:latest`."""
+    """Return `name` in lower case and without Ollama's `:latest`."""
     return name.casefold().removesuffix(LATEST) or name
 
 
@@ -130,14 +130,14 @@ def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     return _first_meanings((loose_name(name), meaning) for name, meaning in known.items())
 
 
-# Kept for a moment: that the former model's name was told: nothing of a request
+# Kept for a moment: whether the warning was logged, nothing of a request
 @functools.cache  # the warning is logged once
 def _warn_former(former: str, public: str) -> None:
     log.warning("the model %r, which requests name, is gone: %r answers them", former, public)
 
 
 def _lookup(name: str, known: Mapping[str, str]) -> str | None:
-    """Return the meaning of `name`, or of its longest known end after a provider's "/"."""
+    """Return the meaning of `name`, or else of the longest known name at its end after a "/"."""
     if name not in known:
         ends = (known_name for known_name in known if name.endswith(f"/{known_name}"))
         name = max(ends, key=len, default=name)
@@ -150,7 +150,7 @@ class ListedGroup:
 
     owner: str  # "hearth", or the provider
     local: str | None  # `target` of the local model; None = not local
-    model_fields: Mapping[str, Any] = field(default_factory=dict)  # of a model without text answers
+    model_fields: Mapping[str, Any] = field(default_factory=dict)  # for models without text answers
 
     def facts(self, facts_of: Callable[[str], ModelFacts | None]) -> ModelFacts | None:
         return None if self.local is None else facts_of(self.local)
@@ -168,7 +168,7 @@ class ModelNames:
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
     adapters: tuple[str, ...] = ()  # names of the default model's adapters
-    former_name: str = ""  # former default model's name: still answered, not listed
+    former_name: str = ""  # former default model's name, accepted but not listed
     description: str = ""  # description of the default model in the list
     since: int = field(default_factory=lambda: int(time.time()))
 
@@ -234,11 +234,11 @@ class ModelNames:
         return _first_meanings((*public, *aliases, *paths))
 
     def target(self, name: str) -> str:
-        """Return the model or adapter of `name`, a result of `check`; "" = the only model."""
+        """Return the model or adapter of a `name` that `check` returned; "" = the only model."""
         return (self.find(name) or self.public) if self.others or self.adapters else ""
 
     def adapter_of(self, target: str) -> str:
-        """Return `target`, a result of `self.target`, if it is an adapter; else ""."""
+        """Return `target`, which comes from `self.target`, if it is an adapter; else ""."""
         return target if target in self.adapters else ""
 
     def model_of(self, target: str) -> str:
@@ -356,9 +356,9 @@ class ModelNames:
         entry = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
         if group is not None:
             entry |= {"owned_by": group.owner, **group.model_fields}
-        if name in self.adapters:  # the field that vLLM has
+        if name in self.adapters:  # a field of vLLM
             entry["parent"] = self.public
-        if self.description and self.find_exact(name) == self.public:  # OpenRouter's field
+        if self.description and self.find_exact(name) == self.public:  # a field of OpenRouter
             entry["description"] = self.description
         if facts is None:
             return entry

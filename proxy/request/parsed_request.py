@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling
 
-LiteLLMDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has these too
+LiteLLMDialect = Literal["chat", "completions", "messages", "responses"]  # dialects of LiteLLM, too
 Dialect = Literal[LiteLLMDialect, "ollama_chat", "ollama_generate"]
 
 
@@ -18,12 +18,12 @@ class ParsedRequest:
     """
 
     dialect: Dialect
-    model: str  # as the client named it
+    model: str  # name that the client gave
     prompt: Prompt
     sampling: Sampling
     stream: bool
     body: dict[str, Any]
-    include_usage: bool = False  # streamed chat only
+    include_usage: bool = False  # for streamed chat only
     left_out: tuple[str, ...] = ()  # types of tools and content that this server has no use for
     constraints: Constraints = field(default_factory=Constraints)
     choices: int = 1  # answers wanted for each prompt
@@ -34,7 +34,7 @@ class ParsedRequest:
     prefill_only: bool = False  # the prompt is prefilled, without an answer
     pin: bool = False  # the prompt's kept KV stays until it is unpinned
     prediction: str = ""  # the client's guess of the answer's text; no part of the prompt
-    is_repeat: bool = False  # a further choice: the first choice counts the prompt
+    is_repeat: bool = False  # a further choice, whose prompt is not counted again
 
     @property
     def served_as(self) -> str:
@@ -43,7 +43,7 @@ class ParsedRequest:
 
     @property
     def is_stored(self) -> bool:
-        """Return whether the response is kept; by default it is if the cache is used."""
+        """Return whether the response is kept, by default only if the cache is used."""
         store = self.body.get("store")
         return store is not False and (self.use_kv_cache or store is True)
 

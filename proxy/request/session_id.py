@@ -19,9 +19,9 @@ from hearth.shared.wire_messages import MessageName, Speaker
 CLAUDE_CODE_HEADER: Final = "x-claude-code-session-id"
 VALUE_CHARS_MAX: Final = 256
 KEY_DIGITS: Final = 16
-USER_ID_CHARS_MAX: Final = 4_096  # of metadata.user_id, which has more than the session
+USER_ID_CHARS_MAX: Final = 4_096  # longest metadata.user_id, which holds more than the session
 
-# (header of the session, header of its agent, headers of its parent: the first present one counts)
+# (session's header, agent's header, parent's headers, of which the first present one counts)
 _HEADERS: Final = (
     (CLAUDE_CODE_HEADER, "x-claude-code-agent-id", ()),
     ("x-session-id", "", ("x-parent-session-id",)),
@@ -38,7 +38,7 @@ _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 def api_key_digest(headers: Mapping[str, str]) -> str:
     """Return the digest of a request's API key; "" for a request without an API key.
 
-    The names of `headers` are in lower case, here and below. `ProxyApp` has copied the API key to
+    Header names are in lower case in this whole module. `ProxyApp` has copied the API key to
     `x-api-key`.
     """
     api_key = headers.get("x-api-key", "")
@@ -46,7 +46,7 @@ def api_key_digest(headers: Mapping[str, str]) -> str:
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], api_key: str) -> Speaker:
-    """Return the sender of a request; `api_key` is the digest. Never raises."""
+    """Return the sender of a request; `api_key` is a digest. Never raises."""
     client, client_name = client_of(headers)
     names = {"client": client, "client_name": client_name}
     for session_header, agent_header, parent_headers in _HEADERS:
@@ -67,7 +67,7 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], api_key: str
 
 
 def _user_session(user_id: Any) -> str:
-    """Return the session in Messages' metadata.user_id; "" for an id of the user alone."""
+    """Return the session in Messages' metadata.user_id; "" if the id names only the user."""
     if type(user_id) is not str or len(user_id) > USER_ID_CHARS_MAX:
         return ""
     user = parse_argument(user_id)
@@ -118,8 +118,8 @@ _NAMES: Final = {
     "code": "VS Code",
     "edg": "Edge",
 }
-_SDKS: Final = ("python", "js", "java", "go", "ruby")  # "OpenAI/Python 2.3.0": not a version
-# A browser also names its ancestors; these products identify no program.
+_SDKS: Final = ("python", "js", "java", "go", "ruby")  # no versions: "OpenAI/Python 2.3.0"
+# Products that browsers name as their ancestors; such a product identifies no program.
 _ANCESTORS: Final = frozenset(
     ("mozilla", "applewebkit", "khtml", "gecko", "safari", "version", "mobile", "electron")
 )
@@ -189,13 +189,13 @@ def _chosen(products: Sequence[tuple[str, str]]) -> tuple[str, str]:
 # ---------------------------------------------------------------- the conversation
 
 CONVERSATION_DIGITS: Final = 8
-OPENING_MESSAGES_MAX: Final = 8  # up to the first question
+OPENING_MESSAGES_MAX: Final = 8  # most messages up to the first question
 
 
 def conversation_of(
     speaker: Speaker, messages: Sequence[Mapping[str, Any]], names: Sequence[MessageName]
 ) -> str:
-    """Return an id for a conversation without a session, made of its client and first question.
+    """Return an id for a conversation without a session, made from its client and first question.
 
     All requests of the conversation have the same id, also after a restart. The id is "" if the
     client names the session, or if the question has only volatile text.
@@ -213,14 +213,14 @@ def conversation_of(
 def session_digest(
     api_key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]
 ) -> bytes:
-    """Return the digest of a request's session within `group`; `api_key` is a digest too."""
+    """Return the digest of a request's session within `group`; `api_key` is a digest."""
     speaker = session_of(headers, body, api_key)
     name: Any = [speaker.session, speaker.agent] if speaker.session else _opening(body)
     return blake2b(orjson.dumps([api_key, group, name]), digest_size=16).digest()
 
 
 def _opening(body: dict[str, Any]) -> list[Any]:
-    """Return the texts up to the first question, which every later request has too.
+    """Return the texts up to the first question, which all later requests repeat.
 
     A text may be a string in one request and a part with a `cache_control` mark in the next.
     """
@@ -252,11 +252,11 @@ def _text(part: Any) -> Any:
 # ---------------------------------------------------------------- the title
 
 TITLE_CHARS_MAX: Final = 72
-TEXT_CHARS_MAX: Final = 131_072  # characters of all messages that are searched
+TEXT_CHARS_MAX: Final = 131_072  # characters searched in all messages together
 MESSAGES_MAX: Final = 8  # user messages that are searched
 
 # Tags around a person's own words, and Claude Code's tags around a command such as "/init". The
-# client wrote the blocks in all other tags.
+# client wrote the blocks in any other tags.
 _WORDS_TAGS: Final = frozenset(
     ("task", "user_message", "user_query", "feedback", "question", "command-name", "command-args")
 )
@@ -290,7 +290,7 @@ def _title(text: str) -> str:
             if len(words) <= TITLE_CHARS_MAX:
                 return words
             head = words[: TITLE_CHARS_MAX - 1]
-            at_word, _, _ = head.rpartition(" ")  # a single long word is cut inside
+            at_word, _, _ = head.rpartition(" ")  # a single long word is cut in its middle
             return (at_word if len(at_word) > TITLE_CHARS_MAX // 2 else head).rstrip(",.;: ") + "…"
     return ""
 

@@ -4,9 +4,8 @@ One table of rules serves all dialects. The rules are for the names of messages,
 the model gets what the client sent, and the model's tokens alone decide which KV is valid. Only
 telemetry is removed from the prompt too (`without_telemetry`), as it means nothing to a model.
 
-A rule never matches in part, nor across messages. A `Field` is searched in one line at a time. A
-`Block` has whole lines of one message, from its begin marker to its end marker, and both must be
-there.
+A rule never matches in part, nor across messages. A `Field` is searched line by line. A `Block` is
+whole lines of one message, from a begin marker to an end marker; both must be present.
 """
 
 import re
@@ -22,7 +21,7 @@ _BILLING: Final = re.compile(
 def without_telemetry(text: str) -> str:
     """Return the first system block of Messages without the billing header at its beginning.
 
-    A header with unknown pairs stays, as a person may have written it; so does one further down.
+    A header with unknown pairs or further down stays, as a person may have written it.
     """
     found = _BILLING.match(text)
     return text if found is None else text[found.end() :]
@@ -33,14 +32,14 @@ def without_telemetry(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A volatile part of a line, and the `sentinel` that replaces it, as re.sub takes it.
+    """A volatile part of a line, and the `sentinel` that replaces it, a template for re.sub.
 
     An empty sentinel removes the line. A sentinel is never longer than the text that it replaces.
     """
 
     name: str
     roles: frozenset[str]  # roles of the messages that are searched
-    needles: tuple[str, ...]  # each matching line has one of them; other texts are skipped
+    needles: tuple[str, ...]  # a matching line has one of these; a text without any is skipped
     pattern: re.Pattern[str]
     sentinel: str
     evidence: str
@@ -48,7 +47,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines that come and go, from a line that begins with `begin` to one ending with `end`.
+    """Whole lines that come and go, from one that begins with `begin` to one that ends with `end`.
 
     With `fence_lines` the first line is a heading, and fenced JSON follows within that many lines.
     With `marks` the JSON has to contain one of them.
@@ -70,19 +69,19 @@ _ALL: Final = frozenset(("system", "user", "tool"))  # an assistant's text is ne
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _ZONE: Final = r"(?:UTC|GMT[+-]?\d{0,2}|[ECMP][SD]T|CES?T|BST|IST|JST|KST|\([A-Z][\w/+-]{1,30}\))"
-# A time has to follow a dash and to end there: "2026-11-21 - 10:30 we meet" is a person's text.
+# A dash counts only before a time that ends a clause: "2026-11-21 - 10:30 we meet" is no field.
 _DASH: Final = (
     r"[-–](?= {1,2}\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp][Mm]\b)?"
     rf"(?: {_ZONE})? {{0,4}}(?:[.,;/)<\]]|$))"
 )
-# A date, a time or both: begins like a date, and goes on over digits, names of days and zones.
+# A date, a time or both. It begins like a date, and goes on over digits, days, months and zones.
 _WHEN: Final = (
     rf"(?=(?:{_DAY},? )?(?:{_MONTH} \d|\d{{1,4}}[-/:.]\d|\d{{1,2}} {_MONTH}))"
     rf"(?>(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/"
     rf"|{_DASH})[ ,]*)+)"  # atomic: in Python 3.11.2 a possessive group passes over lookaheads
 )
 _FENCE: Final = "```json"
-# Each sentinel begins with NUL, so that no client's text looks like a sentinel.
+# Each sentinel has a NUL, so that no client's text looks like a sentinel.
 
 FIELDS: Final = (
     Field(
@@ -225,11 +224,11 @@ BLOCKS: Final = (
 )
 
 
-TEXT_CHARS_MAX: Final = 4_000_000  # longest text that is searched, in up to half a second
+TEXT_CHARS_MAX: Final = 4_000_000  # longest text that is searched; this takes up to 0.5 s
 
 
 def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
-    """Return `text`, of a message of `role`, without volatile fields, and the rules that fired.
+    """Return `text` of a message of `role` without volatile fields, and the rules that fired.
 
     A text longer than TEXT_CHARS_MAX is probably a file, and is returned unchanged.
     """
@@ -283,7 +282,7 @@ def _without_lines(lines: list[str], removed: list[bool]) -> list[str]:
 
 
 def _lines_of(block: Block, lines: list[str]) -> list[bool]:
-    """Return for each of `lines` whether it is part of a `block`."""
+    """Return for each of `lines` whether the line is part of a `block`."""
     belongs = [False] * len(lines)
     index = 0
     while index < len(lines):
@@ -296,7 +295,7 @@ def _lines_of(block: Block, lines: list[str]) -> list[bool]:
 
 
 def _end_of(block: Block, lines: list[str], start: int) -> int | None:
-    """Return the index of the last line of the `block` that begins at `start`; None if none does.
+    """Return the index of the last line of the `block` that begins at `start`, or else None.
 
     A block that is not closed before the next begin marker is ordinary text.
     """

@@ -71,7 +71,7 @@ def texts_only(pieces: list[ContentPart]) -> list[str]:
 
 
 def read_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
-    """Return the `content` of a role that may show images; `untyped` is the type by default.
+    """Return the `content` of a role that may show images; `untyped` is a part's default type.
 
     Raises:
         RequestError: `content` is neither a string nor a list of texts and images.
@@ -80,7 +80,7 @@ def read_content(content: Any, param: str, *, untyped: str = "") -> MessageConte
 
 
 def text_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
-    """Return the `content` of a role that may show no images.
+    """Return the `content` of a role that may not show images.
 
     Raises:
         RequestError: `content` is neither a string nor a list of text parts.
@@ -112,7 +112,7 @@ def _text(part: dict[str, Any], kind: str, param: str) -> str:
 
 
 def _image(part: dict[str, Any], param: str) -> ContentPart:
-    """Return the image of a part; its url is in an object in chat, a plain string in Responses."""
+    """Return the image of a part; the url is inside an object in chat, but not in Responses."""
     if part.get("file_id") is not None:
         raise uploaded_file_error(f"{param}.file_id")
     where = f"{param}.image_url"
@@ -158,7 +158,7 @@ def assistant_texts(
 ) -> tuple[list[str], list[str]]:
     """Return the texts and the reasoning texts in the parts of an assistant's message.
 
-    A part of another type goes to `left_out`, and its readable texts are kept.
+    The type of any other part is added to `left_out`, and the part's readable texts are kept.
 
     Raises:
         RequestError: a part is not an object with a valid type.
@@ -192,7 +192,7 @@ def document(data: str, param: str, *head: str | None) -> dict[str, Any]:
 
 
 def _file_part(part: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the document of a part: chat has its fields inside `file`, Responses in the part.
+    """Return the document of a part: chat has the fields inside `file`, Responses does not.
 
     Raises:
         RequestError: the part names an uploaded file or an address instead of holding data.
@@ -233,20 +233,20 @@ def document_url_error(param: str) -> RequestError:
 
 # ---------------------------------------------------------------- content that no model here reads
 #
-# A client may move here with a history from another provider: hosted tools, their calls, their
-# results. Such a request must be answered. The texts in the history are kept, everything else is
-# left out, and one log line names the types that were left out.
+# A client may come with a history from another provider, with hosted tools, calls and results. Such
+# a request must be answered. The texts in the history are kept, everything else is left out, and
+# one log line names the types that were left out.
 
 _NAMED_MAX: Final = 20  # types in one log line
 _KIND: Final = re.compile(r"(tool_choice )?[a-z][a-z0-9_]{0,59}")  # looks like a type of some API
 _TEXTS: Final = ("title", "url", "text", "stdout", "stderr", "logs")
-# Types with content such as base64, which is no text to read.
+# Types whose content, such as base64, is not readable.
 _OPAQUE: Final = ("base64", "file", "image_generation_call", "computer_call_output")
 _HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
 
 
 def readable_texts(value: Any) -> list[str]:
-    """Return the readable texts in `value`, JSON of a type that this server does not know."""
+    """Return the readable texts in `value`, the JSON of a type unknown to this server."""
     if type(value) is str:
         return [value] if value.strip() else []
     if type(value) is list:

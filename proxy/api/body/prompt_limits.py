@@ -11,11 +11,11 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
 
 MESSAGES_MAX: Final = 20_000
-PARTS_MAX: Final = 20_000  # of the contents of all messages together
+PARTS_MAX: Final = 20_000  # parts of content in all messages together
 TOOLS_MAX: Final = 10_000
 TOOL_VALUES_MAX: Final = 200_000  # JSON values in all tools together, and in an answer's schema
-OPTION_VALUES_MAX: Final = 1_000  # in chat_template_kwargs
-CALL_VALUES_MAX: Final = 500_000  # in the arguments of all calls together
+OPTION_VALUES_MAX: Final = 1_000  # JSON values in chat_template_kwargs
+CALL_VALUES_MAX: Final = 500_000  # JSON values in the arguments of all calls together
 
 
 def check_body(body: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def check_body(body: dict[str, Any]) -> None:
 
 
 def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
-    """Check the limits on a parsed prompt: one message of a body may become several.
+    """Check the limits on a parsed prompt, as one message of a body may become several.
 
     Raises:
         RequestError: the prompt exceeds a limit.

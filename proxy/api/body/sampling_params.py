@@ -8,10 +8,10 @@ from hearth.shared.wire_messages import Sampling
 
 TOKENS_MAX: Final = 2**31 - 1
 INTEGER_MAX: Final = 2**63 - 1  # a limit above TOKENS_MAX is accepted, and means no limit
-UNLIMITED: Final = (-2, -1)  # no limit, as llama.cpp, Ollama and LM Studio write it
-RANDOM_SEED: Final = -1  # no seed, as the same servers write it
+UNLIMITED: Final = (-2, -1)  # values for "no limit" in llama.cpp, Ollama and LM Studio
+RANDOM_SEED: Final = -1  # value for "no seed" in the same servers
 TOP_K_MAX: Final = 10_000_000
-PENALTY_MIN: Final = 0.01  # a logit divided by less overflows
+PENALTY_MIN: Final = 0.01  # a logit divided by a smaller number overflows
 PENALTY_MAX: Final = 10.0
 STOPS_MAX: Final = 16
 STOP_CHARS_MAX: Final = 256
@@ -22,13 +22,13 @@ TOP_LOGPROBS_MAX: Final = 20
 def read_sampling(
     body: Body, *, max_tokens: int | None, stop: str, top_logprobs: int | None = None
 ) -> Sampling:
-    """Return the sampling parameters in `body`; `stop` is the name of its field of stop strings."""
+    """Return the sampling parameters in `body`; `stop` names the field with stop strings."""
     top_p = fields.number(body, "top_p", 0, 1)
     raw_top_k = fields.integer(body, "top_k", -1, TOP_K_MAX)
     top_k = 0 if raw_top_k == -1 else raw_top_k  # other servers write -1 for "off"
-    if top_p == 0:  # only the likeliest token is left, as in the limit of ever smaller values
+    if top_p == 0:  # as with a tiny top_p, only the likeliest token is left
         top_p, top_k = 1.0, 1
-    names = ("repetition_penalty", "repeat_penalty")  # mlx-lm's; llama.cpp's and Ollama's
+    names = ("repetition_penalty", "repeat_penalty")  # of mlx-lm; of llama.cpp and Ollama
     penalties = [fields.number(body, name, PENALTY_MIN, PENALTY_MAX) for name in names]
     seed = fields.integer(body, "seed", -(2**63), 2**64 - 1)
     return Sampling(
@@ -67,7 +67,7 @@ def _stops(body: Body, name: str) -> list[str]:
     for stop in stops:
         if type(stop) is not str or len(stop) > STOP_CHARS_MAX:
             fields.refuse(name, stop, allowed)
-    return [stop for stop in stops if stop]  # forms send an empty string for no stop
+    return [stop for stop in stops if stop]  # web forms send an empty string for no stop
 
 
 def _logit_bias(body: Body) -> dict[str, float]:
@@ -90,7 +90,7 @@ def read_format(value: Any, param: str, inner: str = "") -> dict[str, Any]:
     """Return the fields of Constraints that `value` asks for; {} if any text is allowed.
 
     The schema is in the field `inner` of `value`, or directly in `value`. The second form is read
-    in every dialect, and with a json_object too, as llama.cpp reads both.
+    in every dialect, also with a json_object, as in llama.cpp.
 
     Raises:
         RequestError: the format is not one of the API's, or its schema is not an object.

@@ -16,7 +16,7 @@ BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# Variables of chat templates: `chat_template_kwargs` may carry a wish too, but no budget.
+# Template variables in which `chat_template_kwargs` may carry a wish, but no budget.
 _SWITCHES: Final = tuple(name for name, *_ in TEMPLATE_SWITCHES if name != "thinking_budget")
 _NAMES: Final = (*_SWITCHES, "reasoning_effort")
 
@@ -48,7 +48,7 @@ def read(body: Body) -> tuple[dict[str, Any], ThinkingWish]:
 
 
 def _combined(wishes: list[ThinkingWish]) -> ThinkingWish:
-    """Return one wish; each of its fields is the first that any of `wishes` has."""
+    """Return one wish; each field comes from the first of `wishes` that has it."""
     return ThinkingWish(
         next((wish.on for wish in wishes if wish.on is not None), None),
         next((wish.level for wish in wishes if wish.level is not None), None),
@@ -148,7 +148,7 @@ _READERS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("chat_template_kwargs", _options),
     ("enable_thinking", _word),
     ("thinking", _control),
-    ("think", _word),  # Ollama's
+    ("think", _word),  # Ollama's field
     ("reasoning_effort", _level),
     ("reasoning", _control),
     ("output_config", _output_config),

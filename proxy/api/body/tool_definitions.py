@@ -37,7 +37,7 @@ _FREE_TEXT_SCHEMA: Final = {
 def function_tool(
     declared: dict[str, Any], param: str, *, schema: str = "parameters", inner: str = ""
 ) -> dict[str, Any]:
-    """Return the tool in `declared`; `schema` is the name of its field with the JSON schema.
+    """Return the tool in `declared`; `schema` names the field with the JSON schema.
 
     Raises:
         RequestError: the tool has no name, or its schema is not an object.
@@ -95,13 +95,13 @@ def _grammar(declared: dict[str, Any], param: str) -> str:
 def read_tool_choice(
     value: Any, shown_names: Mapping[str, list[str]], dropped: Collection[str] = ()
 ) -> Constraints:
-    """Return which tools may be called, and whether one must be, by an OpenAI `tool_choice`.
+    """Return which tools an OpenAI `tool_choice` allows, and whether it requires a call.
 
     `shown_names` maps each name that the client may choose to the names that the model sees.
     `dropped` has the types of the tools that were left out.
 
     Raises:
-        RequestError: the choice is not one of the API's, or names a tool that is not in tools.
+        RequestError: the choice is not one of the API's, or names a tool that is not in `tools`.
     """
     if value is None:
         return Constraints()
@@ -127,9 +127,9 @@ def read_tool_choice(
 
 
 def _no_call(chosen: str) -> Constraints:
-    """Return the choice of no call, for a client that chose a tool that is not run here.
+    """Return a ban on calls, for a client that chose a tool which this server does not run.
 
-    Clients send a web search as a request of its own; a refusal would stop them.
+    Clients send a web search as a separate request, and a refusal would stop them.
     """
     log_left_out((f"tool_choice {chosen}",))
     return Constraints("none")
@@ -143,7 +143,7 @@ def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
 def _checked(
     choice: Constraints, offered: Collection[str], dropped: Collection[str] = ()
 ) -> Constraints:
-    """Return `choice`, or the choice of no call if a call is required and all tools are dropped.
+    """Return `choice`, or a ban on calls if a call is required and all tools are dropped.
 
     Raises:
         RequestError: a call is required and the request has no tools.
@@ -209,12 +209,12 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return an assistant's call; `arguments` that are the JSON of an object become that object.
 
     A text that is not JSON stays a text, as the model must see what it wrote. So does JSON with
-    numbers that 64 bits or Python would print with other digits.
+    numbers whose digits would change in 64 bits or in Python.
     """
     if type(arguments) is str:
         parsed = parse_argument(arguments) if arguments.strip() else {}
         arguments = arguments if parsed is None else parsed
-    arguments = getattr(arguments, "text", arguments)  # of a WrittenObject
+    arguments = getattr(arguments, "text", arguments)  # the text of a WrittenObject
     return {
         "id": call_id,
         "type": "function",
@@ -240,11 +240,11 @@ def object_fragment(text: str) -> orjson.Fragment | None:
 
 
 def complete_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
-    """Return the object in the text of a call's arguments, or the complete pairs of a cut one.
+    """Return the object in the text of a call's arguments, or its complete pairs if it was cut off.
 
-    Only a pair with a comma behind it is surely complete: a final 12 may be the start of 1234.
+    A pair is surely complete only if a comma follows: a final 12 may be the start of 1234.
     """
-    depth, comma = 0, 0  # position of the last comma between pairs of the outermost object
+    depth, comma = 0, 0  # `comma`: position of the last comma in the outermost object
     for match in _MARKS.finditer(text):
         mark = match[0]
         if mark == "," and depth == 1:

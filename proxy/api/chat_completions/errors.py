@@ -1,4 +1,4 @@
-"""Writes errors as all of OpenAI's dialects have them."""
+"""Writes errors in the form of all of OpenAI's dialects."""
 
 from typing import Any, Final
 

@@ -73,10 +73,10 @@ class _DeltaWriter:
         self._is_legacy = is_legacy(body)
         self._calls = 0
         self._open: CallStart | None = None  # custom call that is being written
-        self._arguments: list[str] = []  # pieces of its arguments
+        self._arguments: list[str] = []  # pieces of the custom call's arguments
 
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the API's deltas for `delta`; its log probabilities belong to the last of them."""
+        """Return the API's deltas for `delta`, of which the last one has the log probabilities."""
         if delta.channel == "tool_call":
             deltas = self._call_deltas(delta)
         else:
@@ -112,7 +112,7 @@ class _DeltaWriter:
 
 
 def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]:
-    """Return a call; `text` has its arguments, for a function perhaps only their beginning."""
+    """Return a call; `text` is its arguments, or perhaps only their beginning for a function."""
     if call.name in custom:
         fields = {"name": call.name, "input": tools.free_text(text)}
         return {"id": call.id, "type": "custom", "custom": fields}
@@ -133,7 +133,7 @@ def _reason(finished: Finished, body: dict[str, Any]) -> str:
 
 
 def _message(choice: WholeChoice, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the message; its content is null if it has only calls."""
+    """Return the message, with null as the content if there are only calls."""
     calls = [_call(*call, custom_names(body)) for call in choice.calls]
     content = choice.text("content") or (None if calls else "")
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}

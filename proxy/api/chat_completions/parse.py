@@ -21,7 +21,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-_ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # names in chat templates
+_ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # role -> name in templates
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")  # n_predict is llama.cpp's
 CHOICES_MAX: Final = 8  # answers to one prompt
 PREDICTION_CHARS_MAX: Final = 1_000_000
@@ -99,7 +99,7 @@ def _prediction(body: dict[str, Any], choices: int) -> str:
 
 
 def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
-    """Return whether the answer continues the `last` message; the fields for it are vLLM's."""
+    """Return whether the answer continues the `last` message, by vLLM's fields in `body`."""
     if not fields.boolean(body, "continue_final_message"):
         return False
     if fields.boolean(body, "add_generation_prompt"):
@@ -114,7 +114,7 @@ def _constraints(
     body: dict[str, Any], offered: list[Any], dropped: tuple[str, ...], budget: int | None
 ) -> Constraints:
     choice, legacy = body.get("tool_choice"), body.get("function_call")
-    if choice is None and legacy is not None:  # the older field
+    if choice is None and legacy is not None:  # function_call is the older field
         choice = {"type": "function", "function": legacy} if type(legacy) is dict else legacy
         if type(legacy) is not dict and legacy not in ("none", "auto"):
             fields.refuse("function_call", legacy, "none, auto or an object with a name")
@@ -130,12 +130,12 @@ def _constraints(
 
 
 def is_legacy(body: dict[str, Any]) -> bool:
-    """Return whether `body` offers only `functions`, the older field: an answer has one call."""
+    """Return whether `body` offers only `functions`, the older field for one call per answer."""
     return bool(body.get("functions")) and not body.get("tools")
 
 
 def custom_names(body: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the tools in a checked `body` that take free text."""
+    """Return the names of the free-text tools in a checked `body`."""
     return frozenset(
         tool["custom"]["name"] for tool in body.get("tools") or [] if tool.get("type") == "custom"
     )
@@ -196,7 +196,7 @@ def _messages(body: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 
 def _name_results(messages: list[Any]) -> None:
-    """Give each tool result without a call id the id of a call before it, as templates need one.
+    """Give each tool result without a call id the id of an earlier call, as templates need an id.
 
     A result that names its function belongs to the first waiting call of that function. Other
     results follow the order of the calls.

@@ -53,7 +53,7 @@ class _TextWriter:
 def _top(entry: TokenLogprob) -> dict[str, float]:
     """Return the log probabilities of the likeliest tokens and of the sampled token, by text."""
     logprobs: dict[str, float] = {}
-    for _, text, _, logprob in entry.top:  # likeliest first: of two equal texts it counts
+    for _, text, _, logprob in entry.top:  # likeliest first, and the first of equal texts counts
         logprobs.setdefault(text, max(logprob, LOGPROB_MIN))
     logprobs.setdefault(entry.token, max(entry.logprob, LOGPROB_MIN))
     return logprobs

@@ -8,7 +8,7 @@ from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
-PROMPTS_MAX: Final = 32  # in one request
+PROMPTS_MAX: Final = 32  # prompts in one request
 ANSWERS_MAX: Final = 32  # prompts times n
 LOGPROBS_MAX: Final = 5
 TOKEN_ID_MAX: Final = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Writes errors as Anthropic has them; its clients act on some of their texts."""
+"""Writes errors in Anthropic's form. Clients act on some of the error texts."""
 
 import re
 from typing import Any, Final
@@ -9,7 +9,7 @@ from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's code; SDKs act on it
 _IMAGE_CODES: Final = ("image", "too_many_images")  # beginnings of the error codes about images
-_IS_IMAGE: Final = re.compile(r"\S+ is (?:an |of type '?\w*)image")  # in texts about refused images
+_IS_IMAGE: Final = re.compile(r"\S+ is (?:an |of type '?\w*)image")  # in texts about bad images
 _IMAGE_PLACE: Final = re.compile(
     r"messages\[(\d+)]\.content\[(\d+)](?:\.content\[(?P<inner>\d+)])?"
     r"(?!\.source\.content|\.content|\[)"  # not inside a document: clients drop whole images only
@@ -32,8 +32,8 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     if error.code == TOO_LONG:
         text = f"prompt is too long: {text}"  # Claude Code compacts at these words
     elif error.code.startswith(_IMAGE_CODES) or _IS_IMAGE.match(text):
-        # Claude Code goes on without the image at the path that the text begins with, or, if the
-        # text has no path, without the latest images. The path is in Anthropic's notation.
+        # The text may begin with the path of an image, in Anthropic's notation. Claude Code then
+        # goes on without this image, or without the latest images if the text has no path.
         path = ""
         if match := _IMAGE_PLACE.match(text):
             inner = f".tool_result.content.{match['inner']}" if match["inner"] else ""

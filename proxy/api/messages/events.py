@@ -30,7 +30,7 @@ _DELTAS: Final = {  # type and field of a delta, by channel
     "content": ("text_delta", "text"),
 }
 _BLANKS: Final = r"[ \t\r\n]*"  # white space in JSON
-_BEGINNING: Final = re.compile(  # of a tool's input: an object, or anything else
+_BEGINNING: Final = re.compile(  # beginning of a tool's input, which may be no object
     rf'{_BLANKS}(?:(?P<object>\{{{_BLANKS}["}}])|\{{{_BLANKS}[^ \t\r\n"}}]|[^ \t\r\n{{])'
 )
 _HIDDEN: Final = "omitted"  # thinking.display of clients that only want the signature
@@ -98,11 +98,11 @@ def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
 
 
 def _block(channel: str, call: CallStart | None, text: str, signature: str) -> dict[str, Any]:
-    """Return a block with `text`; with "" it is the block as a stream opens it."""
+    """Return a block with `text`; a stream opens the block with "" as its text."""
     if call is not None:
         match = _BEGINNING.match(text)
         tool_input = tools.complete_pairs(text) if match and match["object"] else {}
-        # The id stays unchanged, as the worker finds the turn by it.
+        # The id stays unchanged, as the worker finds the turn by this id.
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input}
     if channel == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": signature}
@@ -139,9 +139,10 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
 class MessageWriter(FrameWriter):
     """Writes the events of one message: it opens, extends and closes the message's blocks.
 
-    The deltas of a tool's input must add up to an object, as clients' SDKs raise otherwise. A text
-    that does not begin as an object is sent as `{}`. An object that was cut off stays cut off: if
-    it were closed, a client would run half a command. The whole message has its complete pairs.
+    The deltas of a tool's input must add up to an object, as other texts are errors in clients'
+    SDKs. A text that does not begin as an object is sent as `{}`. An object that was cut off stays
+    cut off: if it were closed, a client would run half a command. An answer that is not streamed
+    has the object's complete pairs.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
@@ -198,7 +199,7 @@ class MessageWriter(FrameWriter):
             return []
         frames = []
         if self._channel == "tool_call" and not self._is_object:
-            is_bare = is_cut and self._is_object is None  # a client would run {}
+            is_bare = is_cut and self._is_object is None  # a client would run a call with {}
             cut = self._input if self._input.strip() else "{"
             frames.append(self._delta(cut if is_bare else "{}"))
         elif self._channel == "reasoning" and (signature := self._answer.signature):

@@ -94,7 +94,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
 
 
 def _format(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of Constraints for a JSON schema; the beta had another field for it."""
+    """Return the fields of Constraints for a JSON schema, which the beta had in another field."""
     config = fields.optional_object(body, "output_config")
     for value, param in (
         (config.get("format"), "output_config.format"),
@@ -115,10 +115,10 @@ def _format(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class _MessagesReader:
-    """Reads messages; each becomes one or more of the prompt's messages, in its blocks' order."""
+    """Reads messages; each becomes one or more messages of the prompt, in the order of blocks."""
 
     def __init__(self, request_tools: MessagesTools) -> None:
-        """Add tools that the conversation itself defines to `request_tools`."""
+        """`request_tools` also receives the tools that the conversation defines."""
         self.messages: list[Any] = []
         self.left_out: list[str] = []  # types of the blocks that were left out
         self._tools = request_tools
@@ -151,7 +151,7 @@ class _MessagesReader:
         content = message.get("content")
         where = f"{param}.content"
         if role == "system" and content is None:
-            return  # it carries settings only
+            return  # the message carries settings only
         if type(content) is str:
             self.messages.append({"role": role, "content": content})
             return
@@ -188,7 +188,7 @@ class _MessagesReader:
             )
         if kind == "tool_reference":
             return fields.required_text(tool, "name", f"{param}.tool.name")
-        self.left_out.append(str(kind))  # hosted: not run here
+        self.left_out.append(str(kind))  # a hosted tool, not run here
         return ""
 
     def _user(self, blocks: list[_Placed]) -> None:

@@ -1,8 +1,8 @@
 """Parses Anthropic's tools and tool_choice.
 
 Tools that Anthropic defines and the client runs (bash, text editor, memory) come without a schema,
-as Anthropic's models know them. Here they become functions with the arguments that clients read.
-Hosted tools are left out, and so is computer use, which needs images.
+as Anthropic's models know the tools. Here each such tool becomes a function with the arguments that
+clients read. Hosted tools are left out, and so is computer use, which needs images.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class MessagesTools:
     shown: list[Any] = field(default_factory=list)
     deferred: list[Any] = field(default_factory=list)  # shown once a message loads them
     dropped: list[str] = field(default_factory=list)  # types of the tools that are left out
-    dropped_names: list[str] = field(default_factory=list)  # their names; "" for none
+    dropped_names: list[str] = field(default_factory=list)  # names of these tools; "" = none
 
     @property
     def names(self) -> list[str]:
@@ -65,16 +65,16 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
     for declared, param in fields.json_objects(fields.optional_list(body, "tools"), "tools"):
         offered.add(declared, param)
     if any(kind.startswith(_HOSTED_SEARCH) for kind in offered.dropped):
-        # The search is not run here, so nothing else would load the deferred tools.
+        # The tool search is not run here, so nothing would load the deferred tools.
         offered.shown, offered.deferred = offered.shown + offered.deferred, []
     return offered
 
 
 def read_choice(body: dict[str, Any], request_tools: MessagesTools) -> Constraints:
-    """Return which tools may be called, by the `tool_choice` of `body`.
+    """Return which tools the `tool_choice` of `body` allows.
 
     Raises:
-        RequestError: the choice is not one of the API's, or names a tool that is not in tools.
+        RequestError: the choice is not one of the API's, or names a tool that is not in `tools`.
     """
     raw_choice = fields.optional_object(body, "tool_choice")
     kind = raw_choice.get("type", "auto")

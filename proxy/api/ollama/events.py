@@ -84,7 +84,7 @@ def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> li
 def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[str, Any]:
     """Return the fields at the end of an answer; `content` is the answer's whole text.
 
-    Durations are in ns, and at least 1 ms for reading and answering, as clients divide by them. The
+    Durations are in ns. Reading and answering take at least 1 ms, as clients divide by these. The
     load duration is the rest: loading the model, and waiting in the queue.
     """
     request, usage = admitted.request, finished.usage
@@ -141,7 +141,7 @@ class OllamaWriter(FrameWriter):
         self._line_fields = functools.partial(_answer, *_dialect_and_model(admitted))
         self._contents: list[str] = []
         self._call: CallStart | None = None  # call that is being written
-        self._arguments: list[str] = []  # pieces of its arguments
+        self._arguments: list[str] = []  # pieces of that call's arguments
         self._count = 0  # calls sent so far
 
     def delta_frames(self, _index: int, event: Delta) -> list[bytes]:

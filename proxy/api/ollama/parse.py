@@ -32,7 +32,7 @@ _SAMPLING: Final = (
 )
 _DURATION: Final = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)?)+")
 _DATA: Final = "data:"
-_IMAGE: Final = "data:image/png;base64,"  # whatever its format: the image reader looks at the bytes
+_IMAGE: Final = "data:image/png;base64,"  # for all formats, as only the bytes decide
 
 
 def parse_chat(body: dict[str, Any]) -> ParsedRequest:
@@ -81,7 +81,7 @@ def asks_for_answer(dialect: Dialect, body: Body) -> bool:
 
 
 def asks_to_unload(body: Body) -> bool:
-    """Return whether `keep_alive` is 0: the model is unloaded once the request is answered.
+    """Return whether `keep_alive` is 0, which unloads the model once the request is answered.
 
     Raises:
         RequestError: `keep_alive` is not a duration.
@@ -174,7 +174,7 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 
 
 def _content(holder: Body, content: Any, param: str) -> Any:
-    """Return `content` with the images of its message before it, as Ollama orders them."""
+    """Return the images of a message and then its `content`, as in Ollama."""
     images = fields.json_list(holder["images"], param) if holder.get("images") else []
     if not images:
         return content
@@ -200,8 +200,8 @@ def _name_images(message: dict[str, Any], param: str) -> None:
 # opaque encoding of the conversation and send it back. Here it encodes the JSON of the messages,
 # three bytes in each number.
 
-CONTEXT_BYTES_MAX: Final = 256 * 1024  # of JSON; encoding it blocks the event loop for some ms
-_NUMBER_BYTES: Final = 3  # in one number, which is then exact in every client
+CONTEXT_BYTES_MAX: Final = 256 * 1024  # longest JSON, which blocks the event loop for some ms
+_NUMBER_BYTES: Final = 3  # bytes per number, so that the number is exact in every client
 _SPOKEN: Final = ("system", "user", "assistant")
 
 

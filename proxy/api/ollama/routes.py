@@ -27,7 +27,7 @@ _REMEDIES: Final = {  # what to do instead of a refused route, by path
 }
 FOR_EVER_S: Final = 100 * 365 * 86_400.0  # expiry of a model that is never unloaded
 _UNITS: Final = (("B", 10**9), ("M", 10**6), ("K", 10**3))
-_BITS_RAW: Final = 15  # per parameter; a model with fewer is quantised
+_BITS_RAW: Final = 15  # bits per parameter; a model with fewer bits is quantised
 
 ModelEntry = Mapping[str, Any]  # entry of /v1/models; without figures before the model is loaded
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]
@@ -43,7 +43,7 @@ class OllamaRoutes:
         unload_s: float,
         groups: Callable[[], Mapping[str, ListedGroup]],
     ) -> None:
-        """Take `unload_s` as ModelSwapper does; `groups` returns the groups that `names` lacks."""
+        """`unload_s` is as in ModelSwapper; `groups` returns the groups that `names` lacks."""
         self._names = names
         self._pool = pool
         self._unload_s = unload_s
@@ -155,7 +155,7 @@ def _capabilities(model: ModelEntry) -> list[str]:
 
 
 def tagged(name: str) -> str:
-    """Return `name` with a tag, as Ollama lists it and clients look for it."""
+    """Return `name` with a tag, which Ollama's lists have and clients expect."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -188,7 +188,7 @@ def _details(model: ModelEntry) -> dict[str, Any]:
     meta = model.get("meta", {})
     family, count = meta.get("architecture", ""), meta.get("n_params", 0)
     sizes = (f"{count / size:.1f}{unit}" for unit, size in _UNITS if count >= size)
-    level = ""  # bits per parameter, in names that look like Ollama's
+    level = ""  # bits per parameter, in a name like Ollama's
     if count:
         bits = 8 * meta.get("size", 0) / count
         raw = "F32" if bits > 2 * _BITS_RAW else "BF16"

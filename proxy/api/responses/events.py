@@ -91,8 +91,8 @@ class _TextItem:
     """A message or a reasoning item, which has one part of text.
 
     `holder` is the name of the item's field with its parts, and `part` is the part without its
-    text. `part_event` and `text_event` are the beginnings of the names of events about the part and
-    its text.
+    text. `part_event` and `text_event` begin the names of the events about the part and about its
+    text.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ def _reasoning(item_id: str, signature: str, *, as_summary: bool) -> _TextItem:
 class _CallItem:
     """A call of a function, of a custom tool, or of the client's tool search.
 
-    The call is sent as done even if its arguments are not an object, as clients wait for its end
-    and run it whatever its status. A function then gets the invalid text, in which the client finds
-    the error. The other tools get empty arguments, so that no client runs half a call. The input of
-    a custom tool is sent once it is complete, as the model writes it inside JSON.
+    The call is sent as done even if its arguments are not an object, as clients wait for the end
+    of a call and run the call whatever its status. A function then gets the invalid text, in which
+    the client finds the error. The other tools get empty arguments, so that no client runs half a
+    call. A custom tool's input is sent only when complete, as the model writes it inside JSON.
     """
 
     def __init__(self, fields: dict[str, Any]) -> None:
@@ -237,7 +237,7 @@ class ResponseWriter(FrameWriter):
     def final_frames(self, _index: int, event: Finished, _usage: Usage | None) -> list[bytes]:
         """Close the response with its usage.
 
-        The response is stored before its last event is sent, as the client may then ask for it.
+        The response is stored before the last event, after which the client may ask for it.
         """
         cut = event.reason == "length"
         status = "incomplete" if cut else "completed"
@@ -294,7 +294,7 @@ class ResponseWriter(FrameWriter):
         item_id = f"{self._answer.request_id}_{len(self._output)}"
         self._channel = delta.channel
         if delta.channel == "tool_call":
-            assert delta.call is not None, "the worker begins each call with its name"
+            assert delta.call is not None, "a call began without its name"
             self._item = _call_item(item_id, delta.call, self._tools.origin(delta.call.name))
         elif delta.channel == "reasoning":
             self._item = _reasoning(item_id, self._answer.signature, as_summary=self._summarises)

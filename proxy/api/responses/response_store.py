@@ -6,8 +6,8 @@ that asked for it, and no other key finds it. It is kept as JSON with its whole 
 does not depend on earlier responses. Images stay as the client sent them: an http(s) image is kept
 as its url and fetched again.
 
-A cloud model's response is kept with the id of its deployment. Its opaque items stay unchanged, as
-only their maker can read them.
+A cloud model's response is kept with the id of its deployment. Opaque items stay unchanged, as only
+the maker can read them.
 
 Responses are kept in memory, and also in a journal if there is a directory for it, so that they
 survive a restart. The journal has prompts and answers (shared/durable_journal.py says how they are
@@ -51,7 +51,7 @@ class _StoredResponse:
     kept_at: float  # wall clock, in seconds
     items: bytes  # JSON of all input items of the conversation
     response: bytes  # JSON of the response
-    maker: str = ""  # the id of the cloud deployment that made it; "" = a model here
+    maker: str = ""  # id of the cloud deployment that made the response; "" = local
 
     @property
     def nbytes(self) -> int:
@@ -131,15 +131,14 @@ class ResponseStore:
         return entry.maker if entry is not None else response_maker(previous or "")
 
     def for_cloud(self, api_key: str, body: dict[str, Any], deployment: str) -> CloudInput:
-        """Return `body` for the cloud model `deployment`, and for keeping; Hearth's fields stay.
+        """Return `body`, with Hearth's fields, for the cloud model `deployment` and for keeping.
 
-        Items that are kept here replace references, even if the provider could find them by id:
-        some providers keep no responses, and LiteLLM then ignores the id. All API keys share the
-        provider's account, so with several keys an id passes only if this key received it.
+        Items that are kept here replace references, even if the provider could find the items by
+        id: some providers keep no responses, and LiteLLM then ignores the id. All API keys share
+        the provider's account, so with several keys an id passes only if this key received it.
 
         Raises:
-            RequestError: 404; a response or an item is not kept here, and the provider may not be
-                asked for it.
+            RequestError: 404: a response or an item is not kept here, and its id may not pass.
         """
         previous = fields.text(body, _PREVIOUS)
         entry = self._kept(self._entry_key(api_key, previous)) if previous else None
@@ -376,7 +375,7 @@ def _is_provider_id(item_id: Any) -> bool:
 
 
 def _for_other_model(item: Any) -> Any:
-    """Return `item` for another model than its maker; None if only the maker can read it."""
+    """Return `item` for a model other than its maker; None if only the maker can read it."""
     if type(item) is not dict or not _is_provider_id(item.get("id", "")):
         return item
     return None if item.get("type") in _SEALED else _without_id(item)

@@ -1,4 +1,4 @@
-"""Names the tools of a Responses request for the model, and finds the client's tool of a call.
+"""Names the tools of a Responses request for the model, and finds the client's tool for a call.
 
 The model sees a function in a namespace as `namespace__name`, a custom tool as a function with one
 string argument, and the client's search for deferred tools as the function `tool_search`. A call is
@@ -88,7 +88,7 @@ class ResponsesTools:
             if inner.get("type") not in ("function", "custom"):
                 self.dropped.append(str(inner.get("type")))
                 continue
-            if description:  # of the whole namespace: only its first tool shows it
+            if description:  # only the first tool shows the namespace's description
                 own = fields.text(inner, "description", f"{inner_where}.description") or ""
                 inner = {**inner, "description": f"{description}\n\n{own}".strip()}
                 description = ""

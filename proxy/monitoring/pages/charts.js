@@ -1,10 +1,10 @@
-// The charts: uPlot in figures, with a caption that says the same in words.
+// Draws the charts with uPlot, each with a caption that says the same in words.
 
 import { bytes, clock, count, element, median, NONE, seconds, secondsTick, speed } from "./format.js";
 
 const HEIGHT = 150;
-const SHOWN_MAX = 60; // requests in a chart
-const SAMPLES_MAX = 600; // seconds of memory
+const SHOWN_MAX = 60; // requests shown in a chart
+const SAMPLES_MAX = 600; // samples of memory that are kept, one per second
 
 const SOURCES = ["slot", "ram", "ssd"];
 const WHOLE_STEPS = [1, 2, 5].flatMap((step) => Array.from({ length: 9 }, (_, power) => step * 10 ** power)).sort((a, b) => a - b);
@@ -15,7 +15,7 @@ const last = (values) => values[values.length - 1] ?? null;
 
 const cachedAt = (plot, at) => plot.data.slice(2).reduce((sum, column) => sum + (column[at] ?? 0), 0);
 
-// Each chart: `data` makes uPlot's columns, `says` the caption's words, of requests or samples.
+// The charts. `data` makes uPlot's columns and `says` the caption, from requests or samples.
 const CHARTS = [
   {
     title: "Time to first token",
@@ -55,7 +55,7 @@ const CHARTS = [
     of: "requests",
     unit: count,
     steps: WHOLE_STEPS,
-    // Bars of the whole prompt stand behind a bar of what was cached: together they are a stack.
+    // A bar of the whole prompt is drawn behind the bar of its cached part, so both look stacked.
     series: [
       { label: "prefilled", colour: "read", bars: true, value: (plot, at) => plot.data[1][at] - cachedAt(plot, at) },
       { label: "slot", colour: "slot", bars: true },
@@ -125,7 +125,7 @@ class Chart {
     if (this.figure.hidden || !this.columns || !this.plot.clientWidth) return;
     this.drawn?.destroy();
     this.drawn = new uPlot(this.options(), this.columns, this.plot);
-    this.drawn.root.ariaHidden = "true"; // the picture's name and the table say it
+    this.drawn.root.ariaHidden = "true"; // screen readers read the figure's name and the table
   }
 
   resize() {
@@ -142,7 +142,7 @@ class Chart {
     return {
       width: this.plot.clientWidth,
       height: HEIGHT,
-      padding: [8, isTime ? 28 : 8, 0, 0], // a time's label stands half beyond the last sample
+      padding: [8, isTime ? 28 : 8, 0, 0], // half of a time's label reaches beyond the last sample
       cursor: { y: false, drag: { x: false, y: false } },
       scales: {
         x: { time: isTime, range: isTime ? undefined : (_, low, high) => [low - 0.6, high + 0.6] },
@@ -189,7 +189,7 @@ export class Charts {
     this.of("requests", shown, shown.map((row) => row.number));
   }
 
-  // Takes what the workers hold now; figures are sums over them.
+  // Adds a sample of what the workers hold now, summed over all workers.
   sample(workers) {
     const caches = workers.map((worker) => worker.cache).filter(Boolean);
     if (!caches.length) return;

@@ -1,17 +1,17 @@
-// The page's one connection, and everything that is plain text: sums, tables, workers.
+// Holds the page's only connection, and shows all that is plain text: sums, tables, workers.
 
 import { Charts } from "./charts.js";
 import { ago, bytes, clock, count, counted, element, NONE, percent, ratio, seconds, speed, tableBody, whenChanged } from "./format.js";
 import { lossText, Sessions } from "./sessions.js";
 
-const REQUESTS_MAX = 200; // as many as the server tells
-const FULL = 0.8; // of the budget, or of the memory limit
-const NOW_MAX = 8; // rows of what runs and who waits
-const LOSSES_MAX = 3; // told in words, the last
-const CAUSES_MAX = 3; // of losses, the largest
-const EVICTIONS_MAX = 12; // entries that made way last
+const REQUESTS_MAX = 200; // as many as the server remembers
+const FULL = 0.8; // share of the budget or of the memory limit
+const NOW_MAX = 8; // rows of running and waiting requests
+const LOSSES_MAX = 3; // last losses, which are told in words
+const CAUSES_MAX = 3; // largest causes of losses
+const EVICTIONS_MAX = 12; // entries evicted last
 
-// How a prompt relates to what is kept, the best first.
+// How a prompt relates to the kept KV, the best match first.
 const MATCHES = {
   exact: ["Exact", "the whole prompt was read before"],
   prefix: ["Prefix", "goes on behind what was kept"],
@@ -39,7 +39,7 @@ function put(id, value, text) {
   byId(id).dataset.value = value ?? "";
 }
 
-let lastTotals = {}; // the sums as they came last
+let lastTotals = {}; // the latest sums
 
 function showTotals(totals) {
   lastTotals = totals;
@@ -69,7 +69,7 @@ function lostText(causes) {
   return `to: ${causes.slice(0, CAUSES_MAX).map(([cause, tokens]) => `${cause} ${count(tokens)}`).join(", ")}${rest}`;
 }
 
-// What is written now, or else the middle of what was.
+// Shows the speed of the answers being written, or else the median of past answers.
 function showDecode(answers) {
   const paced = answers.filter((row) => row.tokens_per_s !== null);
   const now = paced.reduce((total, row) => total + row.tokens_per_s, 0);
@@ -91,7 +91,7 @@ function tellLosses() {
   showLosses(lossy.map((row) => [row.at ?? 0, sessions.name(row.session), row.divergence]));
 }
 
-// What others answered: none of it is in the figures beside it.
+// Shows the requests that other servers answered, which no other figure counts.
 function showClouds({ requests: number = 0, prompt_tokens: prompt, completion_tokens: written, cost }) {
   byId("cloud").hidden = !number;
   const dollars = cost ? `, $${cost.toFixed(cost < 1 ? 4 : 2)}` : "";
@@ -145,7 +145,7 @@ function showRequests(rows) {
   );
 }
 
-// Who answered, and where another was asked before, which and why that did not.
+// Names the server that answered, and the server that failed to answer before, with the reason.
 function servedText(row) {
   return row.fallback ? `${row.served_by} (after ${row.fallback})` : row.served_by || NONE;
 }
@@ -154,11 +154,11 @@ function milliseconds(value) {
   return value === null || value === undefined ? NONE : seconds(value / 1000);
 }
 
-// What runs and who waits: the part of the page for those who wait now.
+// Shows which requests run and which wait.
 const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
   const loads = workers.filter((worker) => worker.loading);
   const sum = (name) => workers.reduce((total, worker) => total + (worker[name] ?? 0), 0);
-  // Heartbeats are up to a second old: what is told to run now runs.
+  // Heartbeats are up to a second old, so newer reports of running requests may count more.
   const running = Math.max(sum("running"), answers.length + prefills.length);
   const waiting = sum("waiting");
   byId("now").textContent = running + waiting
@@ -174,7 +174,7 @@ const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
   byId("now-rows").replaceChildren(...rows);
 });
 
-// Who asked, and when: a name that people know, or else the request's.
+// Shows who asked and when, under a name that people know or else the request's id.
 function nowItem(row, text, ...before) {
   const name = row.title || (row.session ? sessions.name(row.session) : `Request ${row.request_id.slice(0, 12)}`);
   const who = element("b", { dir: "auto", title: name }, name);
@@ -262,7 +262,7 @@ function evictedText(evicted) {
   return `${counted(sum(evicted?.count), "part", "parts")}, ${bytes(sum(evicted?.bytes))}`;
 }
 
-// One budget a directory: workers that share it tell the same.
+// Each directory has one budget, so workers with the same directory report the same figures.
 function writtenText(disk) {
   const budget = disk.write_bytes_per_day;
   const left = budget ? ` of ${bytes(budget)}, ${bytes(disk.write_bytes_left)} left` : "; no limit";
@@ -342,7 +342,7 @@ const sayStatus = whenChanged(([text, isBad, again]) => {
   byId("status").className = isBad ? "bad" : "";
 });
 
-// Of the sessions that are not shown: how many, and whose, as far as the clients' names tell.
+// Shows how many sessions are left out, and the sessions of each client.
 function showRest(clients) {
   const all = Object.values(clients).reduce((total, each) => total + each, 0);
   const rest = all - sessions.count;
@@ -414,7 +414,7 @@ function connect() {
   on("state", (told) => showState(told.state));
   on("sessions", (told) => {
     sessions.show(told.sessions, told.order);
-    showRequests(requests); // which have names now
+    showRequests(requests); // their sessions have names now
   });
   stream.addEventListener("error", () => {
     const isOver = stream.readyState === EventSource.CLOSED;

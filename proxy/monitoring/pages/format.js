@@ -1,4 +1,4 @@
-// Numbers as people read them, and elements with text that is never markup.
+// Writes numbers as people read them, and makes elements whose text is never markup.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const UNITS = ["B", "KB", "MB", "GB", "TB"];
@@ -21,7 +21,7 @@ export function counted(value, one, many) {
   return `${count(value)} ${value === 1 ? one : many}`;
 }
 
-// Tokens a second: of slow answers a half counts.
+// Tokens per second, with a decimal for slow answers.
 export function speed(value) {
   return value === null || value === undefined || value >= 10 ? count(value) : value.toFixed(1);
 }
@@ -56,12 +56,12 @@ export function ago(value) {
   return value < 86400 ? `${Math.floor(value / 3600)} h ago` : `${Math.floor(value / 86400)} d ago`;
 }
 
-// Short enough for an axis, whatever the unit is.
+// A time that is short enough for an axis.
 export function secondsTick(value) {
   return value < 60 ? seconds(value) : `${WHOLE.format(value)} s`;
 }
 
-// Of an even count the mean of the middle two, as the server has it.
+// For an even count, this is the mean of the middle two, as on the server.
 export function median(values) {
   const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
   const middle = Math.floor(sorted.length / 2);
@@ -76,7 +76,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// Calls `draw` only where `value` differs from the last time: what stands still can be read.
+// Calls `draw` only if `value` has changed, so that unchanged text stays readable.
 export function whenChanged(draw) {
   let before = null;
   return (value) => {
@@ -86,7 +86,7 @@ export function whenChanged(draw) {
   };
 }
 
-// Names may be long, and in any script: what is cut off is in the title.
+// Names may be long and in any script. The title has the whole text.
 function cell(text, isText) {
   return isText ? element("td", { className: "text", dir: "auto", title: text }, text) : element("td", {}, text);
 }

@@ -1,12 +1,12 @@
-// Sessions as cards, each with a line of words and its turns as bars; an open one shows its lines,
-// each turn of which can be reached and read without colour.
+// Shows sessions as cards, each with a line of words and its turns as bars. An open card shows the
+// session's lines. Each turn in a line can be reached by keyboard and read without colour.
 
 import { ago, count, counted, element, seconds, speed } from "./format.js";
 
 const BAR_PX = 30;
-const CARD_TURNS_MAX = 10; // bars of a card that is closed
-const OPEN_MAX = 3; // with so many sessions all are open, until somebody closes one
-const LOSSES_MAX = 5; // of a session, told in words
+const CARD_TURNS_MAX = 10; // bars of a closed card
+const OPEN_MAX = 3; // up to so many sessions are all open, until somebody closes one
+const LOSSES_MAX = 5; // losses of a session that are told in words
 const SOURCES = { slot: "from a live slot", ram: "from RAM", ssd: "from SSD" };
 
 export function lossText(loss) {
@@ -31,7 +31,7 @@ function paceText({ completion, finish_ms: finish, ttft_ms: first }) {
   return `, then ${speed((1000 * (completion - 1)) / (finish - first))} tokens/s`;
 }
 
-// The one tooltip of the page. Escape hides it; the bars' names say all that it says.
+// The page's only tooltip. Escape hides it, and the bars' names have the same text.
 class Tip {
   constructor(box) {
     this.box = box;
@@ -61,7 +61,7 @@ function bar(kind, px) {
   return made;
 }
 
-// A turn's bars: what was lost as a mark, what was read, what was kept.
+// A turn's bars: a mark for lost tokens, a bar for prefilled tokens, a bar for cached tokens.
 function turnBars(turn, promptMax) {
   const whole = Math.max(4, (BAR_PX * turn.prompt) / promptMax);
   const read = turn.prompt ? (whole * turn.prefilled) / turn.prompt : 0;
@@ -81,7 +81,7 @@ function turnButton(turn, promptMax, tip) {
   return button;
 }
 
-// One stop of the Tab key for each line; arrows, Home and End go along its turns.
+// Makes each line one stop of the Tab key. Arrows, Home and End go along the turns of the line.
 function rove(list) {
   const buttons = [...list.querySelectorAll("button")];
   const last = buttons.length - 1;
@@ -117,8 +117,8 @@ function lossItem([line, turn]) {
   return element("li", {}, element("b", {}, `Line ${line.line}, turn ${turn.turn}`), ` lost ${lossText(turn.divergence)}${remedy}`);
 }
 
-// A worker that starts reads what others wrote down: lines all of whose turns another one tells
-// are left out. Where several workers are left, each line says which one has it.
+// Workers may report the same turns, as a starting worker reads the records of others. A line is
+// left out if other lines have all of its turns. Lines name their worker if several remain.
 function distinct(lines) {
   const told = new Set();
   const kept = lines
@@ -132,7 +132,7 @@ function distinct(lines) {
   return kept.map((line) => ({ ...line, isElsewhere }));
 }
 
-// Lines in the order of the tree: each before its branches.
+// Lines in the order of the tree, each line before its branches.
 function inOrder(lines) {
   const id = (line, number) => `${line.worker}/${number}`;
   const known = new Set(lines.map((line) => id(line, line.line)));
@@ -149,7 +149,7 @@ function nameOf(session) {
   return session.title || session.session;
 }
 
-// The last turns of all lines, in the order of their ends, for the card.
+// The last turns of all lines, sorted by their ends, for the card.
 function lastTurns(lines) {
   const turns = lines.flatMap((line) => line.requests);
   return turns.toSorted((a, b) => (a.at < b.at ? -1 : a.at > b.at ? 1 : 0)).slice(-CARD_TURNS_MAX);
@@ -184,7 +184,7 @@ function cardBody(session, lines, promptMax, tip) {
   return losses.length ? [about, list, element("ul", { className: "losses" }, ...losses.map(lossItem))] : [about, list];
 }
 
-// A session's card. Its lines are drawn when it is opened: most never are.
+// A session's card. Lines are drawn when the card is opened, as most cards never are.
 function card(session, tip, isOpen) {
   const lines = distinct(session.lines);
   const promptMax = Math.max(1, ...lines.flatMap((line) => line.requests.map((turn) => turn.prompt)));
@@ -211,14 +211,14 @@ export class Sessions {
     return this.drawn.size;
   }
 
-  // What a session is called; its id where no title is known.
+  // A session's title, or its id if the title is unknown.
   name(session) {
     const drawn = this.drawn.get(session);
     return drawn ? drawn.made.querySelector("h3").textContent : session;
   }
 
-  // Takes the sessions that changed, and shows those of `order`. Draws anew only what differs, and
-  // leaves the focus where it was, and open what is open.
+  // Takes the sessions that changed, and shows the sessions in `order`. Only differences are drawn
+  // anew; the focus and the open cards stay.
   show(changed, order = changed.map((each) => each.session)) {
     const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     for (const session of changed) {
@@ -236,7 +236,7 @@ export class Sessions {
     this.age(this.running ?? new Set());
   }
 
-  // Says of each when it was used last; `running` are those that are answered now.
+  // Shows when each session was last used; `running` are the sessions that are being answered.
   age(running) {
     this.running = running;
     for (const [session, { made, used, usedAt }] of this.drawn) {
