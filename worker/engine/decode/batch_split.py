@@ -1,4 +1,4 @@
-"""Chooses which sequences share a decode step, by the bytes that it reads, and which share a trunk.
+"""Chooses which sequences share a decode step, by the bytes read, and which share a trunk.
 
 A batch reads the weights once for all its rows, and pads every row to the longest. Two batches read
 the weights twice, and pad less. A trunk is kept once for all its rows, and a step reads it once.
@@ -15,11 +15,11 @@ from mlx.utils import tree_flatten
 from hearth.worker.engine.decode.decoding_sequence import DecodingSequence as DecodingSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk
 
-# Regrouping copies KV, which has to pay: groups stay while they read at most this many times as
-# much as the best grouping.
+# Regrouping copies KV. So groups stay while they read at most this many times the bytes of the best
+# grouping.
 STAY: Final = 1.05
 TRUNK_TOKENS_MIN: Final = 1024
-# A change of trunk copies KV, which has to pay: the new trunk is this many times as long.
+# A change of trunk copies KV. So the new trunk has to be at least this many times as long.
 GAIN_MIN: Final = 1.25
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
@@ -27,7 +27,7 @@ CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_top
 
 @dataclass(frozen=True, slots=True)
 class RowLength:
-    """What a step reads of one batch row: its own tokens, and its trunk, once for all its rows."""
+    """What a step reads of one batch row: its own tokens, and its trunk (once per trunk)."""
 
     own: int
     trunk: Hashable | None = None
@@ -41,9 +41,9 @@ class ReadCost:
     With the defaults padding costs nothing, so that all sequences share one batch.
     """
 
-    weight_bytes: float = 1.0  # read by each step, without the routed experts
-    expert_bytes: float = 0.0  # of all routed experts
-    expert_share: float = 1.0  # of the experts that one row chooses
+    weight_bytes: float = 1.0  # weights that each step reads, without the routed experts
+    expert_bytes: float = 0.0  # bytes of all routed experts
+    expert_share: float = 1.0  # share of the experts that one row chooses
     row_bytes: float = 0.0  # KV of a token in layers that keep every token
     window: int = 0  # tokens that sliding layers look back
     window_row_bytes: float = 0.0  # KV of a token in sliding layers
@@ -100,7 +100,7 @@ def read_cost(
 def split(rows: Sequence[RowLength], cost: ReadCost, rows_max: int) -> list[list[int]]:
     """Return the groups of indices into `rows` whose steps together read the fewest bytes.
 
-    A group has at most `rows_max` rows. The indices of a group ascend, and so do the groups by
+    A group has at most `rows_max` rows. Indices ascend within a group, and groups ascend by
     their first index.
     Only neighbours in order of length are grouped: two groups that overlap in length could swap
     rows for less padding. With trunks such a swap may read a trunk twice, so the grouping is then
@@ -148,7 +148,7 @@ def regroup(
 
 
 def plan_trunks(sequences: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
-    """Return the planned trunks by request id. A sequence on a trunk stays on one.
+    """Return the planned trunks by request id. A sequence with a trunk keeps it or gets another.
 
     A trunk has at least `tokens_min` tokens, and each sequence has at least one token behind it.
     Only the request id, lineage, prompt, tokens and trunk of a sequence are read.
@@ -183,7 +183,7 @@ def _groups(
 ) -> list[tuple[list[DecodingSequence], int]]:
     """Return the groups of sorted sequences that save the most tokens, and their shared lengths.
 
-    `shared` are the shared lengths of neighbours. The sequences are split at the least of them if
+    `shared` are the shared lengths of neighbours. The sequences are split at the least length if
     the parts save more than the whole.
     """
     if len(sequences) < 2:
