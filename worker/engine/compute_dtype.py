@@ -38,8 +38,8 @@ _PACKED_PARTS: Final = ("weight", "scales", "biases", "global_scale")
 # How recurrent layers compute their states. A key is upstream's name of the layer's class, or of a
 # function that the layer's file imports. True means token by token: decoding and prefill give the
 # same bits. False means a scan over chunks, counted from the forward's start (Mamba2). In bfloat16
-# and 4 bits, the log probabilities of decoded and prefilled tokens differ by 0 for each True, and by
-# 0.19 to 1.3 for each False.
+# and 4 bits, the log probabilities of decoded and prefilled tokens differ by 0 for each True, and
+# by 0.19 to 1.3 for each False.
 RECURRENCES: Final = {
     "ssm_update": False,
     "gated_delta_update": True,  # Qwen3-Next, Qwen3.5, Olmo Hybrid, Kimi Linear

@@ -2,7 +2,7 @@
 
 mlx_lm.utils sets the limit to (2048, 4096) when it is imported. If the hard limit is lower and may
 not be raised, the import fails. If it is higher, it is lowered for good. This process sets its own
-limit (shared/process_start.py). This module is imported before any other module of mlx-lm.
+limit (shared/process_start.py). This module is imported before any module of mlx-lm.
 """
 
 import importlib

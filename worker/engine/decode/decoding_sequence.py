@@ -206,7 +206,7 @@ class DecodingSequence:
                 processed.append(row_logits)
             logits = mx.concatenate(processed)
         guide = self.sampling.guide
-        assert guide is None or draft.is_chain, "a draft under a guide has branches"
+        assert guide is None or draft.is_chain, "a guide follows one path"
         return logits if guide is None else guide.process_rows(draft.tokens, logits)
 
 
@@ -372,7 +372,7 @@ class SingleSequence:
         if sequence.draft_model is not None:
             sequence.draft_model.look_at(None)
         if draft and sequence.sampling.guide is not None:
-            assert draft.is_chain, "a draft under a guide has branches"
+            assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(sequence.sampling.guide.fitting(draft.tokens))
         if draft:
             draft = draft.cut(sequence.before_draft(len(sequence.tokens) + 1, len(draft)))
@@ -411,7 +411,7 @@ class SingleSequence:
             return self._forward([*known, *draft.tokens])
         self._undo = None
         run = self._tree_forward
-        assert run is not None, "the model takes no drafts with branches"
+        assert run is not None, "this model's drafts have no branches"
         with applied(self.sequence.adapter):
             return run(known, draft.tokens, draft.parents, self.sequence.cache, self.sequence.shift)
 

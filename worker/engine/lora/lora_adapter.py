@@ -19,7 +19,7 @@ import mlx.core as mx
 class AdaptedLayer:
     """One layer of the model, and an adapter's layer to replace it.
 
-    The layer is `holder[key]`, in a module, which is a dict of its parts, or in a list of parts.
+    The layer is `holder[key]`. The holder is a module (a dict of its parts) or a list of parts.
     """
 
     holder: Any
@@ -70,7 +70,7 @@ class LoraAdapters:
 
     @property
     def token_bytes(self) -> int:
-        """Memory for each token of such a forward, beside the model's own."""
+        """Memory for each token of a forward with an adapter, beside the model's own."""
         return max((adapter.token_bytes for adapter in self.by_name.values()), default=0)
 
     def report(self) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def sees_images(directory: Path) -> bool:
 def only_known_code(runs_code: bool) -> Iterator[None]:
     """Make mlx-vlm refuse a configuration with a `model_file`, unless `runs_code`.
 
-    Mlx-vlm runs such a file without asking. `remote_code` finds it before, but the configuration
+    Mlx-vlm runs such a file without asking. `remote_code` looks for it first, but the configuration
     may have changed since, or have been read under another name.
     """
     from mlx_vlm import utils
