@@ -338,7 +338,7 @@ class AnswerDrafter:
         return longer
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
-        """Return a chain with the best branch: another match's tokens, from the first other one.
+        """Return a chain with the best branch: another match's tokens from the first difference.
 
         The nodes are in order of their chance, each after its parent.
         """

@@ -73,7 +73,7 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._tallies: defaultdict[tuple[DraftSource | TextKind | int, ...], _Tally]
-        self._tallies = defaultdict(_Tally)  # by source, by source and kind, by all and length
+        self._tallies = defaultdict(_Tally)  # by source, by (source, kind), by (source, kind, length)
         self._rates: dict[tuple[DraftSource, TextKind, int], float] = {}  # until the next `record`
 
     def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:

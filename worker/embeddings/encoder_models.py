@@ -1,8 +1,8 @@
 """Turns texts into vectors and scores documents for a query, with models that mlx-vlm loads.
 
 A checkpoint describes itself in files of sentence-transformers: modules.json,
-1_Pooling/config.json, prompts. A model is refused if mlx-vlm would leave out
-something that it needs: wrong vectors look like right ones.
+1_Pooling/config.json, prompts. A model is refused if mlx-vlm would leave out something that the
+model needs: wrong vectors look like right ones.
 
 There are two kinds of rerankers. A classifier takes a query and a document as a pair.
 Qwen3-Reranker is asked whether the document answers the query, and the score is the probability of
@@ -74,7 +74,7 @@ class TokenRow:
     """The tokens of one text, or of a query and a document."""
 
     ids: Sequence[int]
-    types: Sequence[int] | None = None  # 0 or 1 for tokens of the text 1 or text 2; None = one text
+    types: Sequence[int] | None = None  # 0 or 1, for the first or second text; None = one text
 
     def packed(self) -> "TokenRow":
         """Return a copy with four bytes per token; a list takes about forty."""

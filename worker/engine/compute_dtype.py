@@ -91,7 +91,7 @@ class WeightSizes:
 
     floats: Counter[str]  # number of elements by dtype
     is_packed: bool
-    own_bytes: int  # as the weights are
+    own_bytes: int  # with unchanged weights
     cast_bytes: int  # with all floats in float32
     dense_bytes: int  # with all floats and all packed layers in float32
 

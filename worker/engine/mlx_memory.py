@@ -85,7 +85,7 @@ def set_memory_limit(limit: int) -> None:
 
 
 def wire(nbytes: int) -> None:
-    """Set MLX's limit of wired bytes; existing buffers are wired first. Wait for forwards before.
+    """Set MLX's limit of wired bytes; existing buffers are wired first. No forward may be running.
 
     MLX wires each new buffer that fits (mlx/backend/metal/resident.cpp). If the limit is exactly
     the weights' bytes, no KV is wired. A device without a recommended limit wires nothing.

@@ -18,8 +18,8 @@ from hearth.worker.engine.model_loader import LoadedModel, backend
 CHUNK_CPU: Final = 256
 # With 512 tokens per forward instead of 2,048, dense models of 4B and 9B differ by at most 0.7 %; a
 # hybrid of 27B is 3 % slower, LFM2.5 9 %, a mixture of experts (35B-A3B) 16 %. Source: the
-# performance notes of Rapid-MLX (August 2026, M3 Ultra). A mixture of experts of 122B is 22 % faster
-# with 2,048. Source: vllm-mlx's issue 174.
+# performance notes of Rapid-MLX (August 2026, M3 Ultra). A mixture of experts of 122B is 22 %
+# faster with 2,048. Source: vllm-mlx's issue 174.
 CHUNK_DENSE, CHUNK_STATES, CHUNK_EXPERTS = 512, 1024, 2048
 # Larger with experts, as a short forward reads nearly as many experts as a long one.
 GAP_EXPERTS: Final = 256

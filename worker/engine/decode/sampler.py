@@ -26,7 +26,7 @@ Filter = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
-TEMPERATURE_MIN = 1e-4  # below this the likeliest token is taken, as divided logits overflow
+TEMPERATURE_MIN = 1e-4  # below this logits could overflow: the likeliest token is taken
 REPETITION_CONTEXT_TOKENS = 256  # the last tokens that the repetition penalty counts
 ALL_GENERATED = 1 << 30  # presence and frequency penalties count all generated tokens
 

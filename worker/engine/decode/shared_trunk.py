@@ -78,7 +78,7 @@ class TrunkedKVCache:
     """The KV of a batch in one layer: trunks for some of its rows, and a tail for each row.
 
     It does what upstream's BatchKVCache does, under the same names. A BatchKVCache holds the tails.
-    Its `left_padding` is hidden: mlx-vlm's Qwen3.5 has another attention if it finds one.
+    Its `left_padding` is hidden: with this attribute mlx-vlm's Qwen3.5 uses another attention.
     `update_and_fetch` returns the tails alone, and `make_mask` masks the tails alone. `offset`
     counts the trunk's tokens too.
     Invariant: each row has a tail of at least one token.
