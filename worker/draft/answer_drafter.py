@@ -234,7 +234,7 @@ class AnswerDrafter:
         forced = self._sources.forced
         nodes = self._chain([], forced.forced(nodes_max), "forced", 0) if forced is not None else []
         if forced is None or (not nodes and self._proposed_kind != "call"):
-            # The tokens behind the longest match, and perhaps a branch.
+            # The tokens after the longest match, and perhaps a branch.
             tail = self._tail()
             longest = self._longest(tail)
             nodes = self._chain([], longest.next_tokens(nodes_max), longest.source, longest.length)

@@ -29,9 +29,9 @@ _MODEL_PRIOR: Final = 0.6  # for a draft model, which has no matches
 _BUCKETS: Final = tuple(
     max(at for at, low in enumerate(_LENGTHS) if length >= low) for length in range(65)
 )
-_PRIOR_WEIGHT: Final = 4.0  # a prior counts as so many tried tokens
+_PRIOR_WEIGHT: Final = 4.0  # a prior counts as this many tried tokens
 _TRIED_MAX: Final = 32.0  # tried tokens after which both counts are halved
-_HARDLY_ANY: Final = 0.1  # share of right tokens below which a right one resets the counts
+_HARDLY_ANY: Final = 0.1  # below this share of right tokens a right one resets the counts
 _RATE_MAX: Final = 0.99
 
 # The budget of rejected rows limits drafts, whatever was learned.
@@ -73,7 +73,7 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._tallies: defaultdict[tuple[DraftSource | TextKind | int, ...], _Tally]
-        self._tallies = defaultdict(_Tally)  # by source, by (source, kind), by (source, kind, length)
+        self._tallies = defaultdict(_Tally)  # by source, (source, kind), (source, kind, length)
         self._rates: dict[tuple[DraftSource, TextKind, int], float] = {}  # until the next `record`
 
     def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:

@@ -281,7 +281,7 @@ class TokenLookup:
         return self._next_tokens(text, end, ahead, count), length
 
     def other_tokens(self, than: int, tail: list[int], count: int) -> tuple[list[int], int]:
-        """Return the tokens behind the best match not followed by `than`, and its length."""
+        """Return the tokens after the best match not followed by `than`, and its length."""
         text, end, length = self._found(tail, than)
         return (text.followed(end, count), length) if text is not None else ([], 0)
 

@@ -146,7 +146,7 @@ def choose_dtype(
 ) -> ComputeDtype:
     """Return the dtype to compute in, by `setting` (DTYPE) and the dtype of the checkpoint.
 
-    `is_float16_good` is the result of this machine's checks of the model; None before they ran.
+    `is_float16_good` is the result of this machine's checks of the model; None before the checks.
     `config_dtype` is the dtype that config.json names. With several ranks, `setting` is the dtype
     that rank 0 chose.
     """

@@ -199,7 +199,7 @@ class Engine:
     ) -> None:
         """Feed `ids` in one forward and wait for its KV.
 
-        `images` are all images of the prompt in order, also those before and behind `ids`.
+        `images` are all images of the prompt in order, also those before and after `ids`.
         """
         self._prefill(cache, ids, images, adapter)
 

@@ -1,4 +1,4 @@
-"""Estimates how much memory a prefill's forward takes beside weights and KV.
+"""Estimates how much memory a prefill's forward takes in addition to weights and KV.
 
 Without a fused kernel most of this memory is attention scores: one for each head, each token of the
 chunk, and each token before that token. At 100,000 tokens, chunks of 512 and 24 heads that is

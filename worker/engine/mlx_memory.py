@@ -135,7 +135,7 @@ def dense_bytes_max(total: int, workers: int, others: int = 0) -> int:
 
     The weights of other workers, `others`, count as free, so that each worker decides as the first
     one did. Free memory is never more than the `total` of all workers. If the other workers' models
-    are large, half of what they leave is the limit, which `refuse_heavy` accepts.
+    are large, the limit is half of what they leave, which `refuse_heavy` accepts.
     """
     free = min(total, psutil.virtual_memory().available + others)
     return min(int(free) // max(1, workers), max(0, total - others)) // 2

@@ -55,7 +55,7 @@ TREE_PATHS: Final = ((0, 2, 4), (1, 3))
 # its share of the row. In the models of the tests these lengths find as much as 40 and (3, 64):
 # padding without a mask gives 2.8e-3, a position off by one 9e-4. (3, 20) finds no missing mask.
 TRUNK_LENGTH: Final = 8  # tokens of the trunk that two rows share; a third row has no trunk
-TAILS: Final = (2, 28)  # tokens of these two rows behind the trunk
+TAILS: Final = (2, 28)  # tokens of these two rows after the trunk
 # The error of a call of attention is its outputs' largest difference, divided by the largest
 # output. This limit is for float32 on the CPU, where only sums are in another order.
 FLOAT32_ERROR_MAX: Final = 1e-4
@@ -262,7 +262,7 @@ def _tried_batch(
 
 
 def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]) -> NDArray[Any]:
-    """Return the logits (rows, vocabulary) behind one more token for each row."""
+    """Return the logits (rows, vocabulary) after one more token for each row."""
     arguments = {"shift": list(shifts)} if shifts else {}
     return as_floats(model(mx.array(ids)[:, None], cache=cache, **arguments)[:, -1])
 
@@ -330,7 +330,7 @@ class _TrunkTrial:
 
 
 def _join_trunks(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of upstream's attention, each row's trunk and tail joined.
+    """Return the arguments of upstream's attention, with each row's trunk and tail joined.
 
     `cache` is the cache of the tails; upstream's attention reads it for quantised KV only.
     """

@@ -50,7 +50,7 @@ def process_bytes() -> int:
 
 
 class MemoryUse:
-    """Measures how much memory this worker takes: MLX's arrays, and everything beside them.
+    """Measures how much memory this worker takes: MLX's arrays, and everything else.
 
     MLX's count falls as soon as an array is freed, the system's count some time later. So the
     arrays are counted at each call, and the rest only in `measure`, between forwards.

@@ -38,8 +38,8 @@ class Batch:
     """Decodes sequences that share forwards, one forward ahead of the tokens that were returned.
 
     Invariants: the batch is not empty when it is used. All its sequences have the same adapter, or
-    none. Batch row n of each layer holds the KV of `sequences[n]`. If that sequence has a
-    trunk, a layer that can be trunked holds only the KV behind the trunk.
+    none. Batch row n of each layer holds the KV of `sequences[n]`. If that sequence has a trunk,
+    a layer that can be trunked holds only the KV after the trunk.
     Layers are copied one after another, so that at most one layer is in memory twice.
     """
 
@@ -223,7 +223,7 @@ class BatchQuantizedKVCache:
 
     It does for QuantizedKVCache what mlx-lm's BatchKVCache does for KVCache, under the same names.
     `keys` and `values` are (packed, scales, biases), each (batch, heads, KV rows, width). The first
-    `_idx` KV rows are written. A sequence's own rows begin behind its `_padding`. (The name is not
+    `_idx` KV rows are written. A sequence's own rows begin after its `_padding`. (The name is not
     `left_padding`: mlx-vlm's Qwen3.5 takes a cache with that attribute for unquantised KV, and
     would mask nothing here.)
     Owner: the inference thread.

@@ -138,8 +138,8 @@ def regroup(
 ) -> list[list[int]] | None:
     """Return a better grouping, as indices into all rows in order; None = keep the groups.
 
-    `groups` are the rows that share a step now. `planned` has for each row, in the same order, its
-    length after regrouping, with its planned trunk; None = as now.
+    `groups` are the rows that share a step now. `planned` has each row's length
+    after regrouping, with the planned trunk, in the same order; None = no change.
     """
     rows = [row for group in groups for row in group] if planned is None else planned
     wanted = split(rows, cost, rows_max)
@@ -150,7 +150,7 @@ def regroup(
 def plan_trunks(sequences: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
     """Return the planned trunks by request id. A sequence with a trunk keeps it or gets another.
 
-    A trunk has at least `tokens_min` tokens, and each sequence has at least one token behind it.
+    A trunk has at least `tokens_min` tokens, and each sequence has at least one token after it.
     Only the request id, lineage, prompt, tokens and trunk of a sequence are read.
     """
     planned = {
@@ -199,7 +199,7 @@ def _groups(
 
 
 def shared_length(first: DecodingSequence, second: DecodingSequence) -> int:
-    """Return the length of the common beginning, with at least one token behind it in each."""
+    """Return the length of the common beginning, with at least one token after it in each."""
     count = min(len(first.prompt), len(second.prompt))
     differing = first.prompt[:count] != second.prompt[:count]
     alike = int(differing.argmax()) if differing.any() else count

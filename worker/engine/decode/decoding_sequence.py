@@ -3,7 +3,7 @@
 `DecodingSequence` is used in a batch too: there the batch holds the KV and makes the forwards.
 
 A draft is verified as if its tokens came one by one. Row 0 of the logits follows the last known
-token, row n + 1 follows the draft's node n. The processors of each row see the tokens on its path,
+token, row n + 1 follows the draft's node n. The processors of each row get the tokens on its path,
 and its token is drawn with the random key of its position in the answer. So for the same logits the
 accepted tokens are those that the model would have written without a draft.
 Owner: the inference thread.
@@ -81,8 +81,8 @@ class DecodingSequence:
 
     Invariant: its KV holds `tokens`, except those in `SingleSequence.unfed`. Outside a batch the KV
     is in `cache`. `tail` is the rest of the prompt, which is not fed before `begin`. When a
-    sequence is removed, `cache` holds exactly `tokens`, evaluated. `tokens` may have one
-    token that was not returned, as decoding is one token ahead.
+    sequence is removed, `cache` holds exactly `tokens`, evaluated. The last token may not have been
+    returned, as decoding is one token ahead.
     """
 
     request_id: str
@@ -135,7 +135,7 @@ class DecodingSequence:
 
     @property
     def own_length(self) -> int:
-        """The number of tokens behind the trunk."""
+        """The number of tokens after the trunk."""
         return len(self.tokens) - (self.trunk.length if self.trunk is not None else 0)
 
     def lend(self) -> None:
@@ -344,7 +344,7 @@ class SingleSequence:
         return min(self.sequence.remaining - 2, ROWS_MAX - len(self.unfed) - 1)
 
     def _step_by_draft(self, drafter: Drafter) -> list[SampledToken]:
-        """Return the token that was sampled last, and the accepted tokens of a draft behind it.
+        """Return the token that was sampled last, and the accepted tokens of a draft after it.
 
         The draft may be empty.
         """
@@ -406,7 +406,7 @@ class SingleSequence:
         ]
 
     def _forward_draft(self, known: list[int], draft: Draft) -> mx.array:
-        """Feed known tokens and a draft behind them; return logits (1, n, vocabulary)."""
+        """Feed known tokens and a draft after them; return logits (1, n, vocabulary)."""
         if draft.is_chain:
             return self._forward([*known, *draft.tokens])
         self._undo = None

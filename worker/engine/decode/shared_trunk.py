@@ -1,6 +1,6 @@
 """Keeps the KV of a prefix that several batch rows share, a trunk, once for all of them.
 
-Each batch row keeps only the KV behind its trunk, its tail. All rows on a trunk attend to the same
+Each batch row keeps only the KV after its trunk, its tail. All rows on a trunk attend to the same
 arrays: see `trunk_attention.py`. Only layers that keep the plain KV of every token have trunks:
 recurrent states, sliding windows and quantised KV have none.
 Owner: the inference thread.
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 PLAIN: Final = "KVCache"  # the same name in mlx-lm and mlx-vlm
 # Buffers of tails grow by upstream's 256 tokens, or by fewer. The unused part is at most this share
-# of all KV; short tails behind a trunk would otherwise be mostly unused.
+# of all KV; short tails after a trunk would otherwise be mostly unused.
 SPARE_SHARE: Final = 1 / 32
 STEP_MIN: Final = 16
 
@@ -52,7 +52,7 @@ class Trunk:
 
 @dataclass(frozen=True, slots=True)
 class TailKVCache:
-    """One sequence's KV in a layer: a trunk and the tail behind it. Models never see this class."""
+    """One sequence's KV in a layer: a trunk and the tail after it. Models never see this class."""
 
     tail: Any  # upstream's KVCache
     trunk: LayerTrunk

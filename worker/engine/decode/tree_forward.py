@@ -39,7 +39,7 @@ class TreeForward:
         cache: Sequence[Any],
         shift: int = 0,
     ) -> mx.array:
-        """Feed known tokens, at least one, and the tree behind them; return the logits of all.
+        """Feed known tokens, at least one, and the tree after them; return the logits of all.
 
         The logits are (1, known + nodes, vocabulary). The cache grows by as many KV rows.
         A position is the number of tokens before it plus `shift`.

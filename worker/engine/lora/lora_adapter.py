@@ -36,8 +36,8 @@ class LoraAdapter:
     identity: str  # hash of its files, so that KV of other adapters is never read
     layers: tuple[AdaptedLayer, ...]
     arrays: tuple[mx.array, ...]
-    forward_bytes: int = 0  # memory of a forward beside the model's own
-    token_bytes: int = 0  # memory for each token of a forward beside the model's own
+    forward_bytes: int = 0  # memory of a forward, added to the model's own
+    token_bytes: int = 0  # memory for each token of a forward, added to the model's own
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +65,12 @@ class LoraAdapters:
 
     @property
     def forward_bytes(self) -> int:
-        """Memory of the largest forward with an adapter, beside the model's own."""
+        """Memory of the largest forward with an adapter, added to the model's own."""
         return max((adapter.forward_bytes for adapter in self.by_name.values()), default=0)
 
     @property
     def token_bytes(self) -> int:
-        """Memory for each token of a forward with an adapter, beside the model's own."""
+        """Memory for each token of a forward with an adapter, added to the model's own."""
         return max((adapter.token_bytes for adapter in self.by_name.values()), default=0)
 
     def report(self) -> list[dict[str, Any]]:

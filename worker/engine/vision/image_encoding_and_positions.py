@@ -1,8 +1,8 @@
 """Encodes each image once, and gives forwards its embeddings in place of the image's tokens.
 
 An image is encoded by itself, so that its embeddings are the same in every prompt. Its positions
-follow from where it stands. Each forward gets the images of its prompt with their places in it.
-When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
+follow from its place in the prompt. Each forward gets all images of its prompt, with their
+places. When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
 """
 
 import logging
@@ -158,7 +158,7 @@ class ImageEncoder:
         """Return what to add to `position`, the number of tokens before a text token.
 
         The sum is the token's position for the model. An image takes fewer positions than tokens,
-        so the shift behind an image is negative.
+        so the shift after an image is negative.
         """
         return sum(self._advance(run.image) for run in runs if run.end <= position)
 
@@ -333,7 +333,7 @@ class _TestPrompt:
         return ""
 
     def is_read_alike(self, in_two: bool) -> bool:
-        """Whether the logits behind the image are those of mlx-vlm. `in_two` cuts the image."""
+        """Whether the logits after the image are those of mlx-vlm. `in_two` cuts the image."""
         run = self._run
         cuts = [0, run.start, run.end, len(self._ids)]
         if in_two:
@@ -374,7 +374,7 @@ class _TestPrompt:
         return self._last(logits)
 
     def _last(self, logits: mx.array) -> NDArray[Any]:
-        """Return the logits (n, vocabulary) of the text behind the image, as floats."""
+        """Return the logits (n, vocabulary) of the text after the image, as floats."""
         return as_floats(logits[0, -len(self._behind) :])
 
     def _spread(self, array: NDArray[Any]) -> mx.array:

@@ -32,7 +32,7 @@ class VLMLanguageModel:
         shift: int | list[int] = 0,
         **embeds: Any,
     ) -> mx.array:
-        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind the tokens in `cache`.
+        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) after the tokens in `cache`.
 
         A token's position is the number of tokens before it plus `shift`, one for all rows or one
         per row: images take fewer positions than tokens. `embeds` are inputs_embeds
@@ -64,7 +64,7 @@ class VLMLanguageModel:
         shift: int | list[int],
         arguments: dict[str, Any],
     ) -> Any:
-        """Return mlx-vlm's output for `ids`, with their positions behind `cache`."""
+        """Return mlx-vlm's output for `ids`, with their positions after `cache`."""
         if self.takes_positions and "position_ids" not in arguments:
             depth = _counted(cache) if cache else 0  # an array (rows,) for a batch
             assert depth is not None, "no layer of this model counts tokens for positions"
