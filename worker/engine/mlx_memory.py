@@ -74,7 +74,7 @@ def machine_bytes() -> int:
 
 
 def recommended_bytes() -> int | None:
-    """Return the device's recommended maximum of bytes; None if it has none."""
+    """Return the device's recommended maximum of bytes; None without one."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
     return None if size is None else int(size)
 
@@ -101,8 +101,8 @@ def wire(nbytes: int) -> None:
 def wire_loaded(sizes: Iterable[int]) -> None:
     """Wire exactly the weights that are in memory. Called when the whole model is loaded.
 
-    `sizes` has the bytes of each weight. The sizes of the files would not do: arrays take a little
-    less, and KV would be wired in the difference. Of an array smaller than a page MLX counts
+    `sizes` has the bytes of each weight. The sizes of the files are too large: arrays take a
+    little less, and KV would be wired in the difference. Of an array smaller than a page MLX counts
     the bytes and wires the page; the smallest arrays lie in a heap, which is wired too.
     Source: mlx/backend/metal/allocator.cpp.
     """
@@ -115,12 +115,12 @@ def wire_loaded(sizes: Iterable[int]) -> None:
 
 
 def unwire() -> None:
-    """Unwire all memory. Called before the process ends: macOS may leave it wired otherwise."""
+    """Unwire all memory. Called before the process ends: otherwise macOS may leave it wired."""
     wire(0)
 
 
 def return_freed() -> None:
-    """Free MLX's unused buffers if they take more than `working_bytes` of its limit.
+    """Free MLX's unused buffers if they take more than the limit's `working_bytes`.
 
     MLX keeps the buffers of freed arrays for the next forward. A small model's buffers fit into
     the part that is kept free; a large model's take gigabytes that other programs need. Called

@@ -193,7 +193,7 @@ def config_dtype(config: dict[str, Any]) -> str:
 def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
     """Convert the model to `dtype`.
 
-    A vision tower is cast to float32 only: its activations may leave float16's range.
+    A vision tower is cast to float32 only: its activations may exceed float16's range.
     """
     if vision is None:
         compute_in(dtype, model)
@@ -344,7 +344,7 @@ def backend() -> str:
 
 
 def remote_code(directory: Path) -> list[str]:
-    """Return the names of code in a checkpoint; empty if it is data alone.
+    """Return the names of code in a checkpoint; empty for a checkpoint of data alone.
 
     It only reads: nothing is run or imported. Mlx-vlm runs a config's `model_file` without asking,
     and transformers run the files that an `auto_map` names, so this is called before both.

@@ -42,7 +42,7 @@ STEPS: Final = 2
 
 # The fewer tokens there are, the more each counts in the logits of the others. A fault of positions
 # or masks gives 1e-3 or more in the models of the tests. A convolution looks back three tokens, so
-# there are more than three.
+# there are more than three drafted tokens.
 DRAFT_TOKENS: Final = 8
 DRAFT_ROWS: Final = 4
 

@@ -1,7 +1,7 @@
 """Puts an adapter's layers into the model during one forward.
 
 Between two forwards the model has its own layers. So other users of the model (trials, checks,
-image encoders, draft models) need not know of adapters, and a request without an adapter computes
+image encoders, draft models) need no code for adapters, and a request without an adapter computes
 as if there were none. Layers are exchanged by reference, and nothing is copied. Lazy arrays keep
 the weights that they were built with.
 Owner: the inference thread.

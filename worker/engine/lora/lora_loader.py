@@ -114,7 +114,7 @@ class LoraLoader:
         """Admit a model's weights of `nbytes` together with the adapters' weights.
 
         Raises:
-            StartError: they do not fit together.
+            StartError: the weights do not fit into memory together.
         """
         own = sum(found.weights.stat().st_size for found in self._found)
         try:
