@@ -4,7 +4,7 @@ KV of other weights would give wrong answers. Name, size and time of writing do 
 weights: a copy by rsync or cp may keep all three.
 A file is hashed once. Its hash is remembered under path, size, time of writing, and two values that
 no copy can set: the inode and the time of the last change. A blob in a hub's cache is named by its
-own digest, but is hashed too, since a change in place leaves the name.
+own digest, but is hashed too, since a change in place keeps the name.
 The hash is xxh3 of 128 bits. It finds changes, not forgeries: whoever makes two checkpoints
 with equal hashes mixes up only the KV of their own models.
 """
@@ -76,8 +76,8 @@ def stamp_of(path: Path) -> FileStamp:
 class HashMemory:
     """Remembers hashes by stamps, in a file (0600) that workers and servers share.
 
-    The file is replaced as a whole. If two processes write at once, one's hashes are lost and made
-    again later. A damaged file, or a file that others could write, counts as empty. No method
+    The file is replaced as a whole. If two processes write at once, the hashes of one are lost and
+    made again later. A damaged file, or a file that others could write, counts as empty. No method
     raises for errors of the disk. Any thread.
     """
 

@@ -27,7 +27,7 @@ CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_top
 
 @dataclass(frozen=True, slots=True)
 class RowLength:
-    """What a step reads of one batch row: its own tokens, and its trunk (once per trunk)."""
+    """What a step reads of one batch row: its own tokens, and its trunk (once for all rows)."""
 
     own: int
     trunk: Hashable | None = None
@@ -73,7 +73,7 @@ def read_cost(
 
     `network` is upstream's module. The weights of its experts are in its Switch layers.
     Embeddings are looked up, not read, unless they are the output layer too. Where `config` does
-    not say how many experts a token chooses, all are counted as read.
+    not say how many experts a token chooses, all experts count as read.
     """
     sizes = [(name, array.nbytes) for name, array in tree_flatten(network.parameters())]
     has_head = any("lm_head" in name for name, _ in sizes)
@@ -138,8 +138,8 @@ def regroup(
 ) -> list[list[int]] | None:
     """Return a better grouping, as indices into all rows in order; None = keep the groups.
 
-    `groups` are the rows that share a step now. `planned` has each row's length
-    after regrouping, with the planned trunk, in the same order; None = no change.
+    `groups` are the rows that share a step now. `planned` has each row's length after
+    regrouping, with the planned trunk, in the same order; None = no change.
     """
     rows = [row for group in groups for row in group] if planned is None else planned
     wanted = split(rows, cost, rows_max)

@@ -105,7 +105,7 @@ class Decoder:
         }
 
     def trunks_report(self) -> dict[str, int]:
-        """Return for `/v1/cache` how many trunks are shared, and the bytes saved by that."""
+        """Return for `/v1/cache` how many trunks are shared, and how many bytes this saves."""
         users = Counter(self.trunks.values())
         spared = sum((count - 1) * trunk.nbytes for trunk, count in users.items())
         return {"count": len(users), "rows": users.total(), "spared_bytes": spared}

@@ -52,7 +52,7 @@ class ForwardUndo(Protocol):
         """Whether any number of the forward's last rows can be removed from the cache."""
 
     def cut(self, rows: int) -> None:
-        """Remove the forward's last `rows`, but not all of its rows."""
+        """Remove the forward's last `rows`, fewer than it has."""
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
         """Keep only the rows in `path`: ascending indices into the forward's last `rows`.
@@ -81,8 +81,8 @@ class DecodingSequence:
 
     Invariant: its KV holds `tokens`, except those in `SingleSequence.unfed`. Outside a batch the KV
     is in `cache`. `tail` is the rest of the prompt, which is not fed before `begin`. When a
-    sequence is removed, `cache` holds exactly `tokens`, evaluated. The last token may not have been
-    returned, as decoding is one token ahead.
+    sequence is removed, `cache` holds exactly `tokens`, evaluated. Perhaps the last token is not
+    returned yet, as decoding is one token ahead.
     """
 
     request_id: str

@@ -1,8 +1,8 @@
 """Encodes each image once, and gives forwards its embeddings in place of the image's tokens.
 
 An image is encoded by itself, so that its embeddings are the same in every prompt. Its positions
-follow from its place in the prompt. Each forward gets all images of its prompt, with their
-places. When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
+follow from its place in the prompt. Each forward gets all images of the prompt, with their places.
+When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
 """
 
 import logging
@@ -120,7 +120,7 @@ class ImageEncoder:
     def encode(self, image: PromptImage, spared: Container[ImageName] = ()) -> None:
         """Encode an image, unless its rows are kept, and make it the newest.
 
-        Other images are evicted for it, except those named in `spared`.
+        Other images are evicted to make room, except those named in `spared`.
 
         Raises:
             UnknownImageInputs: the image's inputs cannot be cut by tokens.

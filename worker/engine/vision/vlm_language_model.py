@@ -9,14 +9,14 @@ from typing import Any, Final, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
-AXES: Final = 3  # of mRoPE's positions: time, height and width
+AXES: Final = 3  # axes of mRoPE's positions: time, height and width
 
 
 class VLMLanguageModel:
     """A language model with forwards that depend on their arguments only.
 
     Mlx-vlm's models with mRoPE remember the last request's positions, and use them in a call
-    without positions. With several requests these would be wrong, so each call here has positions.
+    without positions. With several requests these would be wrong, so this class always passes positions.
     """
 
     def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
