@@ -16,7 +16,7 @@ class VLMLanguageModel:
     """A language model with forwards that depend on their arguments only.
 
     Mlx-vlm's models with mRoPE remember the last request's positions, and use them in a call
-    without positions. With several requests these would be wrong, so this class always passes positions.
+    without positions. With several requests these would be wrong, so here each call has positions.
     """
 
     def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
