@@ -349,7 +349,9 @@ def merge_caches(caches: Sequence[Sequence[Any]]) -> list[Any]:
 
     The layers have `extend`, `filter` and `extract`, and an `offset` for each batch row.
     """
-    assert len({batch_kind(cache) for cache in caches}) == 1, "the caches are of different kinds"
+    assert len({batch_kind(cache) for cache in caches}) == 1, (
+        "packed rows and others share no batch"
+    )
     return [
         BatchQuantizedKVCache(layers)
         if type(layers[0]).__name__ == PACKED
