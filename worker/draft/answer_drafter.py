@@ -1,6 +1,6 @@
 """Drafts for answers from forced tokens, from earlier text, and from a draft model.
 
-This module has tokens alone, no model and no arrays.
+This module handles tokens only, no models and no arrays.
 """
 
 import itertools
@@ -15,15 +15,15 @@ from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource, ForcedTokens
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.token_history import SEPARATOR, TokenHistory, TokenLookup
 
-HISTORY_TOKENS_MAX: Final = 1 << 18  # newest tokens of a conversation that are indexed
+HISTORY_TOKENS_MAX: Final = 1 << 18  # indexed tokens of a conversation, the newest
 _ANSWER_ROOM: Final = 4_096  # capacity for an answer's tokens at first
-PREDICTION_TOKENS_MAX: Final = 1 << 17  # of a client's prediction that are indexed
-# For so many tokens behind an accepted draft, another draft is likely.
+PREDICTION_TOKENS_MAX: Final = 1 << 17  # indexed tokens of a client's prediction
+# Number of tokens after an accepted draft in which another draft is likely.
 _PROMISING_TOKENS: Final = 8
 OWNERS_MAX: Final = 64  # API keys with remembered rates, about 10 KB each
-BYTES_MAX: Final = 8 << 20  # of all API keys' answers together, about 350,000 tokens
-TOKENS_MIN: Final = 16  # a shorter answer is not kept, as it saves less than it takes
-_CHANCE_MIN: Final = 0.05  # a chain ends with the first node that is less likely
+BYTES_MAX: Final = 8 << 20  # all API keys' answers together, about 350,000 tokens
+TOKENS_MIN: Final = 16  # a shorter answer would save less than keeping it costs
+_CHANCE_MIN: Final = 0.05  # a chain ends with the first node below this chance
 
 
 @dataclass(slots=True)
@@ -33,12 +33,12 @@ class DraftCounts:
     drafted: Counter[DraftSource] = field(default_factory=Counter)
     accepted: Counter[DraftSource] = field(default_factory=Counter)
     tokens: int = 0
-    rows: int = 0  # of all forwards
-    saved: float = 0.0  # estimated, in forwards of one row
+    rows: int = 0  # rows of all forwards
+    saved: float = 0.0  # estimated saving, in forwards of one row
 
     @property
     def forwards(self) -> int:
-        """Forwards in which the tokens were computed."""
+        """The number of forwards that computed the tokens."""
         return self.tokens - self.accepted.total()
 
     def add(self, other: "DraftCounts") -> None:
@@ -54,7 +54,7 @@ class AnswerSources:
     """The texts and models that the drafts of one answer come from."""
 
     prompt: Sequence[int]
-    earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
+    earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # those to the same API key
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
     looks_up: bool = True  # False = no drafts from text
@@ -67,8 +67,8 @@ class _Node(NamedTuple):
     token: int
     parent: int
     source: DraftSource
-    length: int  # of the match before the token
-    chance: float  # that the node is accepted
+    length: int  # length of the match before the token
+    chance: float  # probability that the node is accepted
 
 
 class AnswerDrafter:
@@ -96,11 +96,11 @@ class AnswerDrafter:
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
         if sources.looks_up:
             self._lookups.append(TokenLookup("answers", sources.earlier_answers))
-        self._since_accepted = _PROMISING_TOKENS  # tokens
-        self._unverified_rows = 0  # known rows before a proposed draft; 0 once it is verified
+        self._since_accepted = _PROMISING_TOKENS  # tokens since the last accepted draft
+        self._unverified_rows = 0  # known rows before a proposed draft; 0 once verified
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
-        self._accepted: list[DraftSource] = []  # of the last draft that was verified
+        self._accepted: list[DraftSource] = []  # sources of the last draft's accepted nodes
 
     # ------------------------------------------------------------ the engine's calls
 
@@ -124,7 +124,7 @@ class AnswerDrafter:
                 self._history = None  # rebuilt for the next draft
 
     def is_promising(self) -> bool:
-        """Whether a draft is likely once the next token, which is computed now, is known."""
+        """Whether a draft is likely after the token that is being computed now."""
         length, kind, model = self._length, self._kind(), self.model
         if self._since_accepted < _PROMISING_TOKENS:
             return True
@@ -139,7 +139,7 @@ class AnswerDrafter:
         return bool(lookup.length) and (length.is_worth(rate) or length.is_probe_due)
 
     def propose(self, tokens_max: int, known_rows: int) -> Draft:
-        """Return a draft behind all tokens so far. See `draft.Drafter`."""
+        """Return a draft that continues all tokens so far. See `draft.Drafter`."""
         nodes_max = min(tokens_max, ROWS_MAX - known_rows)
         self._proposed_kind = self._kind()
         nodes = self._nodes(nodes_max) if nodes_max > 0 else []
@@ -158,7 +158,7 @@ class AnswerDrafter:
         )
 
     def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
-        """Learn which nodes of the draft were accepted, by a forward of `rows` tokens."""
+        """Learn which nodes of the draft a forward of `rows` tokens accepted."""
         right, self._unverified_rows = set(accepted), 0
         self.counts.drafted.update(draft.sources)
         self._accepted = [draft.sources[node] for node in accepted]
@@ -167,18 +167,18 @@ class AnswerDrafter:
         self.counts.saved += len(right) + 1 - self._length.cost(rows)
         self._length.record(len(right), rows)
         if right:
-            # `take` comes next, with the accepted tokens and the one behind them.
+            # `take` is called next, with the accepted tokens and the token after them.
             self._since_accepted = -1 - len(right)
         path = -1
         for at, node in enumerate(self._proposed[: len(draft)]):
-            # Children of a wrong node, and siblings behind a right one, were not tested.
+            # Children of a wrong node, and later siblings of a right one, were not tested.
             if node.parent == path:
                 kind = self._proposed_kind
                 self.rates.record(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
     def end_at(self, count: int) -> None:
-        """End the answer behind `count` tokens. Accepted tokens beyond count as rejected.
+        """End the answer after `count` tokens. Later accepted tokens count as rejected.
 
         The indexes are dropped, as the request may be kept for a while.
         """
@@ -191,7 +191,7 @@ class AnswerDrafter:
             self.counts.saved -= surplus
 
     def _record_plain(self, known_rows: int) -> None:
-        """Count a forward of `known_rows` without a draft. Its rows beyond one yield no token."""
+        """Count a forward of `known_rows` without a draft. All rows but one yield no token."""
         self._unverified_rows = 0
         if known_rows > 1:
             self.counts.rows += known_rows - 1
@@ -203,7 +203,7 @@ class AnswerDrafter:
     def _tail(self) -> list[int]:
         """Return the last known tokens, to look up a match.
 
-        Prompt and prediction are indexed here at the first call: answers in a batch never need it.
+        The first call indexes prompt and prediction: answers in a batch never need the index.
         """
         if not self._sources.looks_up:
             return []
@@ -213,12 +213,12 @@ class AnswerDrafter:
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             if self._prediction:
-                # The lookup takes the answer so far, to be at the same point of the prediction.
+                # The lookup takes the answer so far, to reach the same point of the prediction.
                 predicted, self._prediction = TokenHistory(self._prediction), ()
                 lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
                 for token in self.answer:
                     lookup.take(token)
-                self._lookups.insert(1, lookup)  # so that it is preferred to earlier answers
+                self._lookups.insert(1, lookup)  # preferred to earlier answers
         return history.tail()
 
     def _longest(self, tail: list[int]) -> TokenLookup:
@@ -234,7 +234,7 @@ class AnswerDrafter:
         forced = self._sources.forced
         nodes = self._chain([], forced.forced(nodes_max), "forced", 0) if forced is not None else []
         if forced is None or (not nodes and self._proposed_kind != "call"):
-            # The tokens behind the longest match, and perhaps a branch.
+            # The tokens after the longest match, and perhaps a branch.
             tail = self._tail()
             longest = self._longest(tail)
             nodes = self._chain([], longest.next_tokens(nodes_max), longest.source, longest.length)
@@ -249,16 +249,16 @@ class AnswerDrafter:
     def _with_fitting(
         self, nodes: list[_Node], forced: ForcedTokens, nodes_max: int
     ) -> tuple[list[_Node], bool]:
-        """Append to a chain the tokens behind a match that the grammar allows.
+        """Append to a chain those tokens after a match that the grammar allows.
 
-        Tokens that the grammar forces behind these are appended too. The second value is True if
-        there were any, so that more may follow.
+        Tokens that the grammar forces next are appended too. The second value is True if tokens
+        were forced: then more may follow.
         """
         ahead = [node.token for node in nodes]
         tokens, length, source = self._behind(ahead, self._tail(), nodes_max - len(nodes))
         count, then = forced.fitting(ahead, tokens)
         if not count and (fits := forced.choice(ahead)) is not None:
-            # Only few tokens may come: the one that came last behind the same two tokens is taken.
+            # Only few tokens may come: take the one that last followed the same two tokens.
             tail = [*self._tail()[-2:], *ahead][-2:]
             candidates = [
                 (*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups
@@ -275,9 +275,9 @@ class AnswerDrafter:
         return longer, longer[-1].chance > _CHANCE_MIN
 
     def _nodes_of_model(self, others: list[_Node], nodes_max: int, known_rows: int) -> list[_Node]:
-        """Return nodes of the draft model, if they promise more than the `others`.
+        """Return the draft model's nodes if they promise more than the `others`.
 
-        The model drafts no more tokens than pay. It does not draft where tokens are forced.
+        The model drafts only as many tokens as pay, and none where tokens are forced.
         """
         model, length = self.model, self._length
         if (
@@ -304,7 +304,7 @@ class AnswerDrafter:
     def _behind(
         self, ahead: list[int], tail: list[int], count: int
     ) -> tuple[list[int], int, DraftSource]:
-        """Return the tokens behind the longest match, its length and source."""
+        """Return the tokens after the longest match, and the match's length and source."""
         longest = self._longest(tail)
         if not ahead:
             return longest.next_tokens(count), longest.length, longest.source
@@ -319,9 +319,9 @@ class AnswerDrafter:
         length: int,
         depth: int | None = None,
     ) -> list[_Node]:
-        """Return `nodes`, a chain, with the tokens behind a match of `length` appended.
+        """Return the chain `nodes`, continued by the tokens after a match of `length`.
 
-        With a `depth` they are a branch behind the first `depth` nodes: it is taken if the node
+        With a `depth` the tokens are a branch after the first `depth` nodes, taken if the node
         `depth` is wrong.
         """
         rates, kind, longer = self.rates, self._proposed_kind, list(nodes)
@@ -338,9 +338,9 @@ class AnswerDrafter:
         return longer
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
-        """Return a chain with the best branch: another match's tokens from where they differ.
+        """Return a chain with the best branch: another match's tokens from the first difference.
 
-        The nodes are in order of their chance, each behind its parent.
+        The nodes are in order of their chance, each after its parent.
         """
         best, end = nodes, len(nodes)
         for lookup in self._lookups:
@@ -364,14 +364,14 @@ class DraftMemory:
     The answers and rates of an API key serve that key alone: otherwise the speed of an answer could
     show another client that the text was written before. When there are too many answers, the API
     key with the most bytes loses the older half of its answers. So a key with less than an equal
-    share loses nothing through others. Beside this, each drafted answer has an index of its
-    conversation and prediction, 24 bytes a token: a thousandth of their KV.
+    share loses nothing through others. In addition, each drafted answer has an index of its
+    conversation and prediction, with 24 bytes per token: a thousandth of the KV.
     Invariant: `nbytes` is at most the constructor's `bytes_max`. Owner: the inference thread.
     """
 
     def __init__(self, curve: Mapping[int, float] = CPU_CURVE, bytes_max: int = BYTES_MAX) -> None:
-        """`curve` has the costs of forwards by their rows."""
-        self.counts = DraftCounts()  # of all answers that have ended
+        """`curve` maps a forward's rows to its cost."""
+        self.counts = DraftCounts()  # counts of all ended answers
         self._curve = curve
         self._bytes_max = bytes_max
         # Kept for one key: tokens of answers, 8 MB
@@ -393,7 +393,7 @@ class DraftMemory:
     ) -> AnswerDrafter:
         """Return the drafter of a new answer.
 
-        `sources` come from the request; the kept answers of `api_key` are added. If `api_key` is
+        `sources` come from the request; the kept answers to `api_key` are added. If `api_key` is
         None, no kept answers or rates are used, and nothing is kept.
         """
         if api_key is None:
@@ -404,11 +404,11 @@ class DraftMemory:
         return AnswerDrafter(sources, length, kind, allows_trees)
 
     def answers_of(self, api_key: str) -> TokenHistory | None:
-        """Return the kept answers to `api_key`, the newest last. They are not to be changed."""
+        """Return the kept answers to `api_key`, the newest last. Callers must not change them."""
         return self._answers.get(api_key)
 
     def keep(self, api_key: str, answer: Sequence[int]) -> None:
-        """Keep an answer for the next answers to its API key, unless it is too short."""
+        """Keep an answer for later answers to its API key, unless it is too short."""
         if len(answer) < TOKENS_MIN:
             return
         self._answers.setdefault(api_key, TokenHistory()).extend([*answer, SEPARATOR])

@@ -1,6 +1,6 @@
 """Defines a draft, and the protocols of the drafter and of its sources.
 
-This module has tokens alone, no model and no arrays.
+This module handles tokens only, no models and no arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,21 +59,21 @@ class Drafter(Protocol):
         """Append the answer's next tokens."""
 
     def is_promising(self) -> bool:
-        """Whether a draft is likely once the next token, which is computed now, is known."""
+        """Whether a draft is likely after the token that is being computed now."""
 
     def propose(self, tokens_max: int, known_rows: int) -> Draft:
-        """Return a draft behind all tokens so far, of at most `tokens_max` nodes.
+        """Return a draft of at most `tokens_max` nodes that continues all tokens so far.
 
         `known_rows` is how many known tokens the forward feeds before the draft, at least 1. An
         empty draft means plain decoding.
         """
 
     def record(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
-        """Learn which nodes of the draft were accepted, by a forward of `rows` tokens."""
+        """Learn which nodes of the draft a forward of `rows` tokens accepted."""
 
 
 class ForcedTokens(Protocol):
-    """Follows one answer, and finds tokens that its grammar, or that of a tool call, forces.
+    """Follows one answer, and finds tokens that the grammar of the answer or a tool call forces.
 
     Owner: the inference thread.
     """
@@ -85,16 +85,16 @@ class ForcedTokens(Protocol):
         """Return the tokens that must come next, at most `tokens_max`; mostly none."""
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Return how many of `tokens` may come behind `ahead`, and the tokens forced behind these.
+        """Return how many of `tokens` may follow `ahead`, and the tokens forced after them.
 
-        The count ends at the first token behind which other tokens are forced. Where the grammar is
+        The count ends at the first token after which other tokens are forced. Where the grammar is
         unknown, all tokens may come.
         """
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
-        """Return a test whether a token may come behind `ahead`, where only a few texts may come.
+        """Return a test of whether a token may follow `ahead`.
 
-        It is None where the grammar leaves more open.
+        It is None unless the grammar allows only a few texts.
         """
 
 
@@ -117,12 +117,12 @@ class ModelDrafts(Protocol):
     def look_at(self, cache: Sequence[Any] | None) -> None:
         """Give access to the main model's KV of all tokens taken, one cache for each layer.
 
-        It is called with None before the KV changes.
+        The call with None ends this access, before the KV changes.
         """
 
     def draft(self, position: int, last: int, tokens_max: int) -> list[int]:
-        """Return `tokens_max` tokens that may come behind `last`, the last known token.
+        """Return `tokens_max` tokens that may follow `last`, the last known token.
 
-        `position` is that of `last` in the sequence. The list is empty if the hidden state of the
-        token before it is missing.
+        `position` is the position of `last` in the sequence. The list is empty if the hidden state
+        of the token before `last` is missing.
         """

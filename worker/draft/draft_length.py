@@ -1,6 +1,6 @@
 """Decides how many tokens to draft, by the cost of a row and the acceptance of earlier drafts.
 
-This module has numbers only, no texts, models or clocks. A row is one token of a forward.
+This module handles numbers only, no texts, models or clocks. A row is one token of a forward.
 """
 
 from collections import defaultdict
@@ -11,17 +11,17 @@ from hearth.worker.draft.draft import DraftSource
 
 TextKind = Literal["thinking", "text", "call"]
 
-ROWS_MAX: Final = 8  # of a forward: beyond, MLX uses slower kernels
+ROWS_MAX: Final = 8  # rows of a forward; for more rows MLX uses slower kernels
 # The cost of a forward by its rows, in forwards of one row. Source: mlx issue 3839, an M4 Pro with
 # 4-bit weights. No better numbers are known for a CPU.
 CPU_CURVE: Final[Mapping[int, float]] = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.48, 6: 2.05, 8: 2.5}
-# The tokens that good drafts yield for the cost of one plain forward. A bad draft takes budget from
-# good ones, so its cost is multiplied by this.
+# Tokens that good drafts yield for the cost of one plain forward. A bad draft takes budget from
+# good ones, so the cost of a draft is multiplied by this.
 _TOKENS_PER_COST: Final = 1.3
 _GAIN_MIN: Final = 0.03  # tokens that a draft must promise beyond the cost of its rows
 
-# Matches are counted in classes of length, each named by its shortest, with the share of tokens
-# that is expected to be accepted before anything is learned.
+# Matches are counted in classes of length, each named by its shortest length. A prior is the share
+# of tokens that is expected to be accepted before anything is learned.
 _LENGTHS: Final = (0, 2, 3, 4, 6, 9, 17, 33)
 _PRIORS: Final = (0.1, 0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.93)
 _FORCED_PRIOR: Final = 0.99
@@ -29,17 +29,17 @@ _MODEL_PRIOR: Final = 0.6  # for a draft model, which has no matches
 _BUCKETS: Final = tuple(
     max(at for at, low in enumerate(_LENGTHS) if length >= low) for length in range(65)
 )
-_PRIOR_WEIGHT: Final = 4.0  # a prior counts as so many tried tokens
+_PRIOR_WEIGHT: Final = 4.0  # a prior counts as this many tried tokens
 _TRIED_MAX: Final = 32.0  # tried tokens after which both counts are halved
-_HARDLY_ANY: Final = 0.1  # share of right tokens below which a right one resets the counts
+_HARDLY_ANY: Final = 0.1  # below this share of right tokens a right one resets the counts
 _RATE_MAX: Final = 0.99
 
-# The budget of rejected rows, which limits drafts whatever was learned.
+# The budget of rejected rows limits drafts, whatever was learned.
 _ALLOWED_FIRST: Final = 5.0
 _ALLOWED_MAX: Final = 64.0
 _ALLOWED_PER_TOKEN: Final = 0.03
 _ALLOWED_PER_ACCEPTED: Final = 4.0
-_PROBE_TOKENS: Final = 24  # between two probes at first; each failed probe doubles it
+_PROBE_TOKENS: Final = 24  # tokens between two probes; each failed probe doubles them
 _PROBE_TOKENS_MAX: Final = 96
 
 
@@ -73,11 +73,11 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._tallies: defaultdict[tuple[DraftSource | TextKind | int, ...], _Tally]
-        self._tallies = defaultdict(_Tally)  # by source, by source and kind, and by all three
+        self._tallies = defaultdict(_Tally)  # by source, (source, kind), (source, kind, length)
         self._rates: dict[tuple[DraftSource, TextKind, int], float] = {}  # until the next `record`
 
     def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
-        """Return how likely a token behind a match of `length` is right."""
+        """Return the probability that a token after a match of `length` is right."""
         key = (source, kind, _BUCKETS[min(length, 64)])
         rate = self._rates.get(key)
         if rate is None:
@@ -119,8 +119,8 @@ def costs_of(curve: Mapping[int, float], rows_max: int = 4 * ROWS_MAX) -> tuple[
 class DraftLength:
     """Decides the length of drafts for one API key's answers, and learns from verified drafts.
 
-    Invariant: the rejected rows are at most `_ALLOWED_FIRST`, `_ALLOWED_PER_TOKEN` for each token,
-    `_ALLOWED_PER_ACCEPTED` for each accepted one, and the rows of one forward.
+    Invariant: the rejected rows are at most the sum of `_ALLOWED_FIRST`, `_ALLOWED_PER_TOKEN` for
+    each token, `_ALLOWED_PER_ACCEPTED` for each accepted token, and the rows of one forward.
     Owner: the inference thread.
     """
 
@@ -131,7 +131,7 @@ class DraftLength:
         self._since_probe = 0
         self._probe_tokens = _PROBE_TOKENS
         self._feeds_again = (
-            False  # whether a rejected node makes the model feed accepted ones again
+            False  # whether a rejected node makes the model feed accepted nodes again
         )
 
     def cost(self, rows: int) -> float:
@@ -145,13 +145,13 @@ class DraftLength:
 
     @property
     def is_probe_due(self) -> bool:
-        """Whether to draft one token that is not worth it, to see if acceptance has changed."""
+        """Whether to draft one token at a loss, to see if acceptance has changed."""
         return self._since_probe >= self._probe_tokens and self._allowed >= 1
 
     def is_worth(self, chance: float, token_cost: float = 0.0) -> bool:
         """Whether a token that is right with `chance` is worth a row in the next forward.
 
-        `token_cost` is the cost of drafting it, in forwards of one row.
+        `token_cost` is the cost of drafting the token, in forwards of one row.
         """
         return self._allowed >= 1 and self._best((chance,), 1, token_cost)[1] > 0
 
@@ -160,7 +160,7 @@ class DraftLength:
     ) -> tuple[float, int]:
         """Return the tokens that a draft promises beyond its cost, and the best number of nodes.
 
-        The arguments are those of `count`. Both are 0 where no node pays.
+        The arguments are those of `count`. Both results are 0 where no node pays.
         """
         gain, count = self._best(self._allowed_of(chances, known_rows), known_rows, token_cost)
         return (gain, count) if count else (0.0, 0)
@@ -168,7 +168,7 @@ class DraftLength:
     def count(self, chances: Sequence[float], known_rows: int, token_cost: float = 0.0) -> int:
         """Return how many of the first nodes are worth their rows.
 
-        `chances` are the nodes' chances to be accepted, which do not rise. The forward feeds
+        `chances` are the nodes' chances of acceptance, in falling order. The forward feeds
         `known_rows` in any case. `token_cost` is the cost of drafting one node, in forwards of one
         row.
         """

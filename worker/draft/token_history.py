@@ -1,7 +1,7 @@
 """Finds an earlier occurrence of a text's last tokens, and returns what followed there.
 
-N-grams of two lengths are hashed into tables, which have the position where each n-gram ended last.
-Each position links to the one before it with the same hash. This takes 22 bytes a token. Numpy
+N-grams of two lengths are hashed into tables of the positions where each n-gram last ended. Each
+position links to the previous one with the same hash. The tables take 22 bytes per token. Numpy
 indexes a long text at once. A position is the number of tokens before it.
 """
 
@@ -19,21 +19,21 @@ Fits = Callable[[int], bool]  # whether a token may come next
 # Lengths of the n-grams that are looked up, the longer first. The longer one finds a long match
 # even if the shorter n-gram has occurred many times since.
 ORDERS: Final = (6, 2)
-POSITIONS_MAX: Final = 8  # that are compared for each order, the newest first
+POSITIONS_MAX: Final = 8  # positions compared for each order, the newest first
 MATCH_MAX: Final = 64  # longest match that is measured, in tokens
-NEWEST: Final = 1 << 15  # tokens that are searched where only few tokens may come
+NEWEST: Final = 1 << 15  # newest tokens, searched where only few tokens may come
 FITTING_MAX: Final = 64  # positions that are tried in such a search
-# Around the position where a match ended, text that continues behind a change is looked for within
-# these bounds; a change is seldom longer.
+# After a change, the text is looked for this many tokens before and after the position where the
+# match ended. A change is seldom longer.
 NEAR_BEFORE: Final = 4
 NEAR_BEHIND: Final = 24
-SEPARATOR: Final = -1  # stands between texts; no token has this id
+SEPARATOR: Final = -1  # put between texts; no token has this id
 FEW_LENGTH: Final = 2  # added to a match's length where only few tokens may come
 START_LENGTH: Final = 16  # a prediction's start counts as a match of this length
 _ROOM_MIN: Final = 512  # tokens
 _RUN: Final = 8  # tokens that are compared at once
 _SLOTS_PER_TOKEN: Final = 1.25
-_FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
+_FACTOR: Final = 0x9E3779B97F4A7C15  # the factor of Knuth's multiplicative hashing
 _BITS: Final = (1 << 64) - 1
 
 
@@ -83,7 +83,7 @@ class TokenHistory:
                     last[slot] = end
 
     def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
-        """Return the longest match of the end of `tail`, or None; of equal ones the newest.
+        """Return the longest match of the end of `tail`, the newest of equal ones; None without.
 
         A match is followed by a token other than `unlike`, so it is not at the end of a text.
         `tail` has no separators.
@@ -92,7 +92,7 @@ class TokenHistory:
         return next((match for match in matches if match is not None), None)
 
     def find_fitting(self, tail: list[int], fits: Fits) -> Match | None:
-        """Return the newest match of the last two tokens, or of the last one, if the next one fits.
+        """Return the newest match of the last one or two tokens before a fitting token.
 
         Only the newest tokens are searched, and for each length only FITTING_MAX positions.
         """
@@ -111,7 +111,7 @@ class TokenHistory:
         return None
 
     def find_near(self, end: int, token: int) -> int:
-        """Return the position behind the occurrence of `token` nearest to `end`; 0 without one."""
+        """Return the position after the `token` that is nearest to `end`; 0 without one."""
         start = max(0, end - NEAR_BEFORE)
         around = self._read[start : min(end + NEAR_BEHIND, self._count)].tolist()
         if token not in around:
@@ -130,7 +130,7 @@ class TokenHistory:
         return self._read[max(0, self._count - MATCH_MAX) : self._count].tolist()
 
     def newest(self, count: int) -> TokenArray:
-        """Return the last tokens, at most `count`. The array is not to be changed."""
+        """Return the last tokens, at most `count`. Callers must not change the array."""
         return self._tokens[max(0, self._count - count) : self._count]
 
     def token_at(self, end: int) -> int | None:
@@ -184,7 +184,7 @@ class TokenHistory:
         self._before = {order: np.zeros(room + 1, np.int32) for order in ORDERS}
         for order in ORDERS:
             self._index(order)
-        # Reading an item of a memoryview takes a third of the time of numpy's.
+        # Reading an item of a memoryview takes a third of the time that numpy takes.
         self._read = self._tokens.data
         self._read_last = {order: table.data for order, table in self._last.items()}
         self._read_before = {order: table.data for order, table in self._before.items()}
@@ -223,8 +223,8 @@ class TokenHistory:
 class TokenLookup:
     """Follows the best match of an answer in one text.
 
-    While the answer continues like the text, the match is the same, a token longer. It is looked up
-    again only when the two differ. Owner: the inference thread.
+    While the answer continues like the text, each token makes the match longer. A match is looked
+    up again only when the two differ. Owner: the inference thread.
     """
 
     def __init__(
@@ -236,16 +236,16 @@ class TokenLookup:
     ) -> None:
         """`is_own`: the text is the answer's own conversation, which ends with the answer."""
         self.source = source
-        self.length = START_LENGTH if from_start else 0  # of the match; 0 = no match
+        self.length = START_LENGTH if from_start else 0  # length of the match; 0 = no match
         self._text = text
         self._is_own = is_own
         self._followed = text() if from_start else None
-        self._end = 0  # of the match in `_followed`
+        self._end = 0  # end of the match in `_followed`
         self._is_current = from_start
         self._left = 0  # position where the last match ended; 0 = none
 
     def take(self, token: int) -> None:
-        """Take the answer's next token. Called before it is appended to the conversation."""
+        """Take the answer's next token. Called before the token is in the conversation."""
         text, end = self._followed, self._end
         goes_on = text is not None and text.token_at(end) == token
         if text is not None and goes_on and (self._is_own or text.token_at(end + 1) is not None):
@@ -262,8 +262,8 @@ class TokenLookup:
             self._followed, self._end, self.length = self._found(tail)
             text = self._text()
             if not self.length and tail and text is not None and self._left:
-                # The answer may copy the text with a change. Then the last token stands near the
-                # position where the match ended, and the text is followed from there.
+                # The answer may copy the text with a change. Then the text has the last token near
+                # the position where the match ended, and is followed from that token.
                 near = text.find_near(self._left, tail[-1])
                 if near:
                     self._followed, self._end, self.length = text, near, 1
@@ -281,12 +281,12 @@ class TokenLookup:
         return self._next_tokens(text, end, ahead, count), length
 
     def other_tokens(self, than: int, tail: list[int], count: int) -> tuple[list[int], int]:
-        """Return the tokens behind the best match not followed by `than`, and its length."""
+        """Return the tokens after the best match not followed by `than`, and its length."""
         text, end, length = self._found(tail, than)
         return (text.followed(end, count), length) if text is not None else ([], 0)
 
     def fitting_token(self, tail: list[int], fits: Fits) -> tuple[list[int], int]:
-        """Return the newest fitting token in a list, and the match's length; ([], 0) without."""
+        """Return the newest fitting token, in a list, and its match's length; ([], 0) if none."""
         text = self._text()
         match = text.find_fitting(tail, fits) if text is not None and tail else None
         if text is None or match is None:
@@ -304,7 +304,7 @@ class TokenLookup:
     def _next_tokens(
         self, text: TokenHistory | None, end: int, ahead: Sequence[int], count: int
     ) -> list[int]:
-        """Return what follows `end` in a text. At its own end a conversation is repeated."""
+        """Return the tokens after `end` in a text. At the end the own conversation is repeated."""
         if text is None:
             return []
         tokens = text.followed(end, count)

@@ -1,8 +1,8 @@
 """Turns texts into vectors and scores documents for a query, with models that mlx-vlm loads.
 
 A checkpoint describes itself in files of sentence-transformers: modules.json,
-1_Pooling/config.json, prompts. If mlx-vlm would leave out something that a model needs, the model
-is refused, since its wrong vectors would look right.
+1_Pooling/config.json, prompts. A model is refused if mlx-vlm would leave out something that the
+model needs: wrong vectors look like right ones.
 
 There are two kinds of rerankers. A classifier takes a query and a document as a pair.
 Qwen3-Reranker is asked whether the document answers the query, and the score is the probability of
@@ -42,7 +42,7 @@ from hearth.worker.prompt import bounded_templates  # noqa: F401  before any tem
 log = logging.getLogger(__name__)
 
 # Characters of one text. A text is tokenised as a whole: a longer one would take gigabytes, and
-# stop all other requests for minutes. It is 64 characters for each of TEXT_TOKENS_MAX.
+# stop all other requests for minutes. The limit is 64 characters for each of TEXT_TOKENS_MAX.
 CHARS_MAX: Final = 1 << 19
 REST_S_MAX: Final = 1.0
 DENSE_FILES: Final = "*_Dense/*.safetensors"  # not among the files of a language model
@@ -74,10 +74,10 @@ class TokenRow:
     """The tokens of one text, or of a query and a document."""
 
     ids: Sequence[int]
-    types: Sequence[int] | None = None  # 0 or 1 for tokens of the first or second text; None = one
+    types: Sequence[int] | None = None  # 0 or 1, for the first or second text; None = one text
 
     def packed(self) -> "TokenRow":
-        """Return a copy in four bytes a token; a list takes about forty."""
+        """Return a copy with four bytes per token; a list takes about forty."""
         types = None if self.types is None else array("i", self.types)
         return TokenRow(array("i", self.ids), types)
 
@@ -92,7 +92,7 @@ class LayerRests:
 
     def __init__(self) -> None:
         self.are_wanted = False
-        self.rested_s = 0.0  # in all, since the start
+        self.rested_s = 0.0  # all rests since the start
 
     def clock(self) -> float:
         """Return a time in seconds that stops during rests."""
@@ -134,8 +134,8 @@ class _PacedLayer(_WrappedLayer):
 class _WindowedLayer(_WrappedLayer):
     """A layer in which a token attends only to tokens less than a window away, in both directions.
 
-    Mlx-vlm leaves the window out of EmbeddingGemma. A text of more than 257 tokens, the window,
-    would get another vector than the model was trained to give.
+    Mlx-vlm leaves out EmbeddingGemma's window of 257 tokens. A longer text would get another vector
+    than the model was trained to give.
     Source: transformers' Gemma3TextConfig and _bidirectional_window_overlay.
     """
 
@@ -148,7 +148,7 @@ class _WindowedLayer(_WrappedLayer):
         if length > self._window:
             at = mx.arange(length)
             is_far = mx.abs(at[:, None] - at[None, :]) >= self._window
-            # Finite, as padding with only padding near would become NaN, and spread.
+            # A finite number: padding among padding alone would become NaN, and NaN spreads.
             mask = mx.where(is_far, mx.array(mx.finfo(mask.dtype).min, mask.dtype), mask)
         return self._layer(hidden, mask, cache)
 
@@ -162,10 +162,10 @@ class EncoderModel:
     _vocabulary: int
 
     def __init__(self, source: str, rests: LayerRests, runs_code: bool = False) -> None:
-        """Load the model `source`, fetched if it is a hub id, with `rests` between its layers.
+        """Load the model `source`, a directory or a hub id, with `rests` between its layers.
 
         Raises:
-            StartError: it cannot be loaded, or brings code of its own without `runs_code`.
+            StartError: the model cannot be loaded, or has code that `runs_code` does not allow.
         """
         named = named_model(source, self.setting)
         try:
@@ -209,9 +209,9 @@ class EncoderModel:
             )
 
     def _padded(self, rows: Sequence[TokenRow]) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Return the ids, a mask (1 = token, 0 = padding), and the types, if all rows have them.
+        """Return the ids, a mask (1 = token, 0 = padding), and the types, if all rows have types.
 
-        All are (rows, tokens). Shorter rows are padded at the end.
+        All arrays are (rows, tokens). Shorter rows are padded at the end.
         """
         length = max(len(row.ids) for row in rows)
         ids = [[*row.ids, *[self._pad_id] * (length - len(row.ids))] for row in rows]
@@ -360,7 +360,7 @@ class RerankModel(EncoderModel):
         An item is the query and a document. `first` is the first item's number in the request.
         Raises RequestError if the model cannot take one of them.
         """
-        assert truncate, "no route has a document refused for its length"
+        assert truncate, "documents are always cut, never refused"
         query = items[0][0]
         documents = [checked_text(document, "", "", truncate) for _, document in items]
         if self._is_classifier:
@@ -398,9 +398,9 @@ class RerankModel(EncoderModel):
             type_ids = {} if types is None else {"token_type_ids": types}
             logits = self._model(ids, attention_mask=mask, **type_ids).logits[:, 0]
         else:
-            # The log odds of "yes" against "no" behind the last token of each row. Padding comes
-            # later, and attention is causal. Only these two logits are computed: those of the whole
-            # vocabulary in float32 can take gigabytes.
+            # The log odds of "yes" against "no" after the last token of each row. Padding does not
+            # matter: it comes later, and attention is causal. Only two logits are computed, as the
+            # logits of the whole vocabulary in float32 can take gigabytes.
             inner = self._model.language_model.model
             hidden = inner.embed_tokens(ids)
             for layer in inner.layers:
@@ -573,9 +573,9 @@ def tokens_max(directory: Path, config: dict[str, Any], tokenizer: Any) -> int:
 def compute_in_float32(model: Any) -> None:
     """Make `model` compute in float32, without casting its matrices.
 
-    In 16 bits the shape of a batch would change a text's vector by more than 1e-6. Norms, biases
-    and looked-up embeddings are cast, which are small. MLX computes in the widest dtype of its
-    inputs.
+    In 16 bits the shape of a batch would change a text's vector by more than 1e-6. Only norms,
+    biases and looked-up embeddings are cast, which are small: MLX computes in the widest dtype of
+    its inputs.
     """
     lookups = [
         (name, _Float32Lookup(module))

@@ -15,7 +15,7 @@ from hearth.worker.embeddings.encoder_models import EmbeddingModel, RerankModel,
 from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
 from hearth.worker.schedule.client_lease import ClientLease
 
-TOKENISED_CHARS: Final = 32_768  # in one step, but at least one item
+TOKENISED_CHARS: Final = 32_768  # characters of one step, which has at least one item
 CHARS_A_TOKEN: Final = 4  # guess for items that are not tokenised yet
 
 # (values of all rows in order, number of tokens of each) -> the answer
@@ -96,19 +96,19 @@ class JobQueue(list[Job]):
     """The jobs without an answer, in the order of their arrival.
 
     Steps go alternately to the oldest job and to the job with the least left to compute. So a short
-    request does not wait for a long one, and a long one gets at least every second step in time.
+    request does not wait for a long one, and the oldest request gets every second step.
     """
 
     _is_shortest_next = True
 
     def take_gone(self) -> list[Job]:
-        """Remove the jobs with clients that have left, and return these jobs."""
+        """Remove and return the jobs whose clients have left."""
         gone = [job for job in self if job.lease.is_gone]
         self[:] = [job for job in self if job not in gone]
         return gone
 
     def next(self) -> Job:
         """Return the job that gets the next step."""
-        assert self, "nothing is asked"
+        assert self, "the queue is empty"
         is_shortest, self._is_shortest_next = self._is_shortest_next, not self._is_shortest_next
         return min(self, key=lambda job: job.tokens_left) if is_shortest else self[0]

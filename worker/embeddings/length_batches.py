@@ -2,25 +2,25 @@
 
 A batch is padded to its longest row, and padding is computed in vain. A forward occupies the GPU,
 so answers that stream and later requests wait for its end.
-This module has counts only, no arrays.
+This module handles counts only, no arrays.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-# Tokens of one text. Mlx-vlm's masks have tokens squared elements: gigabytes for a longer text.
+# Tokens of one text. Mlx-vlm's masks grow with their square, to gigabytes for a longer text.
 TEXT_TOKENS_MAX: Final = 8_192
-# Tokens of a padded batch, which bounds a forward's memory. A worker keeps that much memory free
+# Tokens of a padded batch. This bounds a forward's memory, which a worker keeps free
 # (worker/setup/memory_setup.py). A single text may have as many tokens.
 TOKENS_MAX: Final = 8_192
-# Elements of the masks that some models make, tokens squared for each row. A single row may have
-# more.
+# Elements of a batch's masks, which some models make: the square of the padded length for each row.
+# A single row may have more.
 SQUARE_MAX: Final = 16 << 20
-MLX_CACHE_BYTES: Final = 256 << 20  # of freed arrays that MLX keeps for the next forward
-WASTE_DIVISOR: Final = 4  # a quarter of a padded batch may be padding,
-WASTE_TOKENS: Final = 64  # and so many tokens more
+MLX_CACHE_BYTES: Final = 256 << 20  # freed arrays that MLX keeps for the next forward
+WASTE_DIVISOR: Final = 4  # a quarter of a padded batch may be padding
+WASTE_TOKENS: Final = 64  # tokens that may be padding beyond that quarter
 TOKENS_MIN: Final = 16
-SHRINK_MIN: Final = 0.25  # in one step: one slow forward may have another cause
+SHRINK_MIN: Final = 0.25  # least factor of one step: a slow forward may have another cause
 GROW: Final = 1.5
 FULL: Final = 0.75  # a forward with this share of the allowed tokens may raise the limit
 
@@ -42,11 +42,11 @@ class LengthBatches:
         return not self._left
 
     def take(self, tokens_max: int) -> list[int]:
-        """Return the indices of the next batch's rows: the longest left, and as many as fit.
+        """Return the indices of the next batch's rows: the longest left, and as many more as fit.
 
         The batch has at most `tokens_max` tokens with its padding, or is a single row.
         """
-        assert self._left, "nothing is left"
+        assert self._left, "all rows are taken"
         batch = [self._left.pop()]
         longest = real = self._lengths[batch[0]]
         while self._left:
@@ -58,7 +58,7 @@ class LengthBatches:
             batch.append(self._left.pop())
             real += length
         self.tokens_left -= real
-        assert self.tokens_left >= len(self._left), "each row has a token"
+        assert self.tokens_left >= len(self._left), "fewer tokens are left than rows"
         return batch
 
 
@@ -66,7 +66,7 @@ class ForwardPace:
     """Learns from measured forwards how many tokens a forward of `limit_s` may have."""
 
     def __init__(self, limit_s: float, tokens: int) -> None:
-        """`tokens` is the first guess."""
+        """`tokens` is the first guess of that number."""
         self._limit_s = limit_s
         self.tokens = tokens
 

@@ -48,12 +48,12 @@ from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.start_worker import refuse_start, run_worker
 from hearth.worker.threads.wire_thread import WireThread
 
-FREE_S: Final = 0.1  # of a forward while no answer streams; new requests wait for its end
-BUSY_S: Final = 0.025  # of a forward while answers stream
-FREE_TOKENS: Final = 2_048  # first guess of the tokens of a forward of FREE_S
-BUSY_TOKENS: Final = 128  # first guess of the tokens of a forward of BUSY_S
+FREE_S: Final = 0.1  # time of a forward while no answer streams; new requests wait as long
+BUSY_S: Final = 0.025  # time of a forward while answers stream
+FREE_TOKENS: Final = 2_048  # first guess of the tokens that a forward computes in FREE_S
+BUSY_TOKENS: Final = 128  # first guess of the tokens that a forward computes in BUSY_S
 OPEN_MAX: Final = 4_096  # open requests; the proxy sends fewer
-END_S_MAX: Final = 5.0  # that a forward gets to end when the process ends
+END_S_MAX: Final = 5.0  # time for a forward to end when the process ends
 
 # Requests from the wire thread; None = this worker ends.
 Inbox: TypeAlias = "queue.SimpleQueue[tuple[ClientLease, Embed | Rerank] | None]"
@@ -74,7 +74,7 @@ class EncoderWorker:
         self._facts: dict[str, EncoderFacts] = {}
         self._jobs = JobQueue()
         self._steps = 0
-        self._rests = LayerRests()  # wanted while answers stream
+        self._rests = LayerRests()  # rests are wanted while answers stream
         self._paces = {  # key: whether answers stream
             False: ForwardPace(FREE_S, FREE_TOKENS),
             True: ForwardPace(BUSY_S, BUSY_TOKENS),

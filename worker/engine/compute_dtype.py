@@ -28,18 +28,18 @@ _CAST_FROM: Final = {
     "float16": (mx.bfloat16,),
     "bfloat16": (mx.float16,),
 }
-# The packed layers of mlx, mlx-lm and mlx-vlm that are a matrix (and a bias). Each has a dense
+# Packed layers of mlx, mlx-lm and mlx-vlm that consist of a matrix (and a bias). Each has a dense
 # class, named without "Quantized", in `nn` or in its own file. Other packed layers compute more.
 _PACKED: Final = (
     *("QuantizedLinear", "QuantizedEmbedding"),
     *("QuantizedSwitchLinear", "QuantizedMultiLinear"),
 )
 _PACKED_PARTS: Final = ("weight", "scales", "biases", "global_scale")
-# How recurrent layers compute their states, by upstream's names: a function that the layer's file
-# imports, or its class. True: token by token, so that decoding and prefill give the same bits.
-# False: a scan over chunks, counted from the forward's start (Mamba2). The log probabilities of
-# decoded and prefilled tokens, in bfloat16 and 4 bits, differ by 0 for each True, and by 0.19 to
-# 1.3 for each False.
+# How recurrent layers compute their states. A key is upstream's name of the layer's class, or of a
+# function that the layer's file imports. True means token by token: decoding and prefill give the
+# same bits. False means a scan over chunks, counted from the forward's start (Mamba2). In bfloat16
+# and 4 bits, the log probabilities of decoded and prefilled tokens differ by 0 for each True, and
+# by 0.19 to 1.3 for each False.
 RECURRENCES: Final = {
     "ssm_update": False,
     "gated_delta_update": True,  # Qwen3-Next, Qwen3.5, Olmo Hybrid, Kimi Linear
@@ -89,9 +89,9 @@ class ComputeDtype:
 class WeightSizes:
     """The dtypes of a model's weights, and the bytes that they take or would take."""
 
-    floats: Counter[str]  # elements by dtype
+    floats: Counter[str]  # number of elements by dtype
     is_packed: bool
-    own_bytes: int  # unchanged
+    own_bytes: int  # with unchanged weights
     cast_bytes: int  # with all floats in float32
     dense_bytes: int  # with all floats and all packed layers in float32
 
@@ -144,9 +144,9 @@ def choose_dtype(
     is_float16_good: bool | None,
     config_dtype: str = "",
 ) -> ComputeDtype:
-    """Return the dtype to compute in, by DTYPE, `setting`, and the dtype of the checkpoint.
+    """Return the dtype to compute in, by `setting` (DTYPE) and the dtype of the checkpoint.
 
-    `is_float16_good` is the result of this machine's checks of the model; None before they ran.
+    `is_float16_good` is the result of this machine's checks of the model; None before the checks.
     `config_dtype` is the dtype that config.json names. With several ranks, `setting` is the dtype
     that rank 0 chose.
     """
@@ -243,7 +243,7 @@ def _dense_layer(packed: Any) -> nn.Module:
 def float_leaves(
     node: Any, is_cast: IsCast, kinds: tuple[mx.Dtype, ...] = (mx.bfloat16,), path: str = ""
 ) -> Iterator[tuple[Any, str | int, str]]:
-    """Yield the holder, key and dotted name of each leaf that may be cast, if of these `kinds`.
+    """Yield the holder, key and dotted name of each leaf of these `kinds` that may be cast.
 
     No reference to a leaf is kept meanwhile.
     """
@@ -264,13 +264,13 @@ def cast_leaves(model: Any, name: str, is_cast: IsCast, *, evaluates: bool = Tru
     The new leaf reuses the old one's buffer, or the buffer is freed, so that no two copies of the
     model are in memory.
     """
-    uses: dict[int, list[tuple[Any, str | int]]] = {}  # by leaf: a tied head shares the embedding's
+    uses: dict[int, list[tuple[Any, str | int]]] = {}  # by leaf: tied layers share a leaf
     for holder, key, _ in float_leaves(model, is_cast, _CAST_FROM[name]):
         uses.setdefault(id(holder[key]), []).append((holder, key))
     for (holder, key), *others in uses.values():
         for other_holder, other_key in others:
             other_holder[other_key] = None
-        holder[key] = leaf = holder[key].astype(getattr(mx, name))  # only the graph has the old one
+        holder[key] = leaf = holder[key].astype(getattr(mx, name))  # the graph has the old leaf
         for other_holder, other_key in others:
             other_holder[other_key] = leaf
         if evaluates:
@@ -286,7 +286,7 @@ def compute_in(dtype: ComputeDtype, model: Any, *rules: Any, evaluates: bool = T
     if dtype.is_dense:
         make_dense(model)
     if dtype.is_cast:
-        # Casting to more bits does no harm, so to float32 all leaves are cast.
+        # Casting to more bits does no harm, so all leaves are cast to float32.
         is_cast = cast_rule(model, *rules) if dtype.name != "float32" else lambda _name: True
         cast_leaves(model, dtype.name, is_cast, evaluates=evaluates)
     if dtype.is_dense and evaluates:
@@ -296,7 +296,7 @@ def compute_in(dtype: ComputeDtype, model: Any, *rules: Any, evaluates: bool = T
 
 
 def cast_rule(*models: Any) -> IsCast:
-    """Return the rule of which leaves may be cast: from the first of `models` that has one.
+    """Return the rule for casting leaves, from the first of `models` that has one.
 
     Upstream's `cast_predicate` is a property or a method that returns a function, or is broken.
     """

@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 class Engine:
     """Runs one model: prefills caches, encodes images, and has the decoder.
 
-    Behind each chunk the cache holds exactly the tokens that `prefill` was given, evaluated, so
-    that it can be dropped or continued there. `batches` allows sequences to share a forward, and
-    `trees` allows drafts with branches; both only if a trial finds that the model computes them
-    correctly. `vision` encodes images, if the model takes any. `packed` has the bits and the group
-    size of KV that is quantised while the model runs.
+    After each chunk the cache holds exactly the tokens that `prefill` was given, all evaluated, so
+    that the prefill can be dropped or continued from that point. `batches` allows sequences to
+    share a forward, and `trees` allows drafts with branches; both only if a trial finds that the
+    model computes them correctly. `vision` encodes images, if the model takes any. `packed` has
+    the bits and the group size of KV that is quantised while the model runs.
     Two trials are made once, when first needed: whether the model verifies drafts, and whether the
     rows of a batch can share a trunk.
     Owner: the inference thread.
@@ -63,7 +63,7 @@ class Engine:
         batches = batches and is_mergeable(self.new_cache())
         tree_forward = None
         with self._trial():
-            # Mlx-lm's own models are known to batch in its own caches. All others are tried.
+            # Mlx-lm's models are known to batch in mlx-lm's caches. All others are tried.
             if batches and loaded.vision is not None:
                 batches = batches_like_alone(self._model, self.new_cache)
             if batches and packed is not None:
@@ -118,7 +118,7 @@ class Engine:
         return cache
 
     def probe(self) -> list[Any]:
-        """Return caches of three tokens. They show what each layer keeps, and its dtype."""
+        """Return caches of three tokens, from which each layer's class and dtype can be read."""
         cache = self.new_cache()
         self.prefill(cache, [0, 0, 0])
         return cache
@@ -144,7 +144,7 @@ class Engine:
         Raises:
             RequestError: 400, `image_refused`: the image's data is gone, or the encoder fails.
         """
-        assert self.vision is not None, "a model of text alone is given no images"
+        assert self.vision is not None, "a text-only model got an image"
         is_new = not self.vision.is_encoded(image)
         try:
             self.vision.encode(image, spared)
@@ -199,7 +199,7 @@ class Engine:
     ) -> None:
         """Feed `ids` in one forward and wait for its KV.
 
-        `images` are all images of the prompt in order, also those before and behind `ids`.
+        `images` are all images of the prompt in order, also those before and after `ids`.
         """
         self._prefill(cache, ids, images, adapter)
 
@@ -237,8 +237,8 @@ class Engine:
         with mx.stream(generation_stream), applied(self.adapters.of(adapter)):
             arguments: dict[str, Any] = {}
             if images:
-                assert self.vision is not None, "a model of text alone is given no images"
-                assert before is not None, "a model that sees has a layer that counts tokens"
+                assert self.vision is not None, "a text-only model got an image"
+                assert before is not None, "no layer of this vision model counts tokens"
                 arguments = self.vision.model_arguments(ids, before, images)
             if keeps_hidden:
                 _, hidden = with_hidden(self._model, mx.array(ids)[None], cache, **arguments)

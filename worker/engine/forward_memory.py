@@ -1,7 +1,7 @@
-"""Estimates how much memory a prefill's forward takes beside weights and KV.
+"""Estimates how much memory a prefill's forward takes in addition to weights and KV.
 
-Most of it are attention scores, where no fused kernel computes them: a number for each head, each
-token of the chunk, and each token before it. At 100,000 tokens, chunks of 512 and 24 heads that is
+Without a fused kernel most of this memory is attention scores: one for each head, each token of the
+chunk, and each token before that token. At 100,000 tokens, chunks of 512 and 24 heads that is
 2.4 GB.
 """
 
@@ -37,9 +37,9 @@ class ForwardMemory:
 
     grid: PrefillGrid | None = None  # cuts the prompt into forwards; None = forwards take nothing
     token_bytes: int = 0  # activations of one token
-    pair_bytes: int = 0  # scores of a token with a token it attends to; 0 if a kernel is fused
-    depth_bytes: int = 0  # for each token before the chunk: MLA unfolds its latents
-    fixed_bytes: int = 0  # for each forward: an adapter's weights joined with the model's
+    pair_bytes: int = 0  # scores of one pair of tokens; 0 with a fused kernel
+    depth_bytes: int = 0  # per token before the chunk: MLA unfolds its latents
+    fixed_bytes: int = 0  # per forward: an adapter's weights joined with the model's
 
     def bytes_at(self, depth: int) -> int:
         """Return the bytes of the largest forward of a prompt of `depth` tokens.
@@ -71,7 +71,7 @@ def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:
 def forward_memory(
     config: Mapping[str, Any], grid: PrefillGrid, item_bytes: int, backend: str
 ) -> ForwardMemory:
-    """Return the estimate for a text model's `config`. Its numbers have `item_bytes` each.
+    """Return the estimate for a text model's `config`, with `item_bytes` for each number computed.
 
     Sizes that `config` has under other names count as 0; `working_bytes` is then the only reserve.
     """
@@ -120,7 +120,7 @@ def _scores(config: Mapping[str, Any], head_size: int, is_latent: bool, backend:
         return _LATENT
     if backend != "cpu" and head_size in FUSED_HEAD_SIZES:
         return 0
-    mask = 0.25 if backend == "cpu" else 0.5  # a byte for each pair, for all heads
+    mask = 0.25 if backend == "cpu" else 0.5  # one byte for each pair, shared by all heads
     return (_WITH_SINKS if config.get("model_type") == "gpt_oss" else _PLAIN) + mask
 
 

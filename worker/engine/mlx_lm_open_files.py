@@ -1,15 +1,15 @@
 """Imports mlx-lm without letting it set the limit of open files.
 
 mlx_lm.utils sets the limit to (2048, 4096) when it is imported. If the hard limit is lower and may
-not be raised, the import fails. If it is higher, it is lowered for good. This process sets its own
-limit (shared/process_start.py). This module is imported before any other module of mlx-lm.
+not be raised, the import fails. A higher hard limit is lowered for good. This process sets its own
+limit (shared/process_start.py). This module is imported before any module of mlx-lm.
 """
 
 import importlib
 import resource
 from typing import Final
 
-SETTER: Final = "mlx_lm.utils"  # a test fails if it stops setting the limit
+SETTER: Final = "mlx_lm.utils"  # a test fails if this module stops setting the limit
 
 _setrlimit = resource.setrlimit
 resource.setrlimit = lambda _which, _limits: None

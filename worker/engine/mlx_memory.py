@@ -34,15 +34,15 @@ _IPC: Final = "ipc://"
 _LOCK_TRIES: Final = 50
 _LOCK_WAIT_S: Final = 0.001
 _BYTES_MAX: Final = 64
-RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all other programs
+RESERVE_BYTES_MAX: Final = 8 * GB  # memory left to all other programs
 RESERVE_SHARE: Final = 4  # a small machine's reserve is its memory divided by this
 
 
 def memory_limit(settings: Settings) -> int:
     """Return how many bytes this machine's workers may take together.
 
-    It is MEMORY_LIMIT_MB, or by default what the device recommends, less where the system's reserve
-    needs it.
+    The limit is MEMORY_LIMIT_MB. By default it is what the device recommends, or less if the
+    system's reserve needs more.
     """
     if settings.memory_limit_mb:
         return settings.memory_limit_mb * MB
@@ -74,7 +74,7 @@ def machine_bytes() -> int:
 
 
 def recommended_bytes() -> int | None:
-    """Return the device's recommended maximum of bytes; None if it has none."""
+    """Return the device's recommended maximum of bytes; None without one."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
     return None if size is None else int(size)
 
@@ -85,7 +85,7 @@ def set_memory_limit(limit: int) -> None:
 
 
 def wire(nbytes: int) -> None:
-    """Set MLX's limit of wired bytes; buffers that exist are wired first. Nothing may be computing.
+    """Set MLX's limit of wired bytes; existing buffers are wired first. No forward may be running.
 
     MLX wires each new buffer that fits (mlx/backend/metal/resident.cpp). If the limit is exactly
     the weights' bytes, no KV is wired. A device without a recommended limit wires nothing.
@@ -101,9 +101,9 @@ def wire(nbytes: int) -> None:
 def wire_loaded(sizes: Iterable[int]) -> None:
     """Wire exactly the weights that are in memory. Called when the whole model is loaded.
 
-    `sizes` has the bytes of each weight. The sizes of the files would not do: arrays take a little
-    less, and KV would be wired in the difference. MLX counts the bytes of an array below a page and
-    wires its page; the smallest arrays lie in a heap, which is wired too.
+    `sizes` has the bytes of each weight. The sizes of the files are too large: arrays take a
+    little less, and KV would be wired in the difference. Of an array smaller than a page MLX counts
+    the bytes and wires the page; the smallest arrays lie in a heap, which is wired too.
     Source: mlx/backend/metal/allocator.cpp.
     """
     if recommended_bytes() is not None:
@@ -115,16 +115,16 @@ def wire_loaded(sizes: Iterable[int]) -> None:
 
 
 def unwire() -> None:
-    """Unwire all memory. Called before the process ends: macOS may leave it wired otherwise."""
+    """Unwire all memory. Called before the process ends: otherwise macOS may leave it wired."""
     wire(0)
 
 
 def return_freed() -> None:
-    """Free MLX's unused buffers if they take more than `working_bytes` of its limit.
+    """Free MLX's unused buffers if they take more than the limit's `working_bytes`.
 
-    MLX keeps the buffers of freed arrays for the next forward. Those of a small model fit into the
-    part that is kept free; those of a large model are gigabytes that other programs need. It is
-    called between forwards, so that a forward reuses its own buffers.
+    MLX keeps the buffers of freed arrays for the next forward. A small model's buffers fit into
+    the part that is kept free; a large model's take gigabytes that other programs need. Called
+    between forwards, so that a forward reuses its own buffers.
     """
     if mx.get_cache_memory() > working_bytes(mx.get_memory_limit()):
         mx.clear_cache()
@@ -135,7 +135,7 @@ def dense_bytes_max(total: int, workers: int, others: int = 0) -> int:
 
     The weights of other workers, `others`, count as free, so that each worker decides as the first
     one did. Free memory is never more than the `total` of all workers. If the other workers' models
-    are large, half of what they leave is the limit, which `refuse_heavy` accepts.
+    are large, the limit is half of what they leave, which `refuse_heavy` accepts.
     """
     free = min(total, psutil.virtual_memory().available + others)
     return min(int(free) // max(1, workers), max(0, total - others)) // 2
@@ -154,8 +154,8 @@ def weight_bytes(directory: Path) -> int:
 def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0, encoders: int = 0) -> None:
     """Raise StartError if a checkpoint's weights of `nbytes` do not fit.
 
-    `others` are the bytes of `limit` that other workers' weights take. `encoders` are bytes beside
-    `limit` that the models for embeddings and reranking take; they are only named in the error.
+    `others` are the bytes of `limit` that other workers' weights take. `encoders` are bytes outside
+    `limit` that the models for embeddings and reranking take; only the error names these bytes.
     """
     room = limit - others
     if nbytes <= room - working_bytes(room):
@@ -193,7 +193,7 @@ class MemoryShare:
         self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
         self._workers = workers
         self.total = total  # bytes that all workers may take
-        self.own_bytes = 0  # of weights
+        self.own_bytes = 0  # bytes of this worker's weights
         self._others: list[_Claim] = []
         self._hold = hold
         self._announced = -1  # last argument of `hold`

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 PYTHON: Final = "*.py"
 CODE_PATTERNS: Final = ("*.json", PYTHON)  # the files that `remote_code` reads
-NAMED_MAX: Final = 8  # in the text of a refusal
+NAMED_MAX: Final = 8  # names in the text of a refusal
 _CONFIGS: Final = "*config*.json"
 # Loaders open these names, even if a file system lists the files under other spellings.
 _OPENED: Final = (
@@ -193,7 +193,7 @@ def config_dtype(config: dict[str, Any]) -> str:
 def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
     """Convert the model to `dtype`.
 
-    A vision tower is cast to float32 only: its activations may leave float16's range.
+    A vision tower is cast to float32 only: its activations may exceed float16's range.
     """
     if vision is None:
         compute_in(dtype, model)
@@ -215,8 +215,8 @@ def may_run_code(settings: Settings, source: str) -> bool:
 def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
     """Return the directory of the checkpoint `source`, fetched if it is a hub id.
 
-    `setting` names the checkpoint in errors. Code in it is found before anything loads it, and
-    before the weights are fetched. Python files that may not run are not fetched.
+    `setting` names the checkpoint in errors. Code in the checkpoint is found before anything
+    loads it, and before the weights are fetched. Python files that may not run are not fetched.
 
     Raises:
         StartError: the checkpoint brings code that ALLOW_MODEL_CODE does not allow.
@@ -311,7 +311,7 @@ def _facts(
         path=source,
         architecture=str(config.get("model_type", "unknown")),
         context_tokens=min(positions, settings.max_kv_size),
-        # Without a number in the config, one forward shows how many logits there are.
+        # Without a size in the config, one forward gives the number of logits.
         vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
         parameter_count=int(get_total_parameters(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
@@ -344,10 +344,10 @@ def backend() -> str:
 
 
 def remote_code(directory: Path) -> list[str]:
-    """Return the names of code in a checkpoint; empty if it is data alone.
+    """Return the names of code in a checkpoint; empty for a checkpoint of data alone.
 
     It only reads: nothing is run or imported. Mlx-vlm runs a config's `model_file` without asking,
-    and transformers run the files that an `auto_map` names, so this is called before either.
+    and transformers run the files that an `auto_map` names, so this is called before both.
     """
     found = [path.name for path in files_like(directory, [PYTHON])]
     opened = {directory / name for name in _OPENED}

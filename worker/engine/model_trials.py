@@ -29,37 +29,37 @@ log = logging.getLogger(__name__)
 # An error is 1 minus the correlation of logits. A batch rounds differently, and so does a prompt
 # that is cut differently (its cut error), so the error of a batch may be a multiple of the cut
 # error. In fp32 both are nearly 0. A position that is off by one gives an error of 3e-4 or more,
-# and padding without a mask gives 5e-3 or more. At most half of such errors is taken for rounding.
-# In a model with experts the router may choose others where two are nearly tied. Not every text has
-# such ties: hence several texts.
+# and padding without a mask gives 5e-3 or more. At most half of such an error passes as rounding.
+# In a model with experts the router may choose other experts where two are nearly tied. Not every
+# text has such ties: hence several texts.
 ERROR_MAX: Final = 1e-4
-CUT_ERRORS_MAX: Final = 10  # errors of a batch, as a multiple of the cut error
-CUT_ERROR_MAX: Final = 2e-4  # a larger cut error counts as this
+CUT_ERRORS_MAX: Final = 10  # largest error of a batch, as a multiple of the cut error
+CUT_ERROR_MAX: Final = 2e-4  # a larger cut error counts as this one
 TEXTS: Final = 3
-LENGTHS: Final = (3, 64)  # of a batch's two rows: most of the first row is padding
-SHIFTS: Final = (40, 0, 7)  # of the rows' positions, as behind images
+LENGTHS: Final = (3, 64)  # tokens of a batch's two rows: most of the first row is padding
+SHIFTS: Final = (40, 0, 7)  # offsets of the rows' positions, as after images
 STEPS: Final = 2
 
 # The fewer tokens there are, the more each counts in the logits of the others. A fault of positions
 # or masks gives 1e-3 or more in the models of the tests. A convolution looks back three tokens, so
-# there are more rows than that.
+# there are more than three drafted tokens.
 DRAFT_TOKENS: Final = 8
 DRAFT_ROWS: Final = 4
 
-# Two branches of different length, their nodes interleaved.
+# The tree has two branches of different length, with interleaved nodes.
 TREE_TOKENS: Final = 12
 TREE_PARENTS: Final = (-1, -1, 0, 1, 2)
 TREE_PATHS: Final = ((0, 2, 4), (1, 3))
 
 # The fewer tokens a row has, the more a fault of its trunk or position counts; padding counts by
-# its share of the row. In the models of the tests these lengths show as much as 40 and (3, 64):
-# padding without a mask gives 2.8e-3, a position off by one 9e-4. With (3, 20) padding is not seen.
-TRUNK_LENGTH: Final = 8  # of the trunk that two rows share; a third row has none
-TAILS: Final = (2, 28)  # tokens of these two rows behind the trunk
+# its share of the row. In the models of the tests these lengths find as much as 40 and (3, 64):
+# padding without a mask gives 2.8e-3, a position off by one 9e-4. (3, 20) finds no missing mask.
+TRUNK_LENGTH: Final = 8  # tokens of the trunk that two rows share; a third row has no trunk
+TAILS: Final = (2, 28)  # tokens of these two rows after the trunk
 # The error of a call of attention is its outputs' largest difference, divided by the largest
 # output. This limit is for float32 on the CPU, where only sums are in another order.
 FLOAT32_ERROR_MAX: Final = 1e-4
-# In the model's dtype on its device the limit is so many units in the last place of the largest
+# In the model's dtype on its device the limit is this many units in the last place of the largest
 # output, plus a multiple of the error of upstream's own attention. The units are at least
 # `ROUNDING`, as GPUs may multiply float32 with ten bits.
 UNITS_MAX: Final = 4
@@ -82,8 +82,8 @@ class Tried(NamedTuple):
 def batches_like_alone(model: Call, new_cache: NewCache) -> bool:
     """Whether a batch gives each row the logits that it gets alone. Runs a trial; warns if not.
 
-    It takes eight forwards of at most 64 tokens for a text. If the first text fails it takes up to
-    three texts, and a forward of 66 tokens for each.
+    The trial takes eight forwards of at most 64 tokens per text. If the first text fails, up to
+    three texts are tried, each with one more forward of 66 tokens.
     """
 
     def tried(text: int) -> Tried:
@@ -103,9 +103,9 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
 
     Some models cannot: they attend in both directions within a forward (PaliGemma's prefix), or
     their layers hold rows of an image too, so that a draft's rows cannot be removed (Mllama).
-    Runs a trial; logs the reason if not. It takes seven forwards of at most eight tokens for a
-    text. If the first text fails it takes up to three texts, and a forward of twelve tokens for
-    each.
+    Runs a trial; logs the reason if not. The trial takes seven forwards of at most eight tokens per
+    text. If the first text fails, up to three texts are tried, each with one more forward of twelve
+    tokens.
     """
 
     def tried(text: int) -> Tried:
@@ -135,8 +135,8 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
 def make_tree_forward(model: Any, new_cache: NewCache) -> TreeForward | None:
     """Return a TreeForward; None if the model gives other logits in trees. Runs a trial.
 
-    It takes eleven forwards of at most 16 tokens for a text. If the first text fails it takes up to
-    three texts, and one more forward for each.
+    The trial takes eleven forwards of at most 16 tokens per text. If the first text fails, up to
+    three texts are tried, each with one more forward.
     """
     if not can_hold_trees(new_cache()):
         return None
@@ -175,8 +175,8 @@ def trunks_like_alone(
     to upstream's own attention. The logits must then be those of the row alone: this proves
     positions and masks, and that all layers are reached. Second, the result of `attend` is compared
     with upstream's in each call.
-    It takes eleven forwards of at most 36 tokens for a text. If the first text fails it takes up to
-    three texts, and a forward of 38 tokens for each.
+    The trial takes eleven forwards of at most 36 tokens per text. If the first text fails, up to
+    three texts are tried, each with one more forward of 38 tokens.
     """
     trial = _TrunkTrial(attend)
 
@@ -214,8 +214,8 @@ def logits_error(first: NDArray[Any], second: NDArray[Any]) -> float:
 def _why_not_alike(model: Call, new_cache: NewCache, tried: Callable[[int], Tried]) -> str | None:
     """Return why a trial failed; None if the logits of one text are alike.
 
-    `tried` computes the text of a number below `TEXTS`. The cut error, between a forward of the
-    whole text and single tokens, is computed only if the first comparison fails.
+    `tried` takes a text's number below `TEXTS`, and computes that text. The cut error, between a
+    forward of the whole text and single tokens, is computed only if the first comparison fails.
     """
     reason = ""
     try:
@@ -241,7 +241,7 @@ def _tried_batch(
     prompts: Sequence[list[int]],
     merge: Callable[[list[list[Any]]], list[Any]],
 ) -> Tried:
-    """Feed tokens behind each prompt, in a batch and alone. The second prompt is the longest."""
+    """Feed tokens after each prompt, in a batch and alone. The second prompt is the longest."""
     answers = [
         [13 + 18 * row + text * (17 - 10 * row) + n * (1 + row) for row in range(len(prompts))]
         for n in range(STEPS)
@@ -262,7 +262,7 @@ def _tried_batch(
 
 
 def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]) -> NDArray[Any]:
-    """Return the logits (rows, vocabulary) behind one more token for each row."""
+    """Return the logits (rows, vocabulary) after one more token for each row."""
     arguments = {"shift": list(shifts)} if shifts else {}
     return as_floats(model(mx.array(ids)[:, None], cache=cache, **arguments)[:, -1])
 
@@ -280,7 +280,7 @@ class _TrunkTrial:
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
-        self._expected = 0  # least number of calls: layers that share KV make a call each
+        self._expected = 0  # least number of calls; layers that share KV make one call each
         self._calls = 0
         self._errors: list[tuple[mx.array, mx.array]] = []  # (error, limit)
 
@@ -330,7 +330,7 @@ class _TrunkTrial:
 
 
 def _join_trunks(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of upstream's attention, each row's trunk and tail joined.
+    """Return the arguments of upstream's attention, with each row's trunk and tail joined.
 
     `cache` is the cache of the tails; upstream's attention reads it for quantised KV only.
     """

@@ -16,18 +16,18 @@ from hearth.worker.engine.forward_memory import head_size_of, writes_scores
 from hearth.worker.engine.model_loader import LoadedModel, backend
 
 CHUNK_CPU: Final = 256
-# With 512 tokens a forward, against 2,048: dense models of 4B and 9B are within 0.7 %, a hybrid of
-# 27B is 3 % slower, LFM2.5 9 %, a mixture of experts (35B-A3B) 16 %. Source: the performance notes
-# of Rapid-MLX (August 2026, M3 Ultra). A mixture of experts of 122B is 22 % faster with 2,048.
-# Source: vllm-mlx's issue 174.
+# With 512 tokens per forward instead of 2,048, dense models of 4B and 9B differ by at most 0.7 %; a
+# hybrid of 27B is 3 % slower, LFM2.5 9 %, a mixture of experts (35B-A3B) 16 %. Source: the
+# performance notes of Rapid-MLX (August 2026, M3 Ultra). A mixture of experts of 122B is 22 %
+# faster with 2,048. Source: vllm-mlx's issue 174.
 CHUNK_DENSE, CHUNK_STATES, CHUNK_EXPERTS = 512, 1024, 2048
-# Larger with experts, as a short forward reads nearly as many of them as a long one.
+# Larger with experts, as a short forward reads nearly as many experts as a long one.
 GAP_EXPERTS: Final = 256
-# MLX's fused attention for heads of this size needs at least so many queries, on M5 and later.
+# MLX's fused attention for heads of this size needs at least this many queries, on M5 and later.
 # Source: mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`.
 FUSED_QUERIES, FUSED_HEAD = 1024, 256
 M5_GENERATION: Final = 17
-# Tokens of a forward that other requests' answers wait for. Fewer are hardly any faster.
+# Tokens of a forward that other requests' answers wait for. Shorter forwards are hardly faster.
 FLOOR, FLOOR_EXPERTS = 128, 256
 # The most scores that a chunk writes for each head, if attention writes scores at all.
 SCORES_MAX: Final = CHUNK_DENSE * FULL_TO

@@ -23,12 +23,12 @@ _RUSAGE_INFO_V2: Final = 2
 _WORDS: Final = 64  # rusage_info_v2 has 20 words of 8 bytes; the rest is a margin
 _FOOTPRINT_WORD: Final = 9  # ri_phys_footprint
 OVERHEAD_MAX: Final = 0.15
-MEASURES_MAX: Final = 20  # the last 10 s, at two a second
+MEASURES_MAX: Final = 20  # the last 10 s, at two measures per second
 _STATM: Final = Path("/proc/self/statm")
 _SUPPLIES: Final = Path("/sys/class/power_supply")
 _UNLIMITED: Final = -2.0  # kIOPSTimeRemainingUnlimited: on mains power
 _IOKIT: Final = "/System/Library/Frameworks/IOKit.framework/IOKit"
-LOOK_S: Final = 30.0  # between two reads of the power source
+LOOK_S: Final = 30.0  # time between two reads of the power source
 _SYSCTL: Final = b"kern.memorystatus_vm_pressure_level"
 
 
@@ -50,7 +50,7 @@ def process_bytes() -> int:
 
 
 class MemoryUse:
-    """Measures how much memory this worker takes: MLX's arrays, and everything beside them.
+    """Measures how much memory this worker takes: MLX's arrays, and everything else.
 
     MLX's count falls as soon as an array is freed, the system's count some time later. So the
     arrays are counted at each call, and the rest only in `measure`, between forwards.
@@ -63,7 +63,7 @@ class MemoryUse:
         arrays: Callable[[], int] = mx.get_active_memory,
         freed: Callable[[], int] = mx.get_cache_memory,
     ) -> None:
-        """`freed` returns the bytes that MLX keeps for new arrays. They do not count as used."""
+        """`freed` returns the bytes that MLX keeps for new arrays. These do not count as used."""
         self._process = process
         self._arrays = arrays
         self._freed = freed
@@ -83,7 +83,7 @@ class MemoryUse:
 
     @property
     def overhead(self) -> float:
-        """The bytes that the system counts beyond each byte of arrays: 0 to OVERHEAD_MAX.
+        """The further bytes that the system counts for each byte of arrays: 0 to OVERHEAD_MAX.
 
         A driver may take more memory than the arrays have, now and for new arrays. Libraries and
         Python's objects are counted too, though they do not grow with arrays: hence the maximum.
@@ -124,7 +124,7 @@ def system_pressure() -> Pressure:
 class PowerSource:
     """Remembers whether the machine runs on mains power, and reads it again in the background.
 
-    It counts as on mains until the first read has ended, and where the system does not report it.
+    The machine counts as on mains until the first read has ended, and where no read is possible.
     Owner: the inference thread, which never waits for a read.
     """
 

@@ -4,9 +4,9 @@ KV of other weights would give wrong answers. Name, size and time of writing do 
 weights: a copy by rsync or cp may keep all three.
 A file is hashed once. Its hash is remembered under path, size, time of writing, and two values that
 no copy can set: the inode and the time of the last change. A blob in a hub's cache is named by its
-own digest, but is hashed too, since a change in place leaves the name.
-The hash is xxh3 of 128 bits. It finds changes, not forgeries: someone who makes two checkpoints
-with equal hashes mixes up the KV of his own models only.
+own digest, but is hashed too, since a change in place keeps the name.
+The hash is xxh3 of 128 bits. It finds changes, not forgeries: whoever makes two checkpoints
+with equal hashes mixes up only the KV of their own models.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 PATTERNS: Final = ("*.safetensors", "config.json", "*.py")
 BLOCK_BYTES: Final = 8 << 20
 THREADS_MAX: Final = 4  # an SSD is faster with several readers; xxh3 is faster than any SSD
-WAIT_S: Final = 0.5  # between two checks whether the process ends
-SCHEMA: Final = 1  # of the file of remembered hashes
+WAIT_S: Final = 0.5  # time between two checks of whether the process ends
+SCHEMA: Final = 1  # version of the file of remembered hashes
 MEMORY_NAME: Final = "weight-hashes.json"  # in KV_CACHE_DIR
 MEMORY_BYTES_MAX: Final = 1 << 20
-FILES_MAX: Final = 2048  # remembered; a model of 400 GB has about a hundred files
-# A second change within the resolution of a file system's clock leaves the time as it was; the
-# coarsest have 2 s.
+FILES_MAX: Final = 2048  # remembered files; a model of 400 GB has about a hundred
+# A second change within the resolution of a file system's clock leaves the time as it was. The
+# coarsest clocks have 2 s.
 SETTLED_NS: Final = 2_000_000_000
 # File systems with a resolution of 10 ms or more (exFAT, FAT, HFS+) may have no time of change, and
 # report the time of writing instead, which any program can set.
@@ -76,8 +76,8 @@ def stamp_of(path: Path) -> FileStamp:
 class HashMemory:
     """Remembers hashes by stamps, in a file (0600) that workers and servers share.
 
-    The file is replaced as a whole. If two processes write at once, one's hashes are lost and made
-    again later. A damaged file, or a file that others could write, counts as empty. No method
+    The file is replaced as a whole. If two processes write at once, the hashes of one are lost and
+    made again later. A damaged file, or a file that others could write, counts as empty. No method
     raises for errors of the disk. Any thread.
     """
 
@@ -140,7 +140,7 @@ class WeightsIdentity:
         """Read the stamps of the files of `patterns`, and start to hash those without a known hash.
 
         Unless `is_hashed`, the stamps identify the files, which is enough for KV that ends with
-        this process. `is_over` says that the process ends.
+        this process. `is_over` returns whether the process ends.
 
         Raises:
             OSError: a file's stamp cannot be read.

@@ -38,8 +38,8 @@ class Batch:
     """Decodes sequences that share forwards, one forward ahead of the tokens that were returned.
 
     Invariants: the batch is not empty when it is used. All its sequences have the same adapter, or
-    none. Batch row n of each layer holds the KV of `sequences[n]`. Where that sequence stands on a
-    trunk, a layer that can be trunked holds only the KV behind the trunk.
+    none. Batch row n of each layer holds the KV of `sequences[n]`. If that sequence has a trunk,
+    a layer that can be trunked holds only the KV after the trunk.
     Layers are copied one after another, so that at most one layer is in memory twice.
     """
 
@@ -57,8 +57,8 @@ class Batch:
         self.adapter = joining[0].sequence.adapter
         self.sequences: list[DecodingSequence] = []
         self._layers: list[Any] = []
-        self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled and not fed yet
-        self._logprobs: mx.array | None = None  # (rows, vocabulary), that `_tokens` were drawn from
+        self._tokens = mx.zeros((0,), mx.uint32)  # sampled tokens (rows,), not fed yet
+        self._logprobs: mx.array | None = None  # (rows, vocabulary), source of `_tokens`
         self.extend(joining, trunks)
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence, without its trunk: the length that all are padded to."""
+        """Tokens of the longest sequence without its trunk: all are padded to this length."""
         return max((sequence.own_length for sequence in self.sequences), default=0)
 
     @property
@@ -77,8 +77,8 @@ class Batch:
     def extend(self, joining: list[SingleSequence], trunks: Mapping[str, Trunk]) -> None:
         """Append more sequences.
 
-        `trunks` has, by request id, the trunk that each sequence is to stand on: the sequences of
-        the batch and the joining ones.
+        `trunks` maps request ids, of sequences in the batch and of joining ones, to the trunks that
+        these sequences are to have.
         """
         added = [single.sequence for single in joining]
         for number in range(len(added[0].cache)):
@@ -104,7 +104,7 @@ class Batch:
     ) -> Any:
         """Merge layer `number` of the added sequences, and remove it from their caches.
 
-        The layer is a TrunkedKVCache if any sequence of the batch is to stand on a trunk.
+        The layer is a TrunkedKVCache if any sequence of the batch is to have a trunk.
         """
         caches = [sequence.cache[number] for sequence in added]
         for sequence in added:
@@ -132,7 +132,7 @@ class Batch:
     def _find_common(self) -> None:
         """Update what depends on all sequences: position shifts, a common sampler, processors."""
         assert all(sequence.adapter is self.adapter for sequence in self.sequences), (
-            "adapters share no forward"
+            "the sequences have different adapters"
         )
         shifts = [sequence.shift for sequence in self.sequences]
         # Text-only models take no `shift`.
@@ -149,7 +149,7 @@ class Batch:
         sampled = []
         ids: list[int] = tokens.tolist()  # type: ignore[assignment]
         for row, (sequence, token_id) in enumerate(zip(self.sequences, ids, strict=True)):
-            assert sequence.remaining > 0, "a sequence past its limit is removed, not stepped"
+            assert sequence.remaining > 0, "a sequence at its limit was not removed"
             sequence.remaining -= 1
             sequence.tokens.append(token_id)
             sequence.record([token_id])
@@ -184,7 +184,7 @@ class Batch:
         mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
 
     def remove(self, request_id: str) -> tuple[DecodingSequence, tuple[mx.array, mx.array]] | None:
-        """Remove a sequence; return it with its own cache, and its next token; None if unknown.
+        """Remove a sequence. Return it, with its own cache, and its next token; None if unknown.
 
         The token (1,) comes with the log probabilities (1, vocabulary) that it was drawn from. A
         layer of a sequence on a trunk is a TailKVCache: see `copy_trunk_rows`.
@@ -214,7 +214,7 @@ class Batch:
 def _planned_trunks(
     sequences: list[DecodingSequence], trunks: Mapping[str, Trunk]
 ) -> list[Trunk | None]:
-    """Return the trunk of each sequence: from `trunks`, otherwise the one that it stands on now."""
+    """Return each sequence's trunk: the one in `trunks`, otherwise its present one."""
     return [trunks.get(sequence.request_id, sequence.trunk) for sequence in sequences]
 
 
@@ -223,7 +223,7 @@ class BatchQuantizedKVCache:
 
     It does for QuantizedKVCache what mlx-lm's BatchKVCache does for KVCache, under the same names.
     `keys` and `values` are (packed, scales, biases), each (batch, heads, KV rows, width). The first
-    `_idx` KV rows are written. A sequence's own rows begin behind its `_padding`. (The name is not
+    `_idx` KV rows are written. A sequence's own rows begin after its `_padding`. (The name is not
     `left_padding`: mlx-vlm's Qwen3.5 takes a cache with that attribute for unquantised KV, and
     would mask nothing here.)
     Owner: the inference thread.
@@ -263,7 +263,7 @@ class BatchQuantizedKVCache:
         )
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
-        """Return the mask of the KV rows that each of the next `N` tokens may see: no padding."""
+        """Return the mask of the KV rows that each of the next `N` tokens may attend to."""
         mask = create_causal_mask(N, offset=self._idx, left_padding=self._padding, **more)
         return cast(mx.array, mask)
 
@@ -340,12 +340,12 @@ def batch_kind(cache: Sequence[Any]) -> Hashable:
 
 
 def keeps_plain_rows(kind: Hashable) -> bool:
-    """Whether caches of this `batch_kind` have layers that can stand on a trunk."""
+    """Whether caches of this `batch_kind` have layers that can be trunked."""
     return isinstance(kind, tuple) and any(name == PLAIN for name, _ in kind)
 
 
 def merge_caches(caches: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return a batch's layers, which hold copies of these caches' layers. Lazy.
+    """Return a batch's layers: lazy copies of the layers of these caches.
 
     The layers have `extend`, `filter` and `extract`, and an `offset` for each batch row.
     """
@@ -361,7 +361,7 @@ def merge_caches(caches: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def take_row(layer: Any, row: int) -> Any:
-    """Return a batch row in a cache of its own, evaluated. It keeps no other row's memory."""
+    """Return a batch row in a cache of its own, evaluated. No other row's memory is kept."""
     single = layer.extract(row)
     for part in getattr(single, "caches", (single,)):
         if hasattr(part, "cache"):  # recurrent states: upstream returns views of all rows' states

@@ -1,4 +1,4 @@
-"""Chooses which sequences share a decode step, by the bytes that it reads, and which share a trunk.
+"""Chooses which sequences share a decode step, by the bytes read, and which share a trunk.
 
 A batch reads the weights once for all its rows, and pads every row to the longest. Two batches read
 the weights twice, and pad less. A trunk is kept once for all its rows, and a step reads it once.
@@ -15,11 +15,11 @@ from mlx.utils import tree_flatten
 from hearth.worker.engine.decode.decoding_sequence import DecodingSequence as DecodingSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk
 
-# Regrouping copies KV, which has to pay: groups stay while they read at most this many times as
-# much as the best grouping.
+# Regrouping copies KV. So groups stay while they read at most this many times the bytes of the best
+# grouping.
 STAY: Final = 1.05
 TRUNK_TOKENS_MIN: Final = 1024
-# A change of trunk copies KV, which has to pay: the new trunk is this many times as long.
+# A change of trunk copies KV. So the new trunk has to be at least this many times as long.
 GAIN_MIN: Final = 1.25
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
@@ -27,7 +27,7 @@ CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_top
 
 @dataclass(frozen=True, slots=True)
 class RowLength:
-    """What a step reads of one batch row: its own tokens, and its trunk, once for all its rows."""
+    """What a step reads of one batch row: its own tokens, and its trunk (once for all rows)."""
 
     own: int
     trunk: Hashable | None = None
@@ -41,9 +41,9 @@ class ReadCost:
     With the defaults padding costs nothing, so that all sequences share one batch.
     """
 
-    weight_bytes: float = 1.0  # read by each step, without the routed experts
-    expert_bytes: float = 0.0  # of all routed experts
-    expert_share: float = 1.0  # of the experts that one row chooses
+    weight_bytes: float = 1.0  # weights that each step reads, without the routed experts
+    expert_bytes: float = 0.0  # bytes of all routed experts
+    expert_share: float = 1.0  # share of the experts that one row chooses
     row_bytes: float = 0.0  # KV of a token in layers that keep every token
     window: int = 0  # tokens that sliding layers look back
     window_row_bytes: float = 0.0  # KV of a token in sliding layers
@@ -73,7 +73,7 @@ def read_cost(
 
     `network` is upstream's module. The weights of its experts are in its Switch layers.
     Embeddings are looked up, not read, unless they are the output layer too. Where `config` does
-    not say how many experts a token chooses, all are counted as read.
+    not say how many experts a token chooses, all experts count as read.
     """
     sizes = [(name, array.nbytes) for name, array in tree_flatten(network.parameters())]
     has_head = any("lm_head" in name for name, _ in sizes)
@@ -100,7 +100,7 @@ def read_cost(
 def split(rows: Sequence[RowLength], cost: ReadCost, rows_max: int) -> list[list[int]]:
     """Return the groups of indices into `rows` whose steps together read the fewest bytes.
 
-    A group has at most `rows_max` rows. The indices of a group ascend, and so do the groups by
+    A group has at most `rows_max` rows. Indices ascend within a group, and groups ascend by
     their first index.
     Only neighbours in order of length are grouped: two groups that overlap in length could swap
     rows for less padding. With trunks such a swap may read a trunk twice, so the grouping is then
@@ -138,8 +138,8 @@ def regroup(
 ) -> list[list[int]] | None:
     """Return a better grouping, as indices into all rows in order; None = keep the groups.
 
-    `groups` are the rows that share a step now. `planned` has for each row, in the same order, its
-    length after regrouping, with its planned trunk; None = as now.
+    `groups` are the rows that share a step now. `planned` has each row's length after
+    regrouping, with the planned trunk, in the same order; None = no change.
     """
     rows = [row for group in groups for row in group] if planned is None else planned
     wanted = split(rows, cost, rows_max)
@@ -148,9 +148,9 @@ def regroup(
 
 
 def plan_trunks(sequences: Sequence[DecodingSequence], tokens_min: int) -> dict[str, Trunk]:
-    """Return the planned trunks by request id. A sequence on a trunk stays on one.
+    """Return the planned trunks by request id. A sequence with a trunk keeps it or gets another.
 
-    A trunk has at least `tokens_min` tokens, and each sequence has at least one token behind it.
+    A trunk has at least `tokens_min` tokens, and each sequence has at least one token after it.
     Only the request id, lineage, prompt, tokens and trunk of a sequence are read.
     """
     planned = {
@@ -183,7 +183,7 @@ def _groups(
 ) -> list[tuple[list[DecodingSequence], int]]:
     """Return the groups of sorted sequences that save the most tokens, and their shared lengths.
 
-    `shared` are the shared lengths of neighbours. The sequences are split at the least of them if
+    `shared` are the shared lengths of neighbours. The sequences are split at the least length if
     the parts save more than the whole.
     """
     if len(sequences) < 2:
@@ -199,7 +199,7 @@ def _groups(
 
 
 def shared_length(first: DecodingSequence, second: DecodingSequence) -> int:
-    """Return the length of the common beginning, with at least one token behind it in each."""
+    """Return the length of the common beginning, with at least one token after it in each."""
     count = min(len(first.prompt), len(second.prompt))
     differing = first.prompt[:count] != second.prompt[:count]
     alike = int(differing.argmax()) if differing.any() else count

@@ -34,7 +34,7 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 from hearth.worker.engine.mlx_memory import return_freed
 
-ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
+ROWS_MAX: Final = 64  # the largest MAX_CONCURRENT_REQUESTS
 REGROUP_EVERY_STEPS: Final = 256  # all lengths grow alike, so a grouping stays good for long
 
 __all__ = ["Decoder", "DecodingSequence", "SampledToken"]
@@ -43,11 +43,11 @@ __all__ = ["Decoder", "DecodingSequence", "SampledToken"]
 class Decoder:
     """Decodes all sequences, each alone or in one batch.
 
-    `step` returns one token for each sequence. It returns more where it accepts a draft; only a
-    sequence that would share no forward has drafts. `cost` estimates what a step reads. `has_room`
-    says whether so many more bytes may be held; a sequence without room does not join a batch.
-    Sequences share a trunk of at least `trunk_tokens_min` tokens if `try_trunks` finds that the
-    model can; it is called when the first ones would.
+    `step` returns one token for each sequence, or more if a draft is accepted. Only a sequence
+    without others to share a forward has drafts. `cost` estimates what a step reads. `has_room`
+    says whether a number of additional bytes may be held; a sequence without room does not join a
+    batch. Sequences share a trunk of at least `trunk_tokens_min` tokens if `try_trunks`, called
+    before the first trunk, finds that the model can.
     Invariant: between two calls a single sequence has all of its KV in its own cache.
     Owner: the inference thread.
     """
@@ -61,7 +61,7 @@ class Decoder:
         try_trunks: Callable[[], bool] = lambda: False,
         agree: Agree = as_chosen,
     ) -> None:
-        """Without `tree_forward` drafts have no branches. `try_trunks` is called once at most."""
+        """Without `tree_forward` drafts have no branches. `try_trunks` is called at most once."""
         self.is_mergeable = is_mergeable
         self._tree_forward = tree_forward
         self.takes_trees = tree_forward is not None  # whether drafts may have branches
@@ -96,7 +96,7 @@ class Decoder:
 
     @property
     def trunks(self) -> dict[str, Trunk]:
-        """The trunks of the sequences that stand on one, by request id."""
+        """The trunks by request id, of the sequences that have one."""
         sequences = [sequence for batch in self._batches for sequence in batch.sequences]
         return {
             sequence.request_id: sequence.trunk
@@ -105,14 +105,14 @@ class Decoder:
         }
 
     def trunks_report(self) -> dict[str, int]:
-        """Return for `/v1/cache` how many trunks are shared, and the bytes saved by that."""
+        """Return for `/v1/cache` how many trunks are shared, and how many bytes this saves."""
         users = Counter(self.trunks.values())
         spared = sum((count - 1) * trunk.nbytes for trunk, count in users.items())
         return {"count": len(users), "rows": users.total(), "spared_bytes": spared}
 
     def add(self, sequence: DecodingSequence) -> None:
         """Add a sequence and feed its prompt's tail. The next `step` returns its first token."""
-        assert sequence.tail, "the last token's logits are not known without a forward"
+        assert sequence.tail, "the prompt has no tail to feed"
         assert sequence.request_id not in self._single, sequence.request_id
         with mx.stream(self._stream):
             sequence.begin(next(self._numbers))
@@ -142,8 +142,8 @@ class Decoder:
     def remove(self, request_id: str, kept: int | None = None) -> DecodingSequence | None:
         """Remove a sequence that ended or was cancelled; return it with its cache; None if unknown.
 
-        `kept` is how many of its returned tokens belong to the answer, if not all: an answer may
-        end amid a draft.
+        `kept` is how many returned tokens belong to the answer; None = all. An answer may end
+        within a draft.
         """
         with mx.stream(self._stream):
             single = self._single.pop(request_id, None)
@@ -201,10 +201,9 @@ class Decoder:
             self._dissolve()
 
     def _gather(self, request_ids: set[str], trunks: Mapping[str, Trunk]) -> None:
-        """Put exactly these sequences into one batch: the one that has most of them now.
+        """Put exactly these sequences, on `trunks`, into the batch that has most of them now.
 
-        They stand on `trunks` there. Where there is no room for all, those that take most bytes
-        stay where they are.
+        If there is no room for all, the sequences with the most bytes stay where they are.
         """
         request_ids = self._fitting(request_ids, trunks)
         if not request_ids:
@@ -287,7 +286,7 @@ class Decoder:
         return round(max(0, tokens) * self.cost.row_bytes) + joining
 
     def _dissolve(self) -> None:
-        """Remove the last sequence from a batch of one: a batch masks, and may copy, its rows.
+        """Take the sequence out of each batch of one: a batch masks, and may copy, its rows.
 
         Each single sequence gets a copy of its trunk, and its slot gets the cache.
         """
@@ -313,6 +312,6 @@ class Decoder:
 
 
 def _length(sequence: DecodingSequence, trunk: Trunk | None) -> RowLength:
-    """Return what a step reads of a sequence that stands on this trunk."""
+    """Return what a step reads of a sequence on this trunk."""
     shared = trunk.length if trunk is not None else 0
     return RowLength(len(sequence.tokens) - shared, trunk, shared)

@@ -3,7 +3,7 @@
 `DecodingSequence` is used in a batch too: there the batch holds the KV and makes the forwards.
 
 A draft is verified as if its tokens came one by one. Row 0 of the logits follows the last known
-token, row n + 1 follows the draft's node n. The processors of each row see the tokens on its path,
+token, row n + 1 follows the draft's node n. The processors of each row get the tokens on its path,
 and its token is drawn with the random key of its position in the answer. So for the same logits the
 accepted tokens are those that the model would have written without a draft.
 Owner: the inference thread.
@@ -25,10 +25,10 @@ from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
 
-ROWS_MAX: Final = 8  # tokens of a forward that verifies; MLX's kernels for few rows take no more
+ROWS_MAX: Final = 8  # tokens of a verifying forward; MLX's kernels for few rows take no more
 
-# (lazy logits (rows, vocabulary), tokens (rows,) that were sampled from them) -> the tokens to use.
-# It is called once a forward. Processes that compute one model together agree on tokens by it.
+# (lazy logits (rows, vocabulary), tokens (rows,) sampled from these logits) -> the tokens to use.
+# Called once per forward, so that processes that compute one model together use the same tokens.
 Agree = Callable[[mx.array, mx.array], mx.array]
 
 
@@ -52,12 +52,12 @@ class ForwardUndo(Protocol):
         """Whether any number of the forward's last rows can be removed from the cache."""
 
     def cut(self, rows: int) -> None:
-        """Remove the forward's last `rows`, which are not all of its rows."""
+        """Remove the forward's last `rows`, fewer than it has."""
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
-        """Of the forward's last `rows` keep only those in `path`, which ascends.
+        """Keep only the rows in `path`: ascending indices into the forward's last `rows`.
 
-        The forward has rows before them. Where `path` is not 0, 1, 2, ..., every layer must keep
+        The forward has earlier rows too. Unless `path` is 0, 1, 2, ..., every layer must keep
         plain rows.
         """
 
@@ -67,12 +67,12 @@ class ForwardUndo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token. `logprobs` (vocabulary,) are there only if the request asked for them."""
+    """One sampled token. `logprobs` (vocabulary,) are set only if the request wants them."""
 
     request_id: str
     token_id: int
     logprobs: mx.array | None
-    is_drafted: bool = False  # True: a draft had it, and one forward verified several tokens
+    is_drafted: bool = False  # True: from a draft, and one forward verified several tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +81,8 @@ class DecodingSequence:
 
     Invariant: its KV holds `tokens`, except those in `SingleSequence.unfed`. Outside a batch the KV
     is in `cache`. `tail` is the rest of the prompt, which is not fed before `begin`. When a
-    sequence is removed, `cache` holds exactly `tokens`, evaluated. These may be one more than were
-    returned, as decoding is one token ahead.
+    sequence is removed, `cache` holds exactly `tokens`, evaluated. Perhaps the last token is not
+    returned yet, as decoding is one token ahead.
     """
 
     request_id: str
@@ -90,13 +90,13 @@ class DecodingSequence:
     tokens: list[int]
     tail: list[int]
     sampling: SamplingParams
-    tokens_max: int  # of the completion
-    before_forward: Callable[[int], None] = _nothing  # called with the tokens held afterwards
+    tokens_max: int  # limit of the completion
+    before_forward: Callable[[int], None] = _nothing  # gets the count of tokens held afterwards
     before_join: Callable[[], None] = _nothing  # called before `cache` is copied into a batch
     # Called with the sequence's own cache when it has left a batch.
     take_back: Callable[[list[Any]], None] = _nothing
-    join_bytes: Callable[[], int] = lambda: 0  # memory that joining a batch takes beside the KV
-    shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
+    join_bytes: Callable[[], int] = lambda: 0  # memory for joining a batch, without the KV
+    shift: int = 0  # offset of the positions, from the prompt's images: see ImageEncoder.shift
     drafter: Drafter | None = None  # None = no drafts
     # Called before a forward that verifies a draft, with the number of tokens held without the
     # draft, and the draft's nodes. Returns how many nodes fit.
@@ -112,9 +112,9 @@ class DecodingSequence:
     context: TokenBuffer | None = field(init=False)  # all tokens, for processors; None = unused
     remaining: int = field(init=False)  # tokens that the answer may still have
     returned: int = field(init=False, default=0)  # tokens of the answer
-    position: int = field(init=False, default=0)  # in the answer, of the token sampled next
+    position: int = field(init=False, default=0)  # position in the answer of the token sampled next
     is_lent: bool = field(init=False, default=False)  # True: its KV is in a batch, in no slot
-    trunk: Trunk | None = field(init=False, default=None)  # that it stands on in a batch
+    trunk: Trunk | None = field(init=False, default=None)  # shared prefix in a batch
 
     def begin(self, number: int) -> None:
         """Prepare the first step: set the counters, and give the draft model its hidden states."""
@@ -135,17 +135,17 @@ class DecodingSequence:
 
     @property
     def own_length(self) -> int:
-        """The number of tokens behind the trunk."""
+        """The number of tokens after the trunk."""
         return len(self.tokens) - (self.trunk.length if self.trunk is not None else 0)
 
     def lend(self) -> None:
-        """Mark the KV as being in a batch. Called before it is copied out of its slot's cache."""
+        """Mark the KV as being in a batch. Called before it leaves the slot's cache."""
         if not self.is_lent:
             self.is_lent = True
             self.before_join()
 
     def give_back(self) -> None:
-        """Make `cache`, which holds the KV again, the slot's cache."""
+        """Give `cache`, with the KV, back to the slot."""
         if self.is_lent:
             self.is_lent = False
             self.take_back(self.cache)
@@ -153,7 +153,7 @@ class DecodingSequence:
     def sampled(
         self, token_id: int, logprobs: mx.array, row: int = 0, *, is_drafted: bool = False
     ) -> SampledToken:
-        """Return a token as it is reported. It was drawn from row `row` of `logprobs`."""
+        """Return the report of a token that was drawn from row `row` of `logprobs`."""
         wanted = logprobs[row] if self.sampling.top_logprobs is not None else None
         return SampledToken(self.request_id, token_id, wanted, is_drafted)
 
@@ -164,7 +164,7 @@ class DecodingSequence:
             self.drafter.take(tokens)
 
     def accept(self, tokens: list[int]) -> None:
-        """Append a draft's accepted tokens. The token sampled behind them is counted too."""
+        """Append a draft's accepted tokens. The token sampled after these is counted too."""
         self.record(tokens)
         self.tokens += tokens
         self.position += len(tokens) + 1
@@ -219,9 +219,9 @@ class SingleSequence:
     """Decodes one sequence in its own cache, one forward ahead of the tokens that were returned.
 
     `token` (1,) is the next token, not returned yet, drawn from `logprobs` (1, vocabulary).
-    Invariant: the cache holds `sequence.tokens` without the last ones, `unfed`. These were accepted
-    from a draft, and the cache was then set back to before the draft, as a layer with a recurrent
-    state cannot be cut. They are fed again with the next token.
+    Invariant: the cache holds `sequence.tokens` without the last ones, `unfed`. Unfed tokens were
+    accepted from a draft, and the cache was then set back to before the draft, as a layer with a
+    recurrent state cannot be cut. They are fed again with the next token.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class SingleSequence:
         self._model = model
         self._tree_forward = tree_forward
         self._agree = agree
-        # The way back from the last forward, if it verified a draft, and its tokens in the cache.
+        # If the last forward verified a draft: the way back, and the forward's tokens in the cache.
         self._undo: tuple[ForwardUndo, list[int]] | None = None
         # The last forward's tokens (n,) and hidden states (1, n, hidden), for a draft model.
         self._hidden: tuple[mx.array, mx.array] | None = None
@@ -255,12 +255,12 @@ class SingleSequence:
             self._feed(mx.array(sequence.tail, dtype=mx.uint32), len(sequence.tokens))
 
     def step(self, may_draft: bool = False) -> list[SampledToken]:
-        """Return the token that was sampled last, and the tokens of a draft that were accepted.
+        """Return the token that was sampled last, and the accepted tokens of a draft.
 
         Without a draft the next token is computed meanwhile.
         """
         sequence, drafter = self.sequence, self.sequence.drafter
-        assert sequence.remaining > 0, "a sequence past its limit is removed, not stepped"
+        assert sequence.remaining > 0, "a sequence at its limit was not removed"
         # A draft has to wait for the token that is computed now. A guide waits for it anyway.
         may_draft = may_draft and self._draft_tokens_max() >= 1
         is_guided = sequence.sampling.guide is not None
@@ -283,9 +283,7 @@ class SingleSequence:
             if self.unfed:
                 del self.unfed[-surplus:]
             else:
-                assert self._undo is not None, (
-                    "only a verified draft returns tokens that are too many"
-                )
+                assert self._undo is not None, "surplus tokens without a verified draft"
                 (point, fed), self._undo = self._undo, None
                 if point.keeps_rows:
                     point.cut(surplus)
@@ -346,7 +344,7 @@ class SingleSequence:
         return min(self.sequence.remaining - 2, ROWS_MAX - len(self.unfed) - 1)
 
     def _step_by_draft(self, drafter: Drafter) -> list[SampledToken]:
-        """Return the token that was sampled last, and the accepted tokens of a draft behind it.
+        """Return the token that was sampled last, and the accepted tokens of a draft after it.
 
         The draft may be empty.
         """
@@ -366,7 +364,7 @@ class SingleSequence:
         return sampled
 
     def _draft(self, drafter: Drafter) -> Draft:
-        """Return a draft behind the known tokens, as long as the guide and the memory allow."""
+        """Return a draft after the known tokens, of a length that guide and memory allow."""
         sequence = self.sequence
         if sequence.draft_model is not None:
             sequence.draft_model.look_at(sequence.cache)
@@ -383,7 +381,7 @@ class SingleSequence:
     def _verify(self, token_id: int, draft: Draft, drafter: Drafter) -> list[SampledToken]:
         """Feed the last returned token and a draft; return the accepted tokens.
 
-        The token behind them is sampled too, and kept as `token`.
+        The next token is sampled too, and kept as `token`.
         """
         sequence = self.sequence
         assert sequence.rewind_point is not None
@@ -401,14 +399,14 @@ class SingleSequence:
         sequence.accept(tokens)
         last = path[-1] + 1 if path else 0
         self.token, self.logprobs = chosen[last : last + 1], logprobs[last : last + 1]
-        rows = [0, *(node + 1 for node in path)]  # of `logprobs`: the path's tokens came from these
+        rows = [0, *(node + 1 for node in path)]  # rows of `logprobs` that gave the path's tokens
         return [
             sequence.sampled(token, logprobs, row, is_drafted=True)
             for token, row in zip(tokens, rows, strict=False)
         ]
 
     def _forward_draft(self, known: list[int], draft: Draft) -> mx.array:
-        """Feed known tokens and a draft behind them; return logits (1, n, vocabulary)."""
+        """Feed known tokens and a draft after them; return logits (1, n, vocabulary)."""
         if draft.is_chain:
             return self._forward([*known, *draft.tokens])
         self._undo = None
@@ -429,7 +427,7 @@ class SingleSequence:
         if point.keeps_rows:
             point.pick(len(draft), path)
         else:
-            assert draft.is_chain, "branches are of layers that keep rows"
+            assert draft.is_chain, "a draft with branches needs plain KV rows"
             point.back(len(known) + len(draft))
             self.unfed, self._undo = kept, None
 

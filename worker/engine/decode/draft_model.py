@@ -2,8 +2,8 @@
 
 Mlx-vlm implements these models. They are called as in mlx-vlm's own loops: `reset`,
 `set_shared_kv`, `accept_verified_tokens` and `draft_block`. There are two kinds. A head (MTP) has
-its own KV, an entry for each pair of a token's hidden state and the next token. An assistant (of
-Gemma 4) has no KV: it attends to the main model's KV.
+its own KV, with an entry for each pair of a token's hidden state and the next token. An assistant
+(of Gemma 4) has no KV: it attends to the main model's KV.
 Owner: the inference thread.
 """
 
@@ -20,11 +20,10 @@ from mlx_lm.models.gemma4_text import logit_softcap
 from hearth.worker.draft.draft import ModelDrafts
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
-# Pairs that are kept while nothing is drafted. If more come, the oldest are dropped and the head
-# starts again behind them. As many pairs of a prompt are kept: 5 MB for a hidden size of 5,120 in
-# 16 bits.
+# Pairs kept of a prompt, and while nothing is drafted: 5 MB for a hidden size of 5,120 in 16 bits.
+# If more come, the oldest are dropped and the head starts again after the dropped pairs.
 PENDING_MAX: Final = 512
-PAIRS_MAX: Final = 4096  # in the head's KV: 16 MB with four attention heads of 256 in 16 bits
+PAIRS_MAX: Final = 4096  # pairs in the head's KV: 16 MB with four attention heads of 256 in 16 bits
 _TRIED_TOKENS: Final = 4
 _TRIALS: Final = 3
 
@@ -91,7 +90,7 @@ class HeadDrafts:
     """Drafts for one sequence by a head, with the head's KV (`ModelDrafts`).
 
     Invariant: the head's KV has pairs of known tokens alone, none of its own drafts. `_pending` has
-    the pairs behind these, up to the token before `_next`.
+    the later pairs, up to the token before `_next`.
     Owner: the inference thread.
     """
 
@@ -102,7 +101,7 @@ class HeadDrafts:
         self._next = 0  # position of the first token without a hidden state
         self._pending: list[tuple[mx.array, mx.array]] = []
         self._pending_count = 0  # pairs in `_pending`
-        self._read_count: int | None = None  # pairs in the head's KV; None = it is to be reset
+        self._read_count: int | None = None  # pairs in the head's KV; None = to be reset
         self.token_cost = model.token_cost
 
     @property
@@ -112,7 +111,7 @@ class HeadDrafts:
 
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         known = self._next - start
-        if known < 0:  # the tokens between were computed in a batch
+        if known < 0:  # the tokens in between were computed in a batch
             self._pending, self._pending_count, self._read_count, known = [], 0, None, 0
         if known >= tokens.shape[0]:
             return
@@ -124,7 +123,7 @@ class HeadDrafts:
         self._pending.append((tokens, hidden))
         self._pending_count += tokens.shape[0]
         while self._pending_count - self._pending[0][0].shape[0] >= PENDING_MAX:
-            # The head would miss these pairs, so it is reset.
+            # The head is reset, as it would miss these pairs.
             self._pending_count -= self._pending.pop(0)[0].shape[0]
             self._read_count = None
 
@@ -148,7 +147,7 @@ class HeadDrafts:
         drafted = self._head.draft_block(
             last, hidden[:, -1:], None, tokens_max + 1, _no_sampler, mx.int32, greedy=True
         )
-        # The pairs of its own draft are removed; the model's hidden states will replace them.
+        # Remove the pairs of the head's own draft: the model's hidden states will replace them.
         self._read(hidden[:, :0], tokens[:0], [])
         return cast(list[int], drafted[0].tolist())
 
@@ -168,8 +167,8 @@ class HeadDrafts:
 class AssistantDrafts:
     """Drafts by an assistant from the last hidden state and the model's KV (`ModelDrafts`).
 
-    It attends to the KV of the model's last layer of each type, over the whole prompt and answer.
-    It holds views of this KV only while it drafts: MLX copies a buffer on writing if it has views.
+    An assistant attends to the KV of the model's last layer of each type, over the whole prompt and
+    answer. It holds views of this KV only while it drafts: a write copies a buffer that has views.
     Owner: the inference thread.
     """
 
@@ -213,12 +212,12 @@ class AssistantDrafts:
         return ids
 
     def _rows(self) -> dict[str, tuple[mx.array, mx.array]] | None:
-        """Return K and V of the last layer of each type; None if they are quantised or unseen."""
-        assert self._model.raw_rows is not None, "an assistant reads the model's KV"
+        """Return K and V of the last layer of each type; None if quantised or not given."""
+        assert self._model.raw_rows is not None, "an assistant has no reader of the model's KV"
         if self._cache is None:
             return None
-        assert counted_depth(self._cache) == self._next, "what is drafted from is all in the cache"
-        # The last layers may share earlier layers' KV; such layers have none in the cache.
+        assert counted_depth(self._cache) == self._next, "the cache lacks known tokens"
+        # The last layers may share earlier layers' KV; such layers are not in the cache.
         last_layers = dict(zip(self._layer_types, self._cache, strict=False))
         found = {name: self._model.raw_rows(layer) for name, layer in last_layers.items()}
         rows = {name: pair for name, pair in found.items() if pair is not None}
@@ -239,8 +238,8 @@ def with_hidden(
     if hasattr(model, "with_hidden"):
         logits, hidden = model.with_hidden(ids, cache, **arguments)
         return logits, hidden
-    # The two parts of the call of mlx-lm's model, which returns the logits alone.
-    assert not arguments, "models of text alone take no more"
+    # The two parts of a call of mlx-lm's model, which itself returns the logits alone.
+    assert not arguments, "mlx-lm's models take no other arguments"
     language = getattr(model, "language_model", model)
     hidden = language.model(ids, cache=cache)
     is_tied = language.args.tie_word_embeddings

@@ -1,4 +1,4 @@
-"""Loads the model that DRAFT_MODEL names: a head or an assistant, by mlx-vlm.
+"""Loads the model that DRAFT_MODEL names: a head or an assistant, with mlx-vlm.
 
 A head is a checkpoint of its own, or a part of the checkpoint that it was trained with. Other kinds
 of draft models are refused with the reason.
@@ -75,7 +75,7 @@ REFUSED: Final = {
     "glm4_moe_lite_mtp": "mlx-vlm has no code that drafts with it",
     "glm_moe_dsa_mtp": "its model is one of text alone, which mlx-lm loads",
 }
-# Growth of weights that are made float32, by safetensors' dtype; quantised codes have 4 bits or
+# How much weights grow in float32, by safetensors' dtype; quantised codes have 4 bits or
 # more.
 _WIDER: Final = {"BF16": 2, "F16": 2, "U32": 8}
 _UNKNOWN: Final = "it is no draft model that mlx-vlm knows"
@@ -156,7 +156,7 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
     if hasattr(language, "config"):
         validate_drafter_compatibility(target, head, kind)
         return head
-    # Mlx-lm's models have `args` in place of `config`, and mlx-vlm does not check those.
+    # Mlx-lm's models have `args` in place of `config`, and mlx-vlm does not check `args`.
     own = language.args.hidden_size
     read = getattr(head.config, "backbone_hidden_size", 0) or head.config.text_config.hidden_size
     if own != read:

@@ -19,14 +19,14 @@ from hearth.shared.settings import Settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.constraint.token_mask import TokenMask
 
-# (log probabilities (rows, vocabulary), for each row its token's position in the answer) -> token
-# ids (rows,). The draw depends on nothing else.
+# (log probabilities (rows, vocabulary), each row's position in the answer) -> token ids (rows,).
+# The draw depends on nothing else.
 Sampler = Callable[[mx.array, Sequence[int]], mx.array]
 Filter = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
-TEMPERATURE_MIN = 1e-4  # below it the likeliest token is taken: logits divided by it overflow
+TEMPERATURE_MIN = 1e-4  # below this logits could overflow: the likeliest token is taken
 REPETITION_CONTEXT_TOKENS = 256  # the last tokens that the repetition penalty counts
 ALL_GENERATED = 1 << 30  # presence and frequency penalties count all generated tokens
 
@@ -35,7 +35,7 @@ ALL_GENERATED = 1 << 30  # presence and frequency penalties count all generated 
 class SamplingParams:
     """The functions that sample a request's tokens.
 
-    None of them raises: that would fail the other rows of a batch. The processors are pure
+    No function raises: an error would fail the other rows of a batch. The processors are pure
     functions. The guide has a state, which advances with each token.
     """
 
@@ -132,7 +132,7 @@ def _sampler(chosen: SamplingDefaults, requested_seed: int | None, vocab_size: i
         for row, position in enumerate(positions):
             random_key = mx.random.key(_mixed(seed, position))
             row_logprobs = logprobs[row : row + 1]
-            # Not `categorical`: there the last bit of any logit can change the token drawn.
+            # Not `categorical`, where the last bit of any logit can change the drawn token.
             drawn.append(
                 mx.argmax(
                     row_logprobs + mx.random.gumbel(row_logprobs.shape, key=random_key), axis=-1
@@ -173,5 +173,5 @@ def _processors(sampling: Sampling, penalty: float, prompt_length: int) -> list[
 def _generated(
     processor: LogitsProcessor, prompt_length: int, tokens: mx.array, logits: mx.array
 ) -> mx.array:
-    """Apply a penalty to the generated tokens alone, as OpenAI does: the prompt's do not count."""
+    """Apply a penalty to the generated tokens alone, not to the prompt's, as OpenAI does."""
     return processor(tokens[prompt_length:], logits)

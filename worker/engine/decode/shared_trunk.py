@@ -1,6 +1,6 @@
 """Keeps the KV of a prefix that several batch rows share, a trunk, once for all of them.
 
-Each batch row keeps only the KV behind its trunk, its tail. All rows on a trunk attend to the same
+Each batch row keeps only the KV after its trunk, its tail. All rows on a trunk attend to the same
 arrays: see `trunk_attention.py`. Only layers that keep the plain KV of every token have trunks:
 recurrent states, sliding windows and quantised KV have none.
 Owner: the inference thread.
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 PLAIN: Final = "KVCache"  # the same name in mlx-lm and mlx-vlm
 # Buffers of tails grow by upstream's 256 tokens, or by fewer. The unused part is at most this share
-# of all KV; short tails behind a trunk would otherwise be mostly unused.
+# of all KV; short tails after a trunk would otherwise be mostly unused.
 SPARE_SHARE: Final = 1 / 32
 STEP_MIN: Final = 16
 
@@ -52,7 +52,7 @@ class Trunk:
 
 @dataclass(frozen=True, slots=True)
 class TailKVCache:
-    """One sequence's KV in a layer: a trunk and the tail behind it. Models never see this class."""
+    """One sequence's KV in a layer: a trunk and the tail after it. Models never see this class."""
 
     tail: Any  # upstream's KVCache
     trunk: LayerTrunk
@@ -78,7 +78,7 @@ class TrunkedKVCache:
     """The KV of a batch in one layer: trunks for some of its rows, and a tail for each row.
 
     It does what upstream's BatchKVCache does, under the same names. A BatchKVCache holds the tails.
-    Its `left_padding` is hidden: mlx-vlm's Qwen3.5 has another attention for a cache with it.
+    Its `left_padding` is hidden: with this attribute mlx-vlm's Qwen3.5 uses another attention.
     `update_and_fetch` returns the tails alone, and `make_mask` masks the tails alone. `offset`
     counts the trunk's tokens too.
     Invariant: each row has a tail of at least one token.
@@ -111,12 +111,12 @@ class TrunkedKVCache:
         self.grouped_indices = None if indices == list(range(len(order))) else mx.array(indices)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append K and V (batch, heads, n, width) of the next tokens; return those of the tails."""
+        """Append K and V (batch, heads, n, width) of the next tokens; return the tails' K and V."""
         self.offset = self.offset + keys.shape[2]
         return cast(tuple[mx.array, mx.array], self.tails.update_and_fetch(keys, values))
 
     def make_mask(self, N: int, return_array: bool = False, **more: Any) -> mx.array:
-        """Return the mask of the tail's KV rows that each of the next `N` tokens may see."""
+        """Return the mask of the tail's KV rows that each of the next `N` tokens may attend to."""
         if more.get("window_size") is not None:
             raise NotImplementedError("a window over rows that have a trunk")
         return cast(mx.array, self.tails.make_mask(N, return_array=return_array, **more))
@@ -142,7 +142,7 @@ class TrunkedKVCache:
 
     def without_trunks(self) -> Any:
         """Return upstream's batch cache. It holds all KV once no row has a trunk."""
-        assert not self.groups, "rows of a trunk are in no tail"
+        assert not self.groups, "some rows still have a trunk"
         self.tails.step = type(self.tails).step
         return self.tails
 
@@ -172,13 +172,13 @@ def merge_on_trunks(
 ) -> TrunkedKVCache:
     """Return layer `number` of a batch of these caches, each on its trunk, if any.
 
-    A trunk without this layer gets it from the first cache that stands on it.
+    A trunk that lacks this layer gets it from the first cache on that trunk.
     """
     tails: list[Any] = []
     layers: list[LayerTrunk | None] = []
     for cache, trunk in zip(caches, trunks, strict=True):
         if trunk is None:
-            assert not isinstance(cache, TailKVCache), "a row loses its trunk by `whole` only"
+            assert not isinstance(cache, TailKVCache), "a cache still has a trunk: see `whole`"
             tails.append(cache)
             layers.append(None)
             continue
@@ -204,7 +204,7 @@ def copy_trunk_rows(cache: list[Any]) -> None:
 
 def _copied_kv(cache: Any, start: int, end: int) -> tuple[mx.array, mx.array]:
     """Return copies of K and V of the tokens [start, end) of one sequence, evaluated."""
-    parts: list[tuple[Any, int]] = [(cache, 0)]  # with the position of the part's first token
+    parts: list[tuple[Any, int]] = [(cache, 0)]  # with each part's first position
     if isinstance(cache, TailKVCache):
         parts = [(cache.trunk, 0), (cache.tail, cache.trunk.length)]
     copies = []

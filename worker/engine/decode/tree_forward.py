@@ -3,7 +3,7 @@
 Each node attends to its ancestors alone, and its position follows from its depth. A model asks each
 layer's cache for the mask and for the positions, so a wrapped cache is enough during the forward.
 Upstream's ropes take one position for each batch row, so they are wrapped too. `make_tree_forward`
-tries whether a model computes correctly so.
+tries whether a model then computes correctly.
 Owner: the inference thread.
 """
 
@@ -39,16 +39,16 @@ class TreeForward:
         cache: Sequence[Any],
         shift: int = 0,
     ) -> mx.array:
-        """Feed known tokens, at least one, and the tree behind them; return the logits of all.
+        """Feed known tokens, at least one, and the tree after them; return the logits of all.
 
         The logits are (1, known + nodes, vocabulary). The cache grows by as many KV rows.
-        `shift` is added to the number of tokens before to get a position.
+        A position is the number of tokens before it plus `shift`.
         """
         assert known and len(tokens) == len(parents), (known, tokens, parents)
         assert can_hold_trees(cache), [type(layer).__name__ for layer in cache]
         rows = [*range(-1, len(known) - 1), *(len(known) + parent for parent in parents)]
         cached = cache[0].offset
-        # Each token sees all rows in the cache, and its ancestors: (rows, cached + rows).
+        # Each token attends to all cached rows and its ancestors: (rows, cached + rows).
         before = mx.ones((len(rows), cached), dtype=mx.bool_)
         mask = mx.concatenate([before, mx.array(ancestors(rows))], axis=1)
         positions = mx.array([cached + depth for depth in depths(rows)])  # (rows,)
@@ -57,7 +57,7 @@ class TreeForward:
             position_ids = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
             layers = [_TreeLayer(layer, mask) for layer in cache]
             return cast(mx.array, self._model(ids, cache=layers, position_ids=position_ids))
-        assert not shift, "a model that takes no positions has none to shift"
+        assert not shift, "a shift for a model that takes no positions"
         layers = [_TreeLayer(layer, mask, positions) for layer in cache]
         with _wrapped(self._ropes):
             return cast(mx.array, self._model(ids, cache=layers))
@@ -77,7 +77,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def ancestors(parents: Sequence[int]) -> list[list[bool]]:
-    """Return for each row the mask of the rows that it sees: its ancestors and itself."""
+    """Return for each row the mask of the rows that it attends to: its ancestors and itself."""
     seen: list[list[bool]] = []
     for row, parent in enumerate(parents):
         own = list(seen[parent]) if parent >= 0 else [False] * len(parents)
@@ -99,7 +99,7 @@ class _TreeLayer:
             self.offset = positions
 
     def make_mask(self, N: int, return_array: bool = False, window_size: Any = None) -> mx.array:
-        """Return the tree's mask, as models ask a cache for it."""
+        """Return the tree's mask. Models get their mask from the cache."""
         if window_size is not None or self._mask.shape[0] != N:
             raise NotImplementedError(f"a tree of {N} rows in a window of {window_size}")
         return self._mask

@@ -26,10 +26,10 @@ AttendTrunks = Callable[[Attention, dict[str, Any]], mx.array]
 def reach_trunks(
     network: nn.Module, attend: AttendTrunks = lambda _stock, given: attend_with_trunks(**given)
 ) -> Callable[[], None]:
-    """Make the modules of this network attend to trunks; return a function that undoes it.
+    """Make the modules of this network attend to trunks; return a function that undoes this.
 
     Attention over caches without a trunk stays as it was. A module that does not call upstream's
-    function is not reached; `trunks_like_alone` tries whether all are.
+    function is not reached; `trunks_like_alone` tries whether all are reached.
     """
     replaced: list[tuple[Any, Attention]] = []
     files = {type(part).__module__ for _, part in network.named_modules()}
@@ -142,6 +142,6 @@ def _attend(
     highest = scores.max(axis=-1, keepdims=True)
     weights = mx.exp(scores - highest)  # only once: exponentials take most of the time on a CPU
     total = weights.sum(axis=-1, keepdims=True)
-    # Divided before the product, which could leave float16's range (65,504) otherwise.
+    # Divide before the product, which could otherwise leave float16's range (65,504).
     weights = (weights / total).astype(values.dtype)
     return (weights @ values).astype(mx.float32), highest + mx.log(total)

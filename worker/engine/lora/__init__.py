@@ -1,1 +1,1 @@
-"""Loads LoRA adapters of the model, and applies them in the forwards of their requests."""
+"""Loads the model's LoRA adapters, and applies each in the forwards of its requests."""

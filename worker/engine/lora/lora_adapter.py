@@ -1,7 +1,7 @@
 """Puts an adapter's layers into the model during one forward.
 
 Between two forwards the model has its own layers. So other users of the model (trials, checks,
-image encoders, draft models) need not know of adapters, and a request without an adapter computes
+image encoders, draft models) need no code for adapters, and a request without an adapter computes
 as if there were none. Layers are exchanged by reference, and nothing is copied. Lazy arrays keep
 the weights that they were built with.
 Owner: the inference thread.
@@ -19,7 +19,7 @@ import mlx.core as mx
 class AdaptedLayer:
     """One layer of the model, and an adapter's layer to replace it.
 
-    The layer is `holder[key]`, in a module, which is a dict of its parts, or in a list of parts.
+    The layer is `holder[key]`. The holder is a module (a dict of its parts) or a list of parts.
     """
 
     holder: Any
@@ -36,8 +36,8 @@ class LoraAdapter:
     identity: str  # hash of its files, so that KV of other adapters is never read
     layers: tuple[AdaptedLayer, ...]
     arrays: tuple[mx.array, ...]
-    forward_bytes: int = 0  # memory of a forward beside the model's own
-    token_bytes: int = 0  # memory for each token of a forward beside the model's own
+    forward_bytes: int = 0  # memory of a forward, added to the model's own
+    token_bytes: int = 0  # memory for each token of a forward, added to the model's own
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +65,12 @@ class LoraAdapters:
 
     @property
     def forward_bytes(self) -> int:
-        """Memory of the largest forward with an adapter, beside the model's own."""
+        """Memory of the largest forward with an adapter, added to the model's own."""
         return max((adapter.forward_bytes for adapter in self.by_name.values()), default=0)
 
     @property
     def token_bytes(self) -> int:
-        """Memory for each token of such a forward, beside the model's own."""
+        """Memory for each token of a forward with an adapter, added to the model's own."""
         return max((adapter.token_bytes for adapter in self.by_name.values()), default=0)
 
     def report(self) -> list[dict[str, Any]]:

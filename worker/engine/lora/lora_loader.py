@@ -61,7 +61,7 @@ _PEFT_NAME: Final = re.compile(
 )
 _MLX_LM_NAME: Final = re.compile(r"((?P<layer>.*)\.)?(?P<part>lora_a|lora_b|m)", re.DOTALL)
 _PEFT_PARTS: Final = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
-# First parts of a layer's name that differ from library to library, as each wraps a model its way.
+# First parts of layer names that differ between libraries, as each wraps models in its own way.
 _WRAPPERS: Final = ("base_model", "model", "language_model")
 _FLOAT32_BYTES: Final = 4
 # How many arrays of the size of a layer's weights a DoRA layer makes in each forward: the unpacked
@@ -80,7 +80,7 @@ Identify = Callable[..., WeightsIdentity]  # (directory, patterns of its files)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An adapter's files, found before the model is loaded. They may change until it is read."""
+    """An adapter's files, found before the model is loaded. The files may change until read."""
 
     name: str
     source: str
@@ -114,7 +114,7 @@ class LoraLoader:
         """Admit a model's weights of `nbytes` together with the adapters' weights.
 
         Raises:
-            StartError: they do not fit together.
+            StartError: the weights do not fit into memory together.
         """
         own = sum(found.weights.stat().st_size for found in self._found)
         try:
@@ -174,8 +174,8 @@ class LoraConfig:
     is_dora: bool
     scale: float
     keys: tuple[str, ...] | None = None  # the layers that it was trained on; None = not given
-    blocks: int = 0  # mlx-lm: only the last so many blocks were trained; 0 = all
-    rank: int = 0  # PEFT: the rank that its scale was divided by; 0 = that of the weights
+    blocks: int = 0  # mlx-lm: number of the last blocks, which were trained; 0 = all
+    rank: int = 0  # PEFT: divisor of the scale; 0 = the rank of the weights
 
 
 def find_directory(source: str) -> Path:
@@ -351,7 +351,7 @@ def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
     """Return why the model does not compute with an adapter; "" if it does. Runs a trial.
 
     Upstream's code may read a layer's weights without calling the layer. So the layers are watched
-    in three forwards: of a prompt, of a token behind it, and of a batch. Not every layer has to be
+    in three forwards: of a prompt, of the next token, and of a batch. Not every layer has to be
     called: some take no part in short forwards.
     """
     watched = [_Watched(layer.adapted) for layer in adapter.layers]

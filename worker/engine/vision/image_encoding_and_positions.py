@@ -1,7 +1,7 @@
 """Encodes each image once, and gives forwards its embeddings in place of the image's tokens.
 
 An image is encoded by itself, so that its embeddings are the same in every prompt. Its positions
-follow from where it stands. Each forward gets the images of its prompt with their places in it.
+follow from its place in the prompt. Each forward gets all images of the prompt, with their places.
 When a model is loaded, `checked_vision` compares its logits with mlx-vlm's own.
 """
 
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 POSITIONS_KEPT_MAX: Final = 128  # image sizes for which positions are kept
 
-# Mlx-vlm's inputs for a prompt with images that can be cut by tokens. Of the unused ones, positions
-# are made here, and masks are left out; `checked_vision` finds models that need them.
+# Mlx-vlm's inputs of a prompt with images: those that can be cut by tokens, and those that are not
+# used. This file makes positions itself, and leaves out masks; `checked_vision` finds models that
+# need masks.
 _SLICED_INPUTS: Final = {
     "inputs_embeds",
     "visual_pos_masks",
@@ -39,10 +40,10 @@ _SLICED_INPUTS: Final = {
 _UNUSED_INPUTS: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
 
 # An error is 1 minus the correlation of logits. A prompt that is cut differently rounds
-# differently, in 16 bits by much. So the error of an image may be a multiple of that of a text with
-# the same cuts. In fp32 the latter is nearly 0, and a position that is off by one gives 3e-4 or
-# more. Several texts are tried, as in a model with experts the router may choose others where two
-# are nearly tied, and not every text has such ties.
+# differently, in 16 bits by much. So the error of an image may be a multiple of the error of a
+# text with the same cuts. In fp32 a text's error is nearly 0, and a position that is off by one
+# gives 3e-4 or more. In a model with experts the router may choose other experts where two are
+# nearly tied. Not every text has such ties: hence several texts.
 ERROR_MAX: Final = 1e-4
 TEXT_ERRORS_MAX: Final = 10  # errors of an image, as a multiple of a text's error
 TEXTS: Final = 3
@@ -55,7 +56,7 @@ BEFORE, BEHIND = "Here is a picture:", "What does it show? Tell me in a few word
 
 
 class UnknownImageInputs(Exception):
-    """Raised if mlx-vlm makes an input of images that does not have one row for each token."""
+    """Raised if mlx-vlm makes an input without one row for each token of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class ImageEncoder:
     """Encodes images, keeps their rows, and makes the arguments of forwards from them.
 
     It keeps the most recently used rows, up to `bytes_max`. The rows of the newest image and of
-    spared images, those of running prefills, are always kept.
+    spared images (those of running prefills) are always kept.
     Invariant: `nbytes` is the sum over the kept rows.
     `splits_images`: whether an image's tokens may be split over several chunks.
     Owner: the inference thread.
@@ -104,12 +105,12 @@ class ImageEncoder:
         self.encoder_calls = 0
         self.encoder_seconds = 0.0
         self.failures = 0  # images at which the encoder failed
-        self.nbytes = 0  # of the kept rows
+        self.nbytes = 0  # bytes of the kept rows
         self._model = model
         self._language = language
         self._bytes_max = bytes_max
         # Kept for one key: images, encoded, 256 MB
-        self._encoded: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
+        self._encoded: OrderedDict[ImageName, ImageRows] = OrderedDict()  # last used at the end
         self._relative_positions: MemoryByOwner[Any, NDArray[np.int32]]
         self._relative_positions = MemoryByOwner(POSITIONS_KEPT_MAX)
 
@@ -119,7 +120,7 @@ class ImageEncoder:
     def encode(self, image: PromptImage, spared: Container[ImageName] = ()) -> None:
         """Encode an image, unless its rows are kept, and make it the newest.
 
-        Other images are evicted for it, except those named in `spared`.
+        Other images are evicted to make room, except those named in `spared`.
 
         Raises:
             UnknownImageInputs: the image's inputs cannot be cut by tokens.
@@ -157,7 +158,7 @@ class ImageEncoder:
         """Return what to add to `position`, the number of tokens before a text token.
 
         The sum is the token's position for the model. An image takes fewer positions than tokens,
-        so the shift behind an image is negative.
+        so the shift after an image is negative.
         """
         return sum(self._advance(run.image) for run in runs if run.end <= position)
 
@@ -282,7 +283,7 @@ def checked_vision(loaded: LoadedModel, image: PromptImage, bytes_max: int) -> I
 
     `image` is any small image, as the model's processor made it.
     """
-    assert loaded.vision is not None, "a model without a vision tower is given no images"
+    assert loaded.vision is not None, "a model without a vision tower got an image"
     prompt = _TestPrompt(loaded, image)
     splits = reads = False
     try:
@@ -332,7 +333,7 @@ class _TestPrompt:
         return ""
 
     def is_read_alike(self, in_two: bool) -> bool:
-        """Whether the logits behind the image are those of mlx-vlm. `in_two` cuts the image."""
+        """Whether the logits after the image are those of mlx-vlm. `in_two` cuts the image."""
         run = self._run
         cuts = [0, run.start, run.end, len(self._ids)]
         if in_two:
@@ -343,7 +344,7 @@ class _TestPrompt:
         return error <= ERROR_MAX + TEXT_ERRORS_MAX * text_error
 
     def _text_error(self, cuts: Sequence[int], number: int) -> float:
-        """Return the error of a text as long as the prompt with the same cuts; text `number`."""
+        """Return the error of text `number`, as long as the prompt and with the same cuts."""
         words = self._behind[number:] + self._behind[:number]
         text = (words * len(self._ids))[: len(self._ids)]
         return logits_error(
@@ -373,7 +374,7 @@ class _TestPrompt:
         return self._last(logits)
 
     def _last(self, logits: mx.array) -> NDArray[Any]:
-        """Return the logits (n, vocabulary) of the text behind the image, as floats."""
+        """Return the logits (n, vocabulary) of the text after the image, as floats."""
         return as_floats(logits[0, -len(self._behind) :])
 
     def _spread(self, array: NDArray[Any]) -> mx.array:

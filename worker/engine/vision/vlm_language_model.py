@@ -9,19 +9,19 @@ from typing import Any, Final, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
-AXES: Final = 3  # of mRoPE's positions: time, height and width
+AXES: Final = 3  # axes of mRoPE's positions: time, height and width
 
 
 class VLMLanguageModel:
     """A language model with forwards that depend on their arguments only.
 
     Mlx-vlm's models with mRoPE remember the last request's positions, and use them in a call
-    without positions. With several requests these would be wrong, so each call here has positions.
+    without positions. With several requests these would be wrong, so here each call has positions.
     """
 
     def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
         self.model = model
-        self.make_cache = make_cache  # returns empty caches of mlx-vlm's classes, one for a layer
+        self.make_cache = make_cache  # returns empty caches of mlx-vlm's classes, one per layer
         self.takes_positions = _takes_positions(model)
         self.input_dtype: mx.Dtype | None = None  # for inputs made of images; None = not cast
 
@@ -32,10 +32,10 @@ class VLMLanguageModel:
         shift: int | list[int] = 0,
         **embeds: Any,
     ) -> mx.array:
-        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind the tokens in `cache`.
+        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) after the tokens in `cache`.
 
-        `shift`, for all rows or for each row, is added to the number of tokens before to get the
-        position: images take fewer positions than tokens. `embeds` are inputs_embeds
+        A token's position is the number of tokens before it plus `shift`, one for all rows or one
+        per row: images take fewer positions than tokens. `embeds` are inputs_embeds
         (1, n, hidden) and the other arguments for tokens of images.
         """
         return cast(mx.array, self._output(ids, cache, shift, embeds).logits)
@@ -64,12 +64,10 @@ class VLMLanguageModel:
         shift: int | list[int],
         arguments: dict[str, Any],
     ) -> Any:
-        """Return mlx-vlm's output for `ids`, with their positions behind `cache`."""
+        """Return mlx-vlm's output for `ids`, with their positions after `cache`."""
         if self.takes_positions and "position_ids" not in arguments:
             depth = _counted(cache) if cache else 0  # an array (rows,) for a batch
-            assert depth is not None, (
-                "a model whose layers take positions has one that counts tokens"
-            )
+            assert depth is not None, "no layer of this model counts tokens for positions"
             before = mx.array(depth, dtype=mx.int32) + mx.array(shift, dtype=mx.int32)
             positions = before.reshape(-1, 1) + mx.arange(ids.shape[1], dtype=mx.int32)
             arguments["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))

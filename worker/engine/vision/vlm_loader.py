@@ -1,4 +1,4 @@
-"""Finds and loads checkpoints that see images. Mlx-vlm is imported only for these.
+"""Finds and loads checkpoints of vision models. Mlx-vlm is imported only for these.
 
 Owner: the inference thread.
 """
@@ -24,7 +24,7 @@ _HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True, slots=True)
 class VisionModel:
-    """A checkpoint that sees images, as mlx-vlm loaded it."""
+    """A vision model's checkpoint, as mlx-vlm loaded it."""
 
     model: Any  # the vision tower, and `language_model`
     language: VLMLanguageModel
@@ -59,7 +59,7 @@ def sees_images(directory: Path) -> bool:
 def only_known_code(runs_code: bool) -> Iterator[None]:
     """Make mlx-vlm refuse a configuration with a `model_file`, unless `runs_code`.
 
-    Mlx-vlm runs such a file without asking. `remote_code` finds it before, but the configuration
+    Mlx-vlm runs such a file without asking. `remote_code` looks for it first, but the configuration
     may have changed since, or have been read under another name.
     """
     from mlx_vlm import utils
@@ -79,7 +79,7 @@ def only_known_code(runs_code: bool) -> Iterator[None]:
 
 
 def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
-    """Load a checkpoint that sees images. The weights are not read yet.
+    """Load a vision model's checkpoint. The weights are not read yet.
 
     `runs_code`: whether the checkpoint's own code may run.
     """
