@@ -23,7 +23,7 @@ def in_queue_order(waiting: Iterable[Request], slots_given: int) -> Iterator[Req
     `waiting` is in the order of arrival; `slots_given` counts the slots given so far. Requests of
     one `queue_name` form a queue. The queue that got its last slot the longest ago is next, with
     its oldest request. A new queue counts as if it had just got a slot. So a request at the head of
-    its queue waits for one slot of each other queue at most, and no request starves.
+    its queue waits for at most one slot of each other queue, and no request starves.
     """
     queues: dict[str, deque[tuple[int, Request]]] = {}
     for number, request in enumerate(waiting):
@@ -48,8 +48,8 @@ def record_slot_given(chosen: Request, waiting: Iterable[Request], slots_given: 
     return slots_given + 1
 
 
-RECALLS_MAX: Final = 2  # disk reads for a request: on arrival, and after an eviction of that KV
-SPARE_ROWS: Final = 512  # tokens of an answer that a new slot has room for; slots grow
+RECALLS_MAX: Final = 2  # disk reads per request: on arrival, and after an eviction of that KV
+SPARE_ROWS: Final = 512  # answer tokens that fit into a new slot; slots grow later
 GROWTH_ROWS: Final = 2_048  # tokens that each answer is expected to grow by
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Admission:
         self._decoder = decoder
         self._config = config
         self._counts = counts
-        self._epoch = 0  # times that the cache was emptied
+        self._epoch = 0  # how often the cache was emptied
 
     def kv_manager_of(self, request: Request) -> AnyKVManager:
         return self._kv_manager if request.uses_cache else self._uncached
@@ -106,7 +106,7 @@ class Admission:
         return is_less and kept.recalls < RECALLS_MAX and self.start_recall(request)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
+        """Take in the KV that the disk thread read; the request stops waiting for the disk."""
         kept, query = done.request.kept, done.request.query
         assert done.epoch <= self._epoch, (done.epoch, self._epoch)
         if done.epoch != self._epoch:  # the cache was emptied meanwhile
@@ -141,9 +141,9 @@ class Admission:
     ) -> tuple[bool, int]:
         """Free memory for a slot; return whether it fits, and how many bytes it takes.
 
-        `running` are the requests that have a slot. The memory that their answers are expected to
-        need stays free, so that many answers that begin at once do not outgrow it together. `depth`
-        is the length in tokens of the longest prompt in prefill, this prompt included.
+        `running` are the requests that have a slot. Memory for the expected growth of their
+        answers stays free, so that answers that begin at once do not fill all memory. `depth` is
+        the length in tokens of the longest prompt in prefill, this prompt included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         own_share = self._own_share(request, running)
@@ -166,7 +166,7 @@ class Admission:
         )
 
     def _own_share(self, request: Request, running: Collection[Request]) -> float:
-        """Return the part of a request's KV, 0 to 1, that a batch copies when the request joins.
+        """Return the share, 0 to 1, of a request's KV that is copied when it joins a batch.
 
         A shared trunk is not copied. A request that runs alone copies nothing.
         """

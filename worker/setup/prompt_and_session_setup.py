@@ -1,4 +1,4 @@
-"""Makes the prompt builder of a loaded model and its session manager."""
+"""Makes the prompt builder and the session manager of a loaded model."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
-    """Return all tokens that end an answer of the model."""
+    """Return all tokens that end a model's answer."""
     own = OutputFormat(tokenizer).model_format
     return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
 
@@ -42,7 +42,7 @@ def make_builder(
     form: ImageForm | None = None,
     context_by: str = "setting",
 ) -> PromptBuilder:
-    """Return the prompt builder; `end_ids` end a generated turn, `form` is the form of images.
+    """Return the prompt builder; `end_ids` end a generated turn; `form` is the form of images.
 
     `context_by` names what limits the context, as in ModelFacts.
     """
@@ -81,8 +81,8 @@ def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
 def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
     """Return the directory of this model's turns, which are remembered across restarts.
 
-    Its name hashes the model's path, tokenizer and template, since token ids of another tokenizer
-    mean something else. The format of kept KV does not matter here.
+    The name is a hash of the model's path, tokenizer and template, since token ids of another
+    tokenizer mean something else. The format of kept KV does not matter here.
     """
     tokenizer = loaded.tokenizer
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -135,7 +135,7 @@ def make_prompts(
     drafts: DraftPolicy,
     form: ImageForm | None,
 ) -> SessionPromptBuilder:
-    """Return the builder of prompts from messages; `form` is the form of images in them.
+    """Return the builder of prompts from messages; `form` is the form of images.
 
     The grammar compiler begins to load here.
     """
