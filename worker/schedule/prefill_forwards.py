@@ -288,7 +288,7 @@ class IdlePrefill:
         self._kv_manager = kv_manager if isinstance(kv_manager, KVManager) else None
         self._config = config
         self._running: _RunningPrefill | None = None
-        # Kept for one key: prompts that idle time is to read
+        # Kept for one key: prompts to read in idle time
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
     def session_tokens(self, query: PrefixQuery, slot: LiveSlot) -> int:
