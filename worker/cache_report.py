@@ -1,4 +1,4 @@
-"""Reports the content of a worker's cache for `/v1/cache`, and empties or unpins it on request."""
+"""Reports a worker's cache for `/v1/cache`, and on request empties the cache or drops a pin."""
 
 import bisect
 import time

@@ -107,7 +107,7 @@ class Worker:
             self._port.wake()
 
     def _inference(self) -> None:
-        """Load the model and serve it until the worker ends; always leave the device at the end."""
+        """Load and serve the model until the worker ends; always leave the device at the end."""
         with self._shutdown.guard("inference"):
             start = self._start = ModelStart(
                 self._settings,

@@ -1,4 +1,4 @@
-"""Estimates how much of this machine's memory a model would take, before it is loaded or fetched.
+"""Estimates the memory that a model would take on this machine, before the model is fetched.
 
 The verdict uses the same sums as a worker, so it matches the worker's later report. Only the memory
 that a process takes besides its arrays is assumed, since there is no process to measure.
@@ -52,7 +52,7 @@ from hearth.worker.setup.memory_setup import (
     workers_limit,
 )
 
-# mlx-lm's function that finds the classes of an architecture; it has no public name.
+# mlx-lm's function that finds an architecture's classes; mlx-lm has no public name for it.
 _known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
 PROBE_TOKENS: Final = 3
 # Each layer is built as Python objects: a config with 10**9 layers would fill all memory.
@@ -104,7 +104,7 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
 
 
 def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> LoadedModel:
-    """Change the unloaded model to the dtype that a worker would compute in, and return it.
+    """Return the unloaded model, changed to the dtype that a worker would compute in.
 
     `dense_max` limits the bytes of dense weights on a CPU. All bytes of the weight files that are
     not of the language model count as a vision tower in 16 bits.
@@ -323,7 +323,7 @@ def _sums(
 
 
 def _kv_bytes(layers: LayerMap, settings: Settings, factor: float) -> Callable[[int], int]:
-    """Return a function that maps a sequence's tokens to the bytes of its KV times `factor`.
+    """Return a function from the length of a sequence to the bytes of its KV, times `factor`.
 
     `factor` is the system's overhead times this process's share of the KV.
     """

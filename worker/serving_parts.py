@@ -116,7 +116,7 @@ class ModelStart:
             self._memory.share.release()
 
     def make(self) -> ServingParts:
-        """Load the model, make the parts that serve it, and start their threads.
+        """Load the model, and make and start the parts that serve the model.
 
         Raises:
             StartError: a part cannot be loaded, or does not fit.

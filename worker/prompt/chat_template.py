@@ -28,7 +28,7 @@ _UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 class Template:
     """The chat template of one tokenizer, or a plain transcript if the tokenizer has none.
 
-    Immutable: any thread may use it, once the model is loaded.
+    Immutable: any thread may use a template, once the model is loaded.
     """
 
     def __init__(self, tokenizer: Any) -> None:

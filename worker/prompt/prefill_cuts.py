@@ -35,7 +35,7 @@ class TurnMarks:
 class CutRule:
     """Cuts at multiples of the chunk, the end of system and tools, message headers, and images.
 
-    Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use it.
+    Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use a rule.
     Invariants: cuts ascend and lie inside the prompt. No cut lies inside an image, and each image
     has a cut at its end. So a prefill is resumed before or after an image, and the last forward
     reads no image.
@@ -100,7 +100,7 @@ class CutRule:
     def _candidates(self, ids: Sequence[int] | Tokens) -> tuple[set[int], set[int], int]:
         """Return the certain cuts, and the positions that need some distance from the last cut.
 
-        Also return the last header if it may become the last of several; else the end.
+        Also return the last header if that may become the last of several; else the end.
         """
         maybe = set()
         keys = pack(ids)

@@ -77,8 +77,8 @@ class PromptContent:
 class BuiltPrompt:
     """A prompt's tokens. Immutable.
 
-    `header` is where the generation prompt begins, or the header of the message that the answer
-    continues.
+    `header` is the position of the generation prompt, or of the header of the message that the
+    answer continues.
 
     `keys` are what the cache compares: the ids, but for each image keys of the image's content.
     """
@@ -332,7 +332,7 @@ class PromptBuilder:
                 }
 
     def _refuse_long(self, text: str, param: str) -> None:
-        """Before a text is tokenised, raise if it cannot fit whatever its tokens are."""
+        """Raise if an untokenised text cannot fit, whatever tokens it would become."""
         if self._bytes_max is None or UTF8_BYTES_MAX * len(text) <= self._bytes_max:
             return
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -442,7 +442,7 @@ class PromptBuilder:
     def _may_stand(
         self, behind: list[TextPiece], text: str, message: int, content: PromptContent
     ) -> bool:
-        """Return whether `text` is exactly the turn of `message`, without a rest in `behind`."""
+        """Return whether `text` is all of the turn of `message`, and `behind` has no rest of it."""
         turn, message_content = content.turns[message], content.messages[message]
         assert turn is not None, "a turn without a record is looked for"
         if message and shows_other(message_content, content.messages[message - 1], text):
@@ -520,7 +520,7 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
 
 
 def words_of(message: dict[str, Any]) -> list[str]:
-    """Return the words of an assistant message. A template shows at least one of them."""
+    """Return the words of an assistant message; a template shows at least one of the words."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     words = (*(part["text"].strip() for part in parts_of(message)), *names)
     return [word for word in words if word]

@@ -2,7 +2,7 @@
 
 A conversation is first adapted to the template, so that no agent's message is refused. The change
 of a message depends only on this message and earlier messages. So a growing conversation is changed
-in the same way at each request, and its prompt only grows at the end. The given messages are not
+in the same way at each request, and the prompt only grows at the end. The given messages are not
 modified.
 
 If the template cannot show tools, calls or results, they become text. Besides the model's own form,
@@ -43,7 +43,7 @@ from hearth.worker.prompt.template_capabilities import (
 log = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
-# A message, and its index among the sent messages, or NONE.
+# A message, and the message's index in the request, or NONE.
 NumberedMessage = tuple[dict[str, Any], int]
 
 NONE: Final = -1  # index of a message that was added, joined or split
@@ -102,7 +102,7 @@ class Renderer:
         self.thinking = thinking_switches(self._template)
         self._default_thinking = default_thinking
         # Templates with a variable `preserve_thinking` keep old thinking even in turns without
-        # recorded tokens. Other templates ignore it.
+        # recorded tokens. Other templates ignore this variable.
         self._preserve_thinking = preserve_thinking
         self.template_failures = 0
 
@@ -146,7 +146,7 @@ class Renderer:
         return Rendered(text, runs)
 
     def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
-        """Return the template's variables for a request's options and its wish about thinking."""
+        """Return the template's variables for a request's options and wish about thinking."""
         if wish.on is None:
             wish = replace(wish, on=self._default_thinking)
         preserving = {"preserve_thinking": self._preserve_thinking}
@@ -458,7 +458,7 @@ def with_loaded_tools(
     """Return the messages with each referenced tool's definition after its reference.
 
     A client lists a tool as soon as the tool is loaded. At the head of the prompt a new definition
-    would change all tokens after it; at the reference it is only appended.
+    would change all later tokens; at the reference, the definition is only appended.
 
     `loaded` names the tools that the session loaded. If such a tool is still listed but the
     reference is gone, as after a compaction, the definition comes after the first user message. The

@@ -309,7 +309,7 @@ def _tool(**changes: Any) -> dict[str, Any]:
 
 
 def _thinks_in_parts(template: Template) -> bool:
-    """Return whether thinking is shown as a part of the content, not as a field of its own."""
+    """Return whether thinking is shown as a part of the content, and not as a field."""
     message = {"role": "assistant", "content": "probe1x"}
     parts = [{"type": "thinking", "thinking": "probe2x"}, text_part("probe1x")]
     by_name = template.probed([_QUESTION, message | {"reasoning_content": "probe2x"}])

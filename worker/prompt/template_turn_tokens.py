@@ -245,9 +245,9 @@ def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[i
 def _called(
     tokenizer: Any, behind: list[dict[str, Any]], said: str = "", adds_header: bool = False
 ) -> str:
-    """Return the text of a message with `said` and a call, of its result, and of `behind`.
+    """Return the text of a message with `said` and a call, the result, and `behind`.
 
-    The text is "" if the template does not show the result.
+    Return "" if the template does not show the result.
     """
     shapes: tuple[Any, ...] = ({}, "{}")
     for arguments in shapes:

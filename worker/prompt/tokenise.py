@@ -2,8 +2,8 @@
 
 A fast tokenizer first cuts a text at the added tokens, then encodes the text between two added
 tokens without regard to other text. So pieces can be encoded, and remembered, one by one. This also
-separates content from template: before content is rendered, it is shielded by a mark inside each
-control token that it spells out. The marks are removed once the text is cut.
+separates content from template: before the rendering, each control token that content spells out
+gets a mark inside. The marks are removed once the text is cut.
 Images are replaced by marks too. So a template gets only texts, and images may be wherever text may
 be, also in tools' results.
 The prompt threads share this module. Does not touch MLX.
@@ -147,7 +147,7 @@ class PieceTokeniser:
     def kept_apart(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message; if the text parts join to a control token, each part gets a mark.
 
-        The mark is at the part's end. A template may strip the parts and join them.
+        The mark is at the part's end. A template may strip and join the parts.
         """
         parts = message.get("content")
         texts = [part["text"] for part in parts] if isinstance(parts, list) else []
@@ -171,7 +171,7 @@ class PieceTokeniser:
         return self._plain.ids(text, False)
 
     def pieces(self, text: str, is_first: bool = True, owner: str = "") -> list[TextPiece]:
-        """Return the rendered text cut at its added tokens, without the marks.
+        """Return the rendered text, cut at the added tokens, without marks.
 
         `is_first`: the text begins the prompt. White space that an added token swallows belongs to
         that token. If is_incremental is False and the ids do not show the cuts, the text is one

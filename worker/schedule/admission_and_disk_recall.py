@@ -1,4 +1,4 @@
-"""Orders the requests that wait for a slot, starts disk reads for them, and frees memory.
+"""Orders the requests that wait for a slot, starts their disk reads, and frees memory.
 
 Sessions get slots in turn, so that no session waits for the whole queue of another.
 """
@@ -21,9 +21,9 @@ def in_queue_order(waiting: Iterable[Request], slots_given: int) -> Iterator[Req
     """Yield the waiting requests in the order in which they get slots.
 
     `waiting` is in the order of arrival; `slots_given` counts the slots given so far. Requests of
-    one `queue_name` form a queue. The queue that got its last slot the longest ago is next, with
-    its oldest request. A new queue counts as if it had just got a slot. So a request at the head of
-    its queue waits for at most one slot of each other queue, and no request starves.
+    one `queue_name` form a queue. The queue whose last slot is the longest ago is next, with
+    its oldest request. A new queue counts like a queue that has just got a slot. So a request at
+    the head of its queue waits for at most one slot of each other queue, and no request starves.
     """
     queues: dict[str, deque[tuple[int, Request]]] = {}
     for number, request in enumerate(waiting):
@@ -69,7 +69,7 @@ class Admission:
         config: SchedulerConfig,
         counts: "Counter[str]",
     ) -> None:
-        """`counts` counts recalls and refusals; the scheduler counts its own events there too."""
+        """`counts` counts recalls and refusals; the scheduler counts other events there."""
         self._kv_manager = kv_manager
         self._uncached = kv_manager.uncached
         self._decoder = decoder
@@ -83,7 +83,7 @@ class Admission:
     # ------------------------------------------------------------ the disk
 
     def start_recall(self, request: Request) -> bool:
-        """Start reading the prompt's KV from disk; return whether the request waits for it."""
+        """Start to read the prompt's KV from disk; return whether the request waits for the disk."""
         kept, query, epoch = request.kept, request.query, self._epoch
         assert kept.recall is None and kept.recalls < RECALLS_MAX, kept.recalls
         kept.recall = self.kv_manager_of(request).recall(
@@ -96,9 +96,9 @@ class Admission:
         return True
 
     def restart_recall(self, request: Request) -> bool:
-        """Read the prompt's KV from disk again if it was evicted since the request arrived.
+        """Read the prompt's KV from disk again if KV was evicted since the request arrived.
 
-        Return whether the request waits for it.
+        Return whether the request waits for the disk.
         """
         kept = request.kept
         assert kept.recall is None, request.request_id
@@ -131,7 +131,7 @@ class Admission:
         return False
 
     def forget(self) -> None:
-        """Drop the results of disk reads in flight, as the cache is emptied."""
+        """Drop the results of disk reads in flight, because the cache is emptied."""
         self._epoch += 1
 
     # ------------------------------------------------------------ memory
@@ -139,7 +139,7 @@ class Admission:
     def makes_room(
         self, request: Request, running: Collection[Request], depth: int
     ) -> tuple[bool, int]:
-        """Free memory for a slot; return whether it fits, and how many bytes it takes.
+        """Free memory for a slot; return whether the slot fits, and how many bytes it takes.
 
         `running` are the requests that have a slot. Memory for the expected growth of their
         answers stays free, so that answers that begin at once do not fill all memory. `depth` is
@@ -166,7 +166,7 @@ class Admission:
         )
 
     def _own_share(self, request: Request, running: Collection[Request]) -> float:
-        """Return the share, 0 to 1, of a request's KV that is copied when it joins a batch.
+        """Return the share (0 to 1) of a request's KV that joining a batch would copy.
 
         A shared trunk is not copied. A request that runs alone copies nothing.
         """

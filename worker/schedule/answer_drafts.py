@@ -27,7 +27,7 @@ TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """Says which drafts a request gets by default, and which it may ask for.
+    """Says which drafts a request gets by default, and which drafts it may ask for.
 
     `reason` says why nothing is drafted. `curve` maps a forward's number of rows to
     its cost; a forward of one row costs 1.
@@ -95,7 +95,7 @@ class AnswerDrafts:
         return self._draft_model.prompt_pairs_max
 
     def end(self, request: Request) -> None:
-        """Keep a finished answer as a source of drafts, and count what its drafter did."""
+        """Keep a finished answer as a source of drafts, and add the counts of its drafter."""
         drafter = request.drafter
         if drafter is not None:
             drafter.end_at(request.completion_tokens)
@@ -148,7 +148,7 @@ class _ForcedByBoth:
         return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """See `ForcedTokens`. The engine cuts a draft where the guide rejects a token."""
+        """See `ForcedTokens`. The engine cuts a draft at a token that the guide rejects."""
         return (len(tokens), []) if self._calls is None else self._calls.fitting(ahead, tokens)
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:

@@ -84,7 +84,7 @@ class MemoryGuard:
         is_last: bool,
         depth: int,
     ) -> tuple[bool, int]:
-        """Free memory for a prompt; return whether it fits, and how many bytes it takes.
+        """Free memory for a prompt; return whether the prompt fits, and how many bytes it takes.
 
         The prompt takes `now()` bytes with its present kept KV, and `cold` bytes without kept KV.
         Once the slot has copied the kept KV, `copied()` bytes may be released. `growth` are the
@@ -110,7 +110,7 @@ class MemoryGuard:
         return False, needed
 
     def makes_room(self, kv_manager: AnyKVManager, nbytes: int, depth: int = 0) -> bool:
-        """Release kept KV until `nbytes` more fit beside a forward; return whether they fit."""
+        """Release kept KV until `nbytes` more and a forward fit; return whether both fit."""
         assert nbytes >= 0, nbytes
         missing = self.over(nbytes, depth)
         if missing:
@@ -133,14 +133,14 @@ class MemoryGuard:
 LOOK_S: Final = 1.0  # seconds between two readings of the system's memory pressure
 SHED_SHARE: Final = 8  # each reading releases one eighth of the kept KV
 SHED_BYTES_MIN: Final = 1 << 26  # least bytes per reading; smaller steps would take too long
-WAIT_S_MAX: Final = 60.0  # seconds that a prompt waits for the system before it is refused
+WAIT_S_MAX: Final = 60.0  # seconds that a prompt waits for the system before a refusal
 RETRY_AFTER_S: Final = 30
 
 
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
-    At WARNING kept KV is released step by step; the disk keeps its copies. At CRITICAL idle live
+    At WARNING kept KV is released step by step; the copies on disk stay. At CRITICAL idle live
     caches are released too, and no new prompt begins; running requests go on.
     """
 

@@ -83,7 +83,7 @@ class TimeShares:
         self._step_owed_s -= seconds
 
     def clear(self) -> None:
-        """Cancel all debts, as no request decodes."""
+        """Cancel all debts, because no request decodes."""
         self._long.owed_s = self._short.owed_s = self._step_owed_s = 0.0
 
 
@@ -106,8 +106,8 @@ class PrefillForwards:
     """Does one forward of a prompt at a time. Owner: the inference thread.
 
     A forward usually ends at the prompt's next cut, which depends on tokens, model and chip alone.
-    In a long image, it ends earlier at fixed places. While other requests decode, a forward is
-    shortened to about `beside_goal_s`. The KV of a shortened forward may differ from the KV of a
+    In a long image, a forward ends earlier at fixed places. While other requests decode, a forward
+    is shortened to about `beside_goal_s`. The KV of a shortened forward may differ from the KV of a
     cold prefill, so this KV and the KV of the rest of the prompt are kept as fast KV.
     """
 
@@ -154,9 +154,9 @@ class PrefillForwards:
     def _encode_image(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
     ) -> bool:
-        """Encode one image for the next forward; return False if there is none to encode.
+        """Encode one image for the next forward; return False if no image is left.
 
-        Encoding is a step of its own because it can take long, and the client may leave meanwhile.
+        Encoding is a step of its own, because encoding can take long and the client may leave.
         """
         end = self._forward_end(request, decoding)
         start, images, state, times = (
@@ -201,7 +201,7 @@ class PrefillForwards:
         return hidden
 
     def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
-        """Return the position where the next forward of a prompt ends, beside `decoding`."""
+        """Return the position where a prompt's next forward ends while `decoding` requests wait."""
         end = self._usual_end(request)
         return self._end_beside(request, end) if decoding else end
 
@@ -246,7 +246,7 @@ def log_prefill(request: Request) -> None:
     assert state is not None and state.logged_tokens <= request.position, request.request_id
     if now - state.logged_at < LOG_EVERY_S:
         return
-    # The speed since the last log line: a prefill slows down with its position.
+    # The speed since the last log line: a prefill slows down as it goes on.
     tokens_per_s = (request.position - state.logged_tokens) / (now - state.logged_at)
     state.logged_at, state.logged_tokens = now, request.position
     log.info(
@@ -324,7 +324,7 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                kv_manager.idle_work.finish(query)  # an image is gone with its request
+                kv_manager.idle_work.finish(query)  # the image is gone, as is its request
                 self._close()
                 return True
             self._config.suspects.record_idle(query, number)
@@ -390,7 +390,7 @@ class IdlePrefill:
             self._running = None
 
     def _count(self, running: _RunningPrefill, start: int, end: int) -> None:
-        """Count the prefilled tokens: "again" up to `running.known`, "ahead" behind it."""
+        """Count the prefilled tokens: "again" up to `running.known`, "ahead" from there."""
         again = max(0, min(end, running.known) - start)
         self.counts["again"] += again
         self.counts["ahead"] += end - start - again

@@ -1,4 +1,4 @@
-"""Reports what a request cost, in its Usage and in the log, and records it in its session."""
+"""Reports a request's cost in the Usage and the log, and records the request in its session."""
 
 import dataclasses
 import logging

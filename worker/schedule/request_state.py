@@ -50,7 +50,7 @@ class AnswerDeltas:
             yield self._delta(part)
 
     def last(self) -> Iterator[Delta]:
-        """Yield an empty delta with the buffered logprobs, if there are any."""
+        """If logprobs are buffered, yield an empty delta with these."""
         if self.logprobs:
             yield self._delta(AnswerPart("content", ""))
         assert not self.logprobs, len(self.logprobs)
@@ -104,7 +104,7 @@ class PrefillOnly:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Holds the suspects that match a request, and the name under which it is recorded."""
+    """Holds the suspects that match a request, and the name under which the request is recorded."""
 
     prompt_name: PrefixHash = PrefixHash(b"")  # hash of all tokens of the prompt
     suspects: tuple[Suspect, ...] = ()  # one per worker that died during this request
@@ -135,7 +135,7 @@ class PrefillState:
     plan: ResumePlan  # kept KV that the prefill started from
     canonical_tokens: int  # tokens of canonical KV in `plan`
     idle_tokens: int  # tokens prefilled for the session in idle time before the start
-    logged_at: float  # time of the last log line of this prefill; at first its start
+    logged_at: float  # time of this prefill's last log line; at first the start
     logged_tokens: int  # position at `logged_at`
     is_cut_beside: bool = False  # some forward was shortened because other requests decoded
     encoder_s: float = 0.0  # seconds of the image encoder
@@ -176,7 +176,7 @@ class Request:
     deltas: AnswerDeltas  # makes the deltas for the client
     api_key: str = ""  # digest of the API key; "" for requests without one
     queue_name: str = ""  # name of the fair queue for slots, one per session
-    queue_order: int = 0  # slots given when it arrived, or when its queue last got one
+    queue_order: int = 0  # slots given when the request arrived or its queue last got a slot
     guide: TokenMask | None = None  # enforces the constraints of the answer
     draft_sources: AnswerSources | None = None  # texts of the request to draft from
     warnings: list[str] = field(default_factory=list)  # sentences on options without effect
@@ -257,7 +257,7 @@ class Request:
         return self.query.limit - self.position
 
     def work(self, now: float) -> Work:
-        """Return the work that is left, as far as it is known. Any thread.
+        """Return the remaining work, as far as known. Any thread.
 
         For a waiting request, tokens with kept KV and tokens that another request prefills do not
         count.

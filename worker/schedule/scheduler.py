@@ -87,7 +87,7 @@ class Scheduler:
         self._is_oldest_next = True
         self._slots_given = 0
         self._slots_usable = config.running_max  # lower while memory is short
-        self.pace = Pace()  # any thread may read it
+        self.pace = Pace()  # any thread may read this
         self._idle = IdlePrefill(engine, kv_manager, config)
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, self.decoder, config, self.counts)
@@ -136,7 +136,7 @@ class Scheduler:
     def load(self, arriving: int) -> Load:
         """Return the worker's load; `arriving` further requests are being rendered. Any thread.
 
-        Each list is copied in one step of the interpreter, so its owner cannot change it meanwhile.
+        Each list is copied in one step of the interpreter, so no list changes meanwhile.
         """
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
@@ -150,7 +150,7 @@ class Scheduler:
         return Load(len(running), queue, wait_s)
 
     def submit(self, request: Request) -> Progress:
-        """Queue a request for a slot; return how many of its tokens have kept KV now.
+        """Queue a request for a slot; return how many prompt tokens have kept KV now.
 
         Before the request gets a slot, other requests may add KV of the same prompt.
         """
@@ -181,7 +181,7 @@ class Scheduler:
     def step(self) -> Iterator[Up]:
         """Do one forward of a prompt if one is due, then one decode step.
 
-        Yield each message to a client as soon as it is true.
+        Yield each message to a client as soon as the message is true.
         """
         self.steps += 1
         yield from self._drop_gone()
@@ -262,7 +262,7 @@ class Scheduler:
             if request is None or any(other.runs_alone for other in running):
                 return
             if running and request.runs_alone:
-                return  # a suspect waits for an empty worker, and no request overtakes it
+                return  # a suspect waits for an empty worker, and nothing overtakes a suspect
             if self._config.relief.holds_back():
                 yield from self._refuse_late()
                 return
@@ -285,7 +285,7 @@ class Scheduler:
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether `nbytes` more fit beside the forward of a prompt."""
+        """Return whether `nbytes` more and the forward of a prompt fit."""
         return not self._config.memory.over(nbytes, self._prompt_depth)
 
     @property
@@ -346,7 +346,7 @@ class Scheduler:
         return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
 
     def _prefill(self) -> Iterator[Up]:
-        """Do one forward of one prompt; after its last forward, start decoding."""
+        """Do one forward of one prompt; after the prompt's last forward, start decoding."""
         self._has_read_short = False
         request = self._next_to_read()
         if request is None:
@@ -472,7 +472,7 @@ class Scheduler:
         yield from self._end(request, reason, rest.stop)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
-        """End a request after all of its text is sent."""
+        """End a request whose text has all been sent."""
         yield from request.deltas.last()
         yield self._finished(request, reason, stop)
 
@@ -490,7 +490,7 @@ class Scheduler:
         return Finished(request.request_id, reason, stop, usage)
 
     def _end_prefill_only(self, request: Request, pin_key: str | None) -> Finished | Failed:
-        """End a request that wants no answer; if its pin is refused, its KV is kept unpinned."""
+        """End a request that wants no answer; if the pin is refused, the KV is kept unpinned."""
         assert request.slot is not None and not request.completion_tokens, request.request_id
         try:
             if pin_key is not None:
@@ -501,7 +501,7 @@ class Scheduler:
         return self._finished(request, "prefilled")
 
     def _end_with_error(self, request: Request, error: RequestError) -> Failed:
-        """End a request with an error; its prefilled KV is kept."""
+        """End a request with an error; the prefilled KV is kept."""
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
 

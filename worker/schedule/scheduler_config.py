@@ -30,7 +30,7 @@ class GenerationWatchdog:
     stall_s: float = 0.0
 
     def verdict(self, request: Request, chunk_s: float = 0.0) -> str | None:
-        """Return why the request must end now; None if it may go on.
+        """Return why the request must end now, or None.
 
         `chunk_s` is the time of the last prefill chunk; a request may wait for several of them.
         """

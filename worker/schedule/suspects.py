@@ -82,7 +82,7 @@ class Suspects:
         return suspects
 
     def forbids_idle_prefill(self, query: PrefixQuery) -> bool:
-        """Return whether a worker died while it prefilled these tokens in idle time."""
+        """Return whether a worker died while prefilling these tokens in idle time."""
         known = self._known()
         return bool(known) and any(self._digest(name, "idle") in known for name in query.names)
 

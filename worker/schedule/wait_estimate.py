@@ -29,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Holds a worker's load: the running requests, the queue, and the wait at its end."""
+    """Holds a worker's load: running requests, the queue, and the wait at the queue's end."""
 
     running: int  # requests that hold a slot
     queue: list[str]  # ids of the waiting requests, in the order in which they get slots

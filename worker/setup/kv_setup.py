@@ -1,6 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches.
 
-The functions that sweep old slots and scan the KV directory beside requests are made here too.
+This module also makes the functions that sweep old slots and scan the KV directory.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
 def with_goal_beside(
     config: SchedulerConfig, loaded: LoadedModel, settings: Settings
 ) -> SchedulerConfig:
-    """Return the config that shortens prefill forwards beside answers to BESIDE_GOAL_S.
+    """Return the config that shortens prefill forwards to BESIDE_GOAL_S while answers wait.
 
     Shortened forwards give fast KV, so exact mode keeps whole chunks. On a CPU chunks are short
     already.
@@ -184,7 +184,7 @@ def identify(
     directory: Path,
     patterns: Iterable[str] = PATTERNS,
 ) -> WeightsIdentity:
-    """Return the identity of the weights in `directory`, and begin to hash them.
+    """Return the identity of the weights in `directory`, and begin to hash the weights.
 
     Hashes are remembered on disk. If a worker writes no KV to disk, no file is hashed, unless ranks
     have to compare their weights.

@@ -66,7 +66,7 @@ def make_builder(
 
 
 def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
-    """Return the form of the model's calls and results; None if its format defines none."""
+    """Return the form of the model's calls and results; None if the format defines none."""
     own = OutputFormat(tokenizer, tool_form).model_format
     grammar, text = own.grammar, own.call_text
     if grammar is None or text is None:
@@ -82,7 +82,7 @@ def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
     """Return the directory of this model's turns, which are remembered across restarts.
 
     The name is a hash of the model's path, tokenizer and template, since token ids of another
-    tokenizer mean something else. The format of kept KV does not matter here.
+    tokenizer mean something else. The format of kept KV does not matter for turns.
     """
     tokenizer = loaded.tokenizer
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -137,7 +137,7 @@ def make_prompts(
 ) -> SessionPromptBuilder:
     """Return the builder of prompts from messages; `form` is the form of images.
 
-    The grammar compiler begins to load here.
+    This also starts the loading of the grammar compiler.
     """
     facts, tokenizer = loaded.facts, loaded.tokenizer
     end_ids = end_ids_of(tokenizer, loaded.generation_config)

@@ -72,4 +72,4 @@ class SingleRank:
         """End the other ranks once these have written. The inference thread has ended before."""
 
     def wait_for_rank_failure(self) -> None:
-        """After an error, find out if another rank's end caused it; then report that and exit."""
+        """If another rank's end has caused an error in this process, report that and exit."""

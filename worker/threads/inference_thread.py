@@ -52,7 +52,7 @@ class InferenceThread:
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._has_stepped = False  # whether a step was done since memory was last released
         self._turns = 0  # turns of the loop
-        self.active_bytes = 0  # bytes in use after the last turn; any thread may read it
+        self.active_bytes = 0  # bytes in use after the last turn; any thread may read this
 
     def run_once(self) -> None:
         """Do one turn of the loop. This blocks only if there is nothing to compute."""

@@ -90,7 +90,7 @@ class PromptThread:
             except RequestError as error:
                 log.info("refused request=%s code=%s", lease.request_id, error.code)
                 send(Failed(lease.request_id, error.status, error.code, str(error)))
-            except Exception:  # a bug ends only this request, since no KV is touched here
+            except Exception:  # a bug ends only this request, since this thread touches no KV
                 log.exception("a prompt could not be built request=%s", lease.request_id)
                 text = "The worker failed at this prompt; its log says where."
                 send(Failed(lease.request_id, 500, "internal_error", text))
@@ -260,7 +260,7 @@ def _images_of(
 def _owner(message: Submit | Count) -> str:
     """Return the owner of a message's cached images; "" = shared by all requests.
 
-    A request without the cache is an owner of its own, so later requests find no images of it.
+    A request without the cache is an owner of its own, so later requests do not find its images.
     """
     if isinstance(message, Submit) and not message.use_kv_cache:
         return message.prompt.speaker.key + message.request_id

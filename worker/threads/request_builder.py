@@ -1,6 +1,6 @@
 """Turns a Submit into a Request with the prompt's tokens, cuts, constraints and parser.
 
-A prompt is rendered with the sampled turns, loaded tools and thinking that its session remembers.
+A prompt is rendered with the session's sampled turns, loaded tools and thinking.
 The next prompt, which idle time can prefill, is rendered the same way.
 """
 
@@ -151,7 +151,7 @@ class SessionPromptBuilder:
         )
 
     def explain(self, context: SessionContext, built: BuiltPrompt) -> None:
-        """Set the context's divergence: where and why the prompt leaves its conversation."""
+        """Set the context's divergence: where and why the prompt leaves the conversation."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         system_end = self.facts.cut_rule.system_end(tokens)
@@ -185,7 +185,7 @@ class SessionPromptBuilder:
 
 
 def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> PrefixQuery | None:
-    """Return the beginning of the next prompt, up to its next message. Prompt thread.
+    """Return the beginning of the likely next prompt, without the next message. Prompt thread.
 
     Return None if the slot holds those tokens already, or if the template refuses the messages.
     """
@@ -250,7 +250,7 @@ RECENT_MAX: Final = 64  # remembered prompts
 
 
 class RecentPrompts:
-    """Keeps the newest prompts by request id. The prompt threads share it.
+    """Keeps the newest prompts by request id. Shared by the prompt threads.
 
     Invariant: at most `RECENT_MAX` prompts are kept, and none unless `is_on` (LOG_PROMPTS and an
     API key are set).

@@ -30,7 +30,7 @@ from hearth.worker.cache.image_keys import PromptImage, identity_of
 
 log = logging.getLogger(__name__)
 
-# Pillow warns, for example, of metadata that it skips. Operators need no such warnings.
+# Pillow warns, for example, of skipped metadata. Operators need no such warnings.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 PIXELS_MAX: Final = 40_000_000
