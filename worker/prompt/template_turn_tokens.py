@@ -94,9 +94,9 @@ def _result_end(tokenizer: Any) -> Sequence[int]:
 
 
 def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens without tags inside a message, such as <tool_response> and </response>.
+    """Return the tokens except tags inside a message, such as <tool_response> and </response>.
 
-    These tags are added tokens, but not special.
+    Such tags are added tokens, but not special.
     """
     added = tokenizer.added_tokens_decoder
     return [token for token in tokens if token not in added or added[token].special]
@@ -149,7 +149,7 @@ def end_of_turn_ids(
 ) -> frozenset[int]:
     """Return every token that ends a turn, by the tokenizer, the generation config or the template.
 
-    Of the model's format, `ends` end an answer, and `part_ends` only a part of an answer.
+    The model's format gives `ends`, which end an answer, and `part_ends`, which end only a part.
     """
     configured = generation_config.get("eos_token_id")
     configured = configured if isinstance(configured, list) else [configured]
@@ -176,7 +176,7 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
 def _control_ids(tokenizer: Any) -> set[int]:
     """Return the tokens that no merge makes; these include a template's marks.
 
-    `all_special_ids` alone lacks tokens without a name of their own, such as eos_token has.
+    `all_special_ids` has only tokens with a name of their own, such as eos_token.
     """
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 

@@ -69,7 +69,7 @@ class Admission:
         config: SchedulerConfig,
         counts: "Counter[str]",
     ) -> None:
-        """`counts` counts recalls and refusals; the scheduler counts other events there."""
+        """`counts` counts recalls and refusals; the scheduler counts further events."""
         self._kv_manager = kv_manager
         self._uncached = kv_manager.uncached
         self._decoder = decoder
@@ -83,7 +83,7 @@ class Admission:
     # ------------------------------------------------------------ the disk
 
     def start_recall(self, request: Request) -> bool:
-        """Start to read the prompt's KV from disk; return whether the request waits for the disk."""
+        """Start reading the prompt's KV from disk; return whether the request must wait."""
         kept, query, epoch = request.kept, request.query, self._epoch
         assert kept.recall is None and kept.recalls < RECALLS_MAX, kept.recalls
         kept.recall = self.kv_manager_of(request).recall(

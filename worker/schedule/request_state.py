@@ -68,7 +68,7 @@ class AnswerDeltas:
         return Delta(self.request_id, self.seq - 1, part.channel, part.text, logprobs, call)
 
 
-BEHIND_TOKENS: Final = 128  # a suspect runs alone until so far past a worker's death
+BEHIND_TOKENS: Final = 128  # a suspect runs alone until so many tokens past the death
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class KeptPrefix:
 
     tokens: int = 0  # prompt tokens with kept KV, or with KV that is being read from disk
     reported_tokens: int = 0  # `tokens` as first reported to the client
-    shared: dict[str, int] = field(default_factory=dict)  # request id -> common first tokens
+    shared: dict[str, int] = field(default_factory=dict)  # request id -> length of common beginning
     recall: DiskRecall | None = None  # disk read that the request waits for
     recalls: int = 0  # disk reads that the request has waited for
     recalled_tokens: int = 0  # tokens gained by these disk reads
