@@ -196,6 +196,7 @@ def _plain(value: Any) -> Any:
     return value if is_plain else _plain_template_data(value)
 
 
-_plain_template_data: Final = chat_template_utils._plain_template_data  # calls this name
+# This function calls itself by the module's name, so `_plain` also gets the inner values.
+_plain_template_data: Final = chat_template_utils._plain_template_data
 chat_template_utils._plain_template_data = _plain
 chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment

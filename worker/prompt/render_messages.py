@@ -5,7 +5,7 @@ of a message depends only on this message and earlier messages. So a growing con
 in the same way at each request, and the prompt only grows at the end. The given messages are not
 modified.
 
-If the template cannot show tools, calls or results, they become text. Besides the model's own form,
+Tools, calls and results that the template cannot show become text. Besides the model's own form,
 there are two forms. "manual" is JSON in <tool_call> tags, as Hermes and Qwen write calls.
 "tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were trained. hearth.worker.stream
 reads these forms in the answers.
@@ -64,7 +64,7 @@ class Rendered:
     """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # runs of the model's own messages; see `adapted`
+    runs: list[list[int]]  # runs of the model's own messages; see `adapt_messages`
 
 
 class Renderer:
@@ -303,8 +303,8 @@ def _adapted_message(
 ) -> dict[str, Any]:
     """Return message `at` in a form that the template takes.
 
-    A later system message stays in place; if the template allows none there, it becomes a user's
-    message. At the front it would change the prompt from the first token on.
+    A later system message stays in place, as a user's message if the template demands that. At the
+    front, the message would change the prompt from the first token on.
     """
     role = message["role"]
     if role == "system" and not (template.places_system if at else template.opens_with_system):

@@ -171,7 +171,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
 
 
 class _Prober:
-    """Renders conversations of given kinds, without tools and, if the template has tools, with."""
+    """Renders conversations of given kinds without tools, and also with tools if they are shown."""
 
     def __init__(
         self, template: Template, tools: list[Any], arguments: Any, by_id: bool = False

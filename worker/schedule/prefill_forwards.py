@@ -130,8 +130,8 @@ class PrefillForwards:
     ) -> Any:
         """Encode one image of a prompt, or prefill its next tokens.
 
-        Return the hidden states (1, n, hidden) of the prompt's last tokens, or None if no draft model
-        needs hidden states.
+        Return the hidden states (1, n, hidden) of the prompt's last tokens, or None if no draft
+        model needs hidden states.
 
         Raises:
             RequestError: an image is gone.

@@ -297,9 +297,8 @@ def disk_scan_of(
 ) -> Callable[[], threading.Event | None]:
     """Return a function that starts a scan for KV files of other workers.
 
-    The returned event marks the end of the scan.
-
-    `workers` is the number of this server's workers, which share the directory.
+    An event marks the end of the scan. `workers` is the number of this server's workers, which
+    share the directory.
     """
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None
