@@ -1,4 +1,4 @@
-"""Reports the content of a worker's cache for `/v1/cache`, and empties or unpins it on request."""
+"""Reports a worker's cache for `/v1/cache`, and on request empties the cache or drops a pin."""
 
 import bisect
 import time
@@ -18,13 +18,13 @@ from hearth.worker.serving_parts import ServingParts
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.load_setup import VisionParts
 
-LINES_MAX = 200  # most conversations in a report, the most recently used first
-DEPTHS = (1_024, 4_096, 16_384, 65_536)  # bounds in tokens between the ranges of depths
+LINES_MAX = 200  # most conversations in a report; the most recently used come first
+DEPTHS = (1_024, 4_096, 16_384, 65_536)  # bounds of the depth ranges, in tokens
 CORRECTNESS: Final = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
 
 
 def answer_status(parts: ServingParts, message: Status, waiting_frames: int) -> Told | Failed:
-    """Do what a Status asks of the cache, then return the report. Inference thread.
+    """Execute the command of a Status, then return the report. Inference thread.
 
     `waiting_frames` counts the frames that wait in the wire thread's outbox.
     """
@@ -76,7 +76,7 @@ def cache_report(
 ) -> dict[str, Any]:
     """Return budget, use, conversations, live slots and pins. Inference thread.
 
-    Sums are over all keys; the rest is of the API key with this digest, "" = of all keys.
+    Sums cover all API keys; the rest covers the key with the digest `api_key`, "" = all keys.
     `batch_bytes` are the bytes of live caches in a batch; `adapters` maps names to identities.
     """
     report: dict[str, Any] = {"counts": dict(kv_manager.counts), "idle_tokens": idle_tokens}
@@ -108,7 +108,7 @@ def cache_report(
         "evicted": {
             "count": dict(evictor.evicted),
             "bytes": dict(evictor.evicted_bytes),
-            # The newest first, under `roots` only.
+            # Newest first; only entries under `roots`.
             "last": [entry.as_row() for entry in evictor.last if _is_among(entry.root, roots)],
         },
         "disk": kv_manager.disk_report(),
@@ -126,7 +126,7 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "bytes": kv_manager.slot_bytes(slot),
         "bits": slot.format.bits if slot.format is not None else None,
         "busy": slot.is_busy,
-        "batched": not slot.cache,  # its KV rows and bytes are in a batch
+        "batched": not slot.cache,  # the slot's KV is in a batch
         "line": slot.line.number,
         "adapter": slot.adapter or None,
     }
@@ -139,8 +139,8 @@ def _is_among(root: PrefixNode, roots: Sequence[PrefixNode] | None) -> bool:
 def quantisation_report(kv_manager: KVManager | NullKVManager) -> dict[str, Any] | None:
     """Return the bits of KV in live slots and of kept KV; None for a worker that keeps no KV.
 
-    `live` and `stored` are None for KV as computed. `ignored` maps settings without effect to the
-    reason: exact mode, or the model's KV rows.
+    `live` and `stored` are None if the KV stays as computed. `ignored` maps each setting without
+    effect to the reason.
     """
     if isinstance(kv_manager, NullKVManager):
         return None
@@ -178,7 +178,7 @@ def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
 def correctness_counts(
     kv_manager: KVManager | NullKVManager, sessions: SessionManager
 ) -> dict[str, int]:
-    """Return the counters that stay 0, or low on a hybrid model, if the cache works correctly."""
+    """Return the counters that a correct cache keeps at 0, or low for a hybrid model."""
     counts = {**kv_manager.counts, **sessions.counters()}
     return {name: counts.get(name, 0) for name in CORRECTNESS}
 
@@ -223,7 +223,7 @@ def _lines(
                 "own_tokens": sum(len(extent.tokens) for extent in own),
                 "context_share": last.position / facts.context_tokens if facts else None,
                 "bytes": kept + live,
-                "slot_bytes": live,  # part of `bytes` that is in a live slot
+                "slot_bytes": live,  # part of `bytes` in live slots
                 "images": _images_to(last, images),
                 "hits": sum(extent.end.resumed for extent in own),
             }
@@ -232,7 +232,7 @@ def _lines(
 
 
 def _kept_bytes(extent: Extent) -> int:
-    """Return the bytes that an extent and the snapshot at its end take of the budget."""
+    """Return the budget bytes of an extent and of the snapshot at its end."""
     snapshot = extent.end.snapshot
     return extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 

@@ -1,7 +1,7 @@
 """Runs one worker process: `python -m hearth.worker.main`, started by a supervisor.
 
-The supervisor is the server's, or belongs to `hearth worker`; that worker also listens on tcp://
-for proxies on other machines.
+The supervisor belongs to the server or to `hearth worker`. A worker of `hearth worker` also listens
+on tcp:// for proxies on other machines.
 
 Threads: the main thread is the wire thread (socket, heartbeats); `inference` loads the model and is
 the only thread that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image` reads image
@@ -36,7 +36,7 @@ from hearth.worker.threads.wire_thread import WireThread
 
 log = logging.getLogger("hearth.worker")
 
-QUEUE_NAMED_MAX: Final = 256  # most waiting requests named in a heartbeat
+QUEUE_NAMED_MAX: Final = 256  # most waiting requests that a heartbeat names
 
 
 class Worker:
@@ -48,7 +48,7 @@ class Worker:
     def __init__(
         self, settings: Settings, worker_id: int, endpoint: str, listens_on: str = ""
     ) -> None:
-        """Bind the supervisor's `endpoint`, and `listens_on`, a tcp:// endpoint, if it is given.
+        """Bind the supervisor's `endpoint`, and the tcp:// endpoint `listens_on` if given.
 
         Raises:
             StartError: an endpoint cannot be bound, or the CURVE keys are missing.
@@ -107,7 +107,7 @@ class Worker:
             self._port.wake()
 
     def _inference(self) -> None:
-        """Load the model and serve it until the worker ends; always leave the device at the end."""
+        """Load and serve the model until the worker ends; always leave the device at the end."""
         with self._shutdown.guard("inference"):
             start = self._start = ModelStart(
                 self._settings,
@@ -151,7 +151,7 @@ class Worker:
                 parts.kv_manager.queue_unwritten()
 
     def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
-        """Have the inference thread execute a Status and send its answer."""
+        """Queue a Status for the inference thread, which also sends the answer."""
         answer = functools.partial(answer_status, parts, message, len(self._port.outbox))
         self._inbox.put(InferenceTask(answer))
 

@@ -1,12 +1,12 @@
-"""Estimates how much of this machine's memory a model would take, before it is loaded or fetched.
+"""Estimates the memory that a model would take on this machine, before the model is fetched.
 
-The verdict uses the same sums as a worker, so it matches what the worker reports later. Only the
-bytes of the process beside its arrays are assumed, since no process exists that could be measured.
+The verdict uses the same sums as a worker, so it matches the worker's later report. Only the memory
+that a process takes besides its arrays is assumed, since there is no process to measure.
 
-The size of a model's caches is found from shapes, with a model that is built from its config alone.
-MLX arrays take no memory before they are evaluated, and nothing is evaluated here, neither the
-weights nor the forward that fills the caches. So a model may be far larger than this machine.
-Owner: the calling thread, as of all arrays.
+The size of the caches follows from the shapes in a model that is built from its config alone. MLX
+arrays take no memory before they are evaluated, and this module evaluates neither the weights nor
+the forward that fills the caches. So a model may be far larger than this machine.
+Owner: the calling thread.
 """
 
 import inspect
@@ -52,7 +52,7 @@ from hearth.worker.setup.memory_setup import (
     workers_limit,
 )
 
-# mlx-lm's function that finds the classes of an architecture; it has no public name.
+# mlx-lm's function that finds an architecture's classes; mlx-lm has no public name for it.
 _known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
 PROBE_TOKENS: Final = 3
 # Each layer is built as Python objects: a config with 10**9 layers would fill all memory.
@@ -104,10 +104,10 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
 
 
 def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> LoadedModel:
-    """Return the unloaded model in the dtype that a worker would compute in; it is changed.
+    """Return the unloaded model, changed to the dtype that a worker would compute in.
 
-    `dense_max` limits the bytes of a dense form on a CPU. Vision towers count as the bytes of the
-    weight files beyond the language model, in 16 bits.
+    `dense_max` limits the bytes of dense weights on a CPU. All bytes of the weight files that are
+    not of the language model count as a vision tower in 16 bits.
     """
     sizes, nbytes = weight_sizes_of(loaded.model), loaded.facts.weight_bytes
     tower = max(0, nbytes - sizes.own_bytes) if sees_images(loaded.directory) else 0
@@ -123,7 +123,7 @@ def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> Load
 
 
 def unloaded_probe(model: nn.Module) -> list[Any]:
-    """Return caches after a forward of PROBE_TOKENS tokens; not evaluated."""
+    """Return the unevaluated caches after a forward of PROBE_TOKENS tokens."""
     cache: list[Any] = make_prompt_cache(model)
     model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
     return cache
@@ -135,7 +135,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def _check_layer_count(config: dict[str, Any]) -> None:
-    """Raises: ValueError: the config has more layers than any model."""
+    """Refuse a config with more layers than any model has. Raises: ValueError."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for name in _LAYER_COUNTS:
@@ -145,14 +145,14 @@ def _check_layer_count(config: dict[str, Any]) -> None:
 
 
 def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
-    """Return the classes of an architecture, with a model that does not rename weights."""
+    """Return an architecture's classes; the returned model class renames no weights."""
     model_class, arguments_class = _known_classes(config)
     whole = {"sanitize": lambda _self, weights: weights}
     return type(model_class.__name__, (model_class,), whole), arguments_class
 
 
 def _pack(model: nn.Module, config: dict[str, Any]) -> None:
-    """Quantise the layers that are quantised according to the config; nothing is evaluated."""
+    """Quantise the layers that the config quantises, without evaluating anything."""
     quantization = config.get("quantization")
     if not isinstance(quantization, dict):
         return
@@ -171,22 +171,22 @@ def _pack(model: nn.Module, config: dict[str, Any]) -> None:
     )
 
 
-# Config field of models with latent KV, which all heads share, so that every rank keeps all of it.
+# Config field of models with latent KV. All heads share latent KV, so each rank keeps the whole.
 LATENT_KV: Final = "kv_lora_rank"
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Holds rank 0's share of a model: of its weights, its KV, and a forward's scores."""
+    """Holds rank 0's share of the weights, of the KV, and of a forward's scores."""
 
     weights: float = 1.0
     kv: float = 1.0
-    score_parts: int = 1  # ranks that divide the scores
+    score_parts: int = 1  # number of ranks that divide a forward's scores
 
 
 @dataclass(frozen=True, slots=True)
 class ImaginedGroup:
-    """Stands in for MLX's group when a model is split; it computes nothing."""
+    """Stands in for MLX's process group while an unloaded model is split."""
 
     ranks: int
 
@@ -206,11 +206,11 @@ def ranks_here(settings: Settings) -> int:
 
 
 def split_off(model: Any, config: dict[str, Any], settings: Settings) -> RankShare:
-    """Split an unloaded model, and return rank 0's share of it.
+    """Split an unloaded model, and return rank 0's share.
 
     Raises:
         StartError: the model cannot be split in this way.
-        Exception: any error of an architecture.
+        Exception: the architecture's code failed.
     """
     if settings.ranks == 1:
         return RankShare()
@@ -228,13 +228,13 @@ SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Says what a worker with this model takes, and what it may take, in bytes. Immutable.
+    """Holds the memory that a worker takes with this model, and the limits, in bytes. Immutable.
 
     For a model over several ranks, the figures are those of a rank on this machine.
     """
 
     machine_bytes: int
-    limit: int  # limit of this worker
+    limit: int  # memory limit of this worker
     weight_bytes: int
     beside_bytes: int
     reserve_bytes: int
@@ -250,12 +250,12 @@ class MemoryVerdict:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes left for KV and forwards; below 0 the weights do not fit."""
+        """Bytes left for KV and forwards; negative if the weights do not fit."""
         return self.limit - self.weight_bytes - self.beside_bytes - self.reserve_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether a worker would start, as far as known if the size of the KV is not known."""
+        """Whether a worker would start; if the size of the KV is unknown, only weights count."""
         is_room = self.weight_bytes <= self.limit - self.reserve_bytes
         return is_room and bool(self.unknown or self.context_tokens)
 
@@ -265,8 +265,8 @@ def memory_verdict(
 ) -> MemoryVerdict:
     """Return the verdict on the checkpoint in `directory`; only its config must exist.
 
-    `weight_bytes` are the bytes of its weight files, downloaded or not. `beside` are the bytes of
-    the process beside its arrays, by default the value assumed for this machine.
+    `weight_bytes` are the bytes of the weight files, downloaded or not. `beside` are the bytes that
+    the process takes besides its arrays; the default is assumed for this machine.
     """
     beside = beside_bytes() if beside is None else beside
     try:
@@ -280,8 +280,8 @@ def memory_verdict(
         lengths = prefill_lengths(loaded)
         chunk = settings.prefill_chunk or lengths.chunk
         forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
-        part = split_off(loaded.model, loaded.config, settings)  # last, as it changes the model
-    except Exception as error:  # any error of an architecture or a config
+        part = split_off(loaded.model, loaded.config, settings)  # last: this changes the model
+    except Exception as error:  # an architecture or a config may fail in any way
         unknown = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, UnknownCache):
             unknown = f"its layers keep {error}"
@@ -311,7 +311,7 @@ def _sums(
 ) -> tuple[int, int, int, int, int, int]:
     """Return the first six fields of a verdict for a process that loads `weight_bytes`.
 
-    `here` ranks of each worker are on this machine.
+    `here` counts the ranks of each worker on this machine.
     """
     encoders = encoders_bytes(settings)
     total = workers_limit(settings) // here
@@ -323,7 +323,7 @@ def _sums(
 
 
 def _kv_bytes(layers: LayerMap, settings: Settings, factor: float) -> Callable[[int], int]:
-    """Return a function from tokens to the bytes of one sequence's KV, times `factor`.
+    """Return a function from the length of a sequence to the bytes of its KV, times `factor`.
 
     `factor` is the system's overhead times this process's share of the KV.
     """

@@ -74,7 +74,7 @@ class ServingParts:
 
 
 class ModelStart:
-    """Makes the ServingParts of a worker, and ends them, also after a start that was cut short.
+    """Makes a worker's ServingParts, and ends them even if the start was cut short.
 
     Owner: the inference thread; the thread that ends the worker calls `write`.
     """
@@ -106,17 +106,17 @@ class ModelStart:
     def write(self) -> None:
         """Write sessions and kept KV to disk."""
         if self._sessions is not None:
-            self._sessions.close()  # first, as turns are small and worth more than KV
+            self._sessions.close()  # first, because turns are small and worth more than KV
         if self._kv_manager is not None:
             self._kv_manager.close_disk(FLUSH_WAIT_S)
 
     def release_memory_share(self) -> None:
-        """Leave this worker's share of memory to other workers, after it has left the device."""
+        """Release this worker's share of memory, once the worker has left the device."""
         if self._memory is not None:
             self._memory.share.release()
 
     def make(self) -> ServingParts:
-        """Load the model, make the parts that serve it, and start their threads.
+        """Load the model, and make and start the parts that serve the model.
 
         Raises:
             StartError: a part cannot be loaded, or does not fit.
@@ -124,7 +124,7 @@ class ModelStart:
         """
         settings, begun = self._settings, self._shutdown.is_begun
         if settings.ranks > 1:
-            from hearth.worker.ranks.leading_rank import lead  # a single rank does not load it
+            from hearth.worker.ranks.leading_rank import lead  # not imported for a single rank
 
             self.rank = lead(settings, self._worker_id, self._endpoint, begun)
         memory = self._memory = WorkerMemory(settings, self._endpoint, self.rank)

@@ -1,1 +1,1 @@
-"""Builds prompts: messages through the chat template to token ids, and where prefill cuts them."""
+"""Builds prompts: renders messages to token ids, and decides where a prefill is cut."""

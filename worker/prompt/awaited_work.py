@@ -1,7 +1,7 @@
-"""Stops work on a prompt when its client has left, or when its chat template does not end.
+"""Stops work on a prompt when the client has left, or when the chat template does not end.
 
-The code that builds a prompt checks between two parts of the work. The client is known to the
-thread, so that not every function on the way needs it as an argument.
+The code that builds a prompt checks between two parts of the work. A variable of the thread holds
+the client, so that not every function needs the client as an argument.
 """
 
 import threading
@@ -12,11 +12,11 @@ from typing import Final, Protocol
 
 from hearth.shared.errors import RequestError, StartError
 
-RENDER_S_MAX: Final = 5.0  # CPU time of the thread for one prompt; most take milliseconds
+RENDER_S_MAX: Final = 5.0  # most CPU seconds of the thread per prompt; usual are milliseconds
 
 
 class EndlessTemplate(StartError):
-    """A chat template does not end, so no model starts with it and no request is served by it."""
+    """A chat template does not end, so no model starts and no request is served with it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -27,18 +27,18 @@ class EndlessTemplate(StartError):
 
 
 class ClientLeft(RequestError):
-    """The client of the prompt in work has left."""
+    """The client has left while its prompt was being built."""
 
     def __init__(self) -> None:
         super().__init__("The client is gone.", status=499, code="client_closed")
 
 
 class Client(Protocol):
-    """The receiver of a prompt's result: a ClientLease, or a worker that starts."""
+    """The one that waits for a prompt: a ClientLease, or a worker that starts."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client waits no longer."""
+        """Whether the client no longer waits."""
 
 
 class _Work(threading.local):
@@ -53,8 +53,8 @@ _work = _Work()
 
 @contextmanager
 def while_client_waits(client: Client) -> Iterator[None]:
-    """Make this thread's work inside the block end with ClientLeft once `client` is gone."""
-    assert _work.client is None, "one prompt at a time"
+    """End this thread's work in the block with ClientLeft once `client` is gone."""
+    assert _work.client is None, "the thread already works for a client"
     _work.client = client
     try:
         yield
@@ -69,11 +69,11 @@ def raise_if_client_left() -> None:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return `parts` of a rendering as one string, as "".join does, while the client waits.
+    """Join the `parts` of a rendering, as "".join does, while the client waits.
 
     Raises:
         ClientLeft: the client has left meanwhile.
-        EndlessTemplate: the outermost of nested calls has taken RENDER_S_MAX.
+        EndlessTemplate: the rendering has taken RENDER_S_MAX, nested calls included.
     """
     if _work.render_until is not None:
         raise_if_stopped()

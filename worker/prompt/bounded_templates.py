@@ -1,8 +1,8 @@
-"""Makes every chat template in this process end: each pass of a loop checks whether to go on.
+"""Makes every chat template in this process end, by a check in each pass of a loop.
 
-A template is a program that comes with the weights. transformers renders it in a Jinja sandbox,
-which bars files and the network, but no endless loop. Importing this module replaces that sandbox
-by the one below.
+A template is a program that comes with the weights. transformers renders templates in a Jinja
+sandbox that bars files and the network, but no endless loops. An import of this module replaces
+that sandbox by BoundedEnvironment.
 """
 
 import functools
@@ -21,13 +21,13 @@ from transformers.utils import chat_template_utils
 from hearth.shared import written_numbers
 from hearth.worker.prompt.awaited_work import joined, raise_if_stopped
 
-PRODUCT_SIZE_MAX: Final = 1 << 20  # bits of a number, or elements of a text or a list
-VALUE_SIZE_MAX: Final = 1 << 24  # elements of a joined value: more than any context
+PRODUCT_SIZE_MAX: Final = 1 << 20  # bits of a number, or length of a text or a list
+VALUE_SIZE_MAX: Final = 1 << 24  # length of a joined value, longer than any context
 WIDTH_MAX: Final = 64  # digits or blanks that a filter may be asked for
 _GOES_ON: Final = "goes_on"
 _LOOP_FILTERS: Final = ("map", "reject", "rejectattr", "select", "selectattr", "sum")
 _WIDTH_FILTERS: Final = ("indent", "round", "tojson")
-# They loop, or grow by a number, without a check. No chat template needs them.
+# Filters that loop, or make long texts from a number, without a check; no template needs them.
 _REMOVED_FILTERS: Final = (
     *("batch", "center", "filesizeformat", "format", "pprint", "slice", "truncate", "urlize"),
     *("wordcount", "wordwrap", "xmlattr"),
@@ -36,10 +36,10 @@ _REFUSED_METHODS: Final = (
     *("center", "expandtabs", "format_map", "ljust", "maketrans", "rjust", "to_bytes"),
     *("translate", "zfill"),
 )
-_WIDE_FORMAT: Final = re.compile(r"\d{5}|[:.]\{|%[^a-z]*\*")  # in a format string
+_WIDE_FORMAT: Final = re.compile(r"\d{5}|[:.]\{|%[^a-z]*\*")  # refused in format strings
 
 
-@pass_context  # else it would be computed once, when the template is compiled
+@pass_context  # without a context, Jinja would compute this once, on compilation
 def _goes_on(_context: Context, _value: Any) -> bool:
     raise_if_stopped()
     return True
@@ -79,7 +79,7 @@ def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
 
 
 def _with_checks(loop_filter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that checks at each of its values whether to go on."""
+    """Return a filter that checks at each value whether the rendering may go on."""
 
     @functools.wraps(loop_filter)
     def checked_filter(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _with_checks(loop_filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_width_limit(width_filter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that takes no number and no text beyond WIDTH_MAX beside its value."""
+    """Return a filter whose arguments are limited: numbers, and lengths of texts, to WIDTH_MAX."""
 
     @functools.wraps(width_filter)
     def limited_filter(value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ def _with_width_limit(width_filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _size(operator: str, left: Any, right: Any) -> int:
-    """Return an upper bound of the bits or elements of a product or a power."""
+    """Return an upper bound of the bits or the length of a product or a power."""
     match left, right:
         case int(), int():
             return left.bit_length() * (right if operator == "**" else 1) + right.bit_length()
@@ -113,7 +113,7 @@ def _size(operator: str, left: Any, right: Any) -> int:
 
 
 def _elements(value: Sized) -> int:
-    """Return the number of elements in `value` and in all containers inside it."""
+    """Return the number of items in `value` and in all containers inside."""
     size, values = 0, [value]
     while values and size <= PRODUCT_SIZE_MAX:
         container = values.pop()
@@ -132,7 +132,7 @@ class _LoopCheckCompiler(CodeGenerator):
         self.write(")")
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
-        filters = self.environment.filters  # with the filters that transformers adds last
+        filters = self.environment.filters  # includes the filters that transformers has added
         filters["tojson"] = written_numbers.dumps
         filters |= {name: _with_width_limit(filters[name]) for name in _WIDTH_FILTERS}
         for loop in node.find_all(nodes.For):
@@ -143,9 +143,9 @@ class _LoopCheckCompiler(CodeGenerator):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Renders within RENDER_S_MAX for a client that waits, and makes no value beyond a size.
+    """Renders within RENDER_S_MAX for a client that waits, and limits the size of values.
 
-    Macros and blocks check in `joined`. Immutable once built: any thread may render.
+    Macros and blocks call `joined`, which checks. Immutable once built: any thread may render.
     """
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
@@ -153,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(joined)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, optimized=False)  # computes nothing ahead, unbounded
+        super().__init__(*args, **kwargs, optimized=False)  # else constants have no limit
         self.filters |= {name: _with_checks(self.filters[name]) for name in _LOOP_FILTERS}
         self.filters |= {_GOES_ON: _goes_on, "join": _joined_by, "replace": _replace}
         for name in _REMOVED_FILTERS:
@@ -191,11 +191,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a template may see it; a number keeps the digits it was written with."""
+    """Return a value in the form for templates; a number keeps its written digits."""
     is_plain = type(value) in (written_numbers.WrittenNumber, Undefined)
     return value if is_plain else _plain_template_data(value)
 
 
-_plain_template_data: Final = chat_template_utils._plain_template_data  # recurses by that name
+# This function calls itself by the module's name, so `_plain` also gets the inner values.
+_plain_template_data: Final = chat_template_utils._plain_template_data
 chat_template_utils._plain_template_data = _plain
 chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment

@@ -1,4 +1,4 @@
-"""Renders messages to text with a model's chat template, for prompts and probes alike.
+"""Renders messages to text with a model's chat template, for prompts and for probes.
 
 Does not touch MLX.
 """
@@ -28,7 +28,7 @@ _UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 class Template:
     """The chat template of one tokenizer, or a plain transcript if the tokenizer has none.
 
-    Immutable: any thread may use it, once the model is loaded.
+    Immutable: any thread may use a template, once the model is loaded.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -36,15 +36,15 @@ class Template:
         self._tokenizer = tokenizer
         self.exists = bool(tokenizer.has_chat_template)
         self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
-        self.counts_tools = False  # whether it wants a list of tools, and refuses None
+        self.counts_tools = False  # whether the template refuses None for tools, and wants a list
         self.counts_tools = not self.probed(_PROBED)
         if _PROBE not in self.probed(_PROBED):
-            # Some vision models' templates show no content that is a string, only parts.
+            # Some vision models' templates show content only as parts, and not as a string.
             self._takes_parts = True
             self._takes_parts = _PROBE in self.probed(_PROBED)
         # A template that is a Python function refuses variables that it does not know.
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
-        if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 takes other variables
+        if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3's variables differ
             self._takes_xml_tools = "probe1x" in self.probed(_PROBED, xml_tools=[_TOOL["function"]])
 
     @property
@@ -74,7 +74,7 @@ class Template:
             flat = [{**(system or {"role": "system"}), "content": content}, *flat]
         if self._takes_parts:
             flat = [{**message, "content": parts_of(message)} for message in flat]
-        if self.takes_any_variable:  # else mlx-lm sets it, against the makers' default
+        if self.takes_any_variable:  # else mlx-lm sets this, against the makers' default
             variables = {"enable_thinking": _UNDEFINED, **variables}
         if self._takes_xml_tools and tools:  # bare functions, as in the makers' model card
             variables = {"xml_tools": [tool["function"] for tool in tools], **variables}
@@ -93,8 +93,7 @@ class Template:
         """Return the rendered messages up to the end of the last message's content.
 
         The result equals that of `continue_final_message` in transformers: if the template trims
-        the content, the blanks at its end are left out. Also works for a template that is a
-        function.
+        the content, the blanks at the end are left out. A template that is a function works too.
 
         Raises:
             ValueError: the template does not show the content exactly once. The template may also
@@ -126,7 +125,7 @@ class Template:
             return self.text(messages, tools, variables, adds_header)
         except StartError:
             raise
-        except Exception as error:  # such as "roles must alternate": the probe's answer
+        except Exception as error:  # such as "roles must alternate"
             log.debug("template probe refused: %s", error)
             return ""
 
@@ -137,22 +136,22 @@ def text_part(text: str) -> dict[str, str]:
 
 
 def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the content as parts: texts, and images until they are marked."""
+    """Return the content as parts: texts, and images that have no mark yet."""
     content = message.get("content")
     return content if isinstance(content, list) else [text_part(content or "")]
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which all templates take; each text has its own line."""
+    """Return the content as one string, which all templates take, with each text on a new line."""
     return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message in the form that templates read.
 
-    A call also has its name and arguments beside `function`, and thinking has three names, since
-    templates differ in which they read. Empty fields are left out, because templates test for a
-    field's presence.
+    Templates differ in the fields that they read. So a call has its name and arguments beside
+    `function` too, and thinking has three names. Empty fields are left out, because templates test
+    for a field's presence.
     """
     flat = {**message, "content": message.get("content") or ""}
     if reasoning := message.get("reasoning_content"):

@@ -1,8 +1,8 @@
-"""Decides where a prefill is cut: a pure function of tokens, model and chip, never of the load.
+"""Decides where a prefill is cut, by tokens, model and chip only, and never by the load.
 
-The cuts of a prompt change the last bits of its KV (.context/LESSONS.md). So cold and warm, cached
-and uncached requests all take their cuts from here. The cache keeps and resumes KV only at these
-cuts.
+The cuts of a prompt change the last bits of its KV (.context/LESSONS.md). So all requests,
+cold or warm, cached or uncached, use the cuts of this module. The cache keeps and resumes KV only
+at these cuts.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, Pref
 
 # Names of these rules in `label`, by `TurnMarks.is_r3`. Changed rules need another name.
 RULES = {False: "r2", True: "r3"}
-# Tokens. Conversations with other tools diverge inside system and tools, where no header stands.
+# In tokens. With other tools, conversations diverge inside system and tools, far from a header.
 SYSTEM_STEP_MAX = 1024
-LAST_OF_SEVERAL = [False, False, True]  # whether three messages in a row are the model's own
-TAIL_TOKENS_MAX = 16  # a generation prompt of up to this length is not cut off
+LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
+TAIL_TOKENS_MAX = 16  # up to this length, a generation prompt is not cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,17 @@ class TurnMarks:
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_headers: tuple[tuple[int, ...], ...]  # first tokens of the model's own headers
-    is_r3: bool = False  # r2 lacks marks of templates that count tools, and results' ends
+    is_r3: bool = False  # r2 lacks results' ends, and marks of templates that count tools
 
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
     """Cuts at multiples of the chunk, the end of system and tools, message headers, and images.
 
-    Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use it.
-    Invariants: cuts ascend and lie inside the prompt. No cut lies inside an image, and a cut always
-    stands behind one. So a prefill is resumed before or behind an image, and the last forward shows
-    none.
+    Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use a rule.
+    Invariants: cuts ascend and lie inside the prompt. No cut lies inside an image, and each image
+    has a cut at its end. So a prefill is resumed before or after an image, and the last forward
+    reads no image.
     """
 
     chunk: int  # tokens
@@ -49,7 +49,7 @@ class CutRule:
 
     @property
     def label(self) -> str:
-        """The rule's name in KV files: KV cut by another rule is not canonical here."""
+        """The rule's name in KV files. Under this rule, KV cut by another rule is not canonical."""
         return f"{RULES[self.marks.is_r3]}.{self.chunk}.{self.gap}.{self.step_min}.{self.full_to}"
 
     @property
@@ -59,8 +59,8 @@ class CutRule:
     def cuts(self, ids: Sequence[int] | Tokens) -> list[int]:
         """Return the ends of the forwards before the last forward, ascending.
 
-        The last forward, whose logits begin the answer, reads the tokens behind the last cut: the
-        generation prompt, or one token if the prompt does not end in a generation prompt.
+        The last forward reads the tokens after the last cut, and its logits begin the answer. These
+        tokens are the generation prompt, or one token if the prompt ends without one.
         """
         assert len(ids) > 0
         cuts, _ = self._found(ids)
@@ -71,9 +71,9 @@ class CutRule:
         return cuts
 
     def natural(self, ids: Sequence[int] | Tokens) -> list[int]:
-        """Return the cuts that every prompt beginning with `ids` has, all before the end of `ids`.
+        """Return the cuts before the end of `ids` that every prompt with this beginning has.
 
-        A header that `ids` breaks off may be cut differently in a longer prompt.
+        A header that is incomplete at the end may be cut differently in a longer prompt.
         """
         cuts, undecided = self._found(ids)
         return cuts if undecided in cuts else [cut for cut in cuts if cut < undecided]
@@ -81,13 +81,13 @@ class CutRule:
     def system_end(self, ids: Sequence[int] | Tokens) -> int:
         """Return the cut at the end of system and tools; 0 if the prompt has no such position.
 
-        Other conversations may begin alike up to there.
+        Up to that cut, other conversations may have the same tokens.
         """
         starts = self._header_positions(pack(ids))
         return starts[1] if len(starts) > 1 else 0
 
     def _found(self, ids: Sequence[int] | Tokens) -> tuple[list[int], int]:
-        """Return the cuts, and the header whose cut depends on the tokens behind `ids`."""
+        """Return the cuts, and the header whose cut depends on the tokens after `ids`."""
         cuts: list[int] = []
         last = 0
         always, maybe, undecided = self._candidates(ids)
@@ -98,15 +98,15 @@ class CutRule:
         return cuts, undecided
 
     def _candidates(self, ids: Sequence[int] | Tokens) -> tuple[set[int], set[int], int]:
-        """Return the certain cuts, and the positions cut only far enough behind the last cut.
+        """Return the certain cuts, and the positions that need some distance from the last cut.
 
-        Also return the last header if it may turn out to be the last of several; else the end.
+        Also return the last header if that may become the last of several; else the end.
         """
         maybe = set()
         keys = pack(ids)
         starts = self._header_positions(keys)
         always = set(self.grid.points(len(ids)))
-        if starts:  # inside system and tools, or in a prompt that may be part of them
+        if starts:  # inside system and tools, or in a prompt that may end inside
             system_end = starts[1] if len(starts) > 1 else len(ids)
             always.update(range(SYSTEM_STEP_MAX, system_end, SYSTEM_STEP_MAX))
         if has_images(keys):
@@ -120,8 +120,8 @@ class CutRule:
         ]
         for number, start in enumerate(starts):
             # The second message begins where system and tools end. A question ends where the
-            # header of its answer begins, with thinking or without. Of several messages before
-            # an answer, the next request may lack the last.
+            # header of its answer begins, with thinking or without. If several messages come
+            # before an answer, the next request may lack the last of these messages.
             if number == 1 or is_own[number] or is_own[number - 1 : number + 2] == LAST_OF_SEVERAL:
                 always.add(start)
             else:

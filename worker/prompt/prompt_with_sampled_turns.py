@@ -1,9 +1,9 @@
-"""Builds a prompt's token ids from messages, with each recorded turn as it was sampled.
+"""Builds a prompt's token ids from messages, with the sampled tokens of each recorded turn.
 
-The template renders every message. If an assistant turn's tokens are recorded, they replace its
-rendered span, from its header to its end-of-turn token. If no header is seen, the turn begins where
-the prompt equals, token for token, the prefix that it was sampled behind. A doubtful span stays as
-rendered. Does not touch MLX.
+The template renders every message. If an assistant turn's tokens are recorded, these tokens replace
+the turn's rendered span, from the header to the end-of-turn token. If the span has no header, the
+turn begins where the prompt's tokens equal the prefix after which the turn was sampled. A doubtful
+span stays as rendered. Does not touch MLX.
 """
 
 import hashlib
@@ -24,14 +24,13 @@ from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import ImageForm, PieceTokeniser, TextPiece, marked, pieces_of
 
 UTF8_BYTES_MAX = 4  # bytes of a character
-COUNTED_BYTES_MAX = 16 * 1024 * 1024  # a prompt that is only counted: 3 s of a thread
+COUNTED_BYTES_MAX = 16 * 1024 * 1024  # for a prompt that is only counted: 3 s of a thread
 
 
 class PromptPrefix(NamedTuple):
-    """Names the first `tokens` of a prompt, images included, by their digest. Immutable.
+    """Names the first `tokens` of a prompt, images included, by a digest. Immutable.
 
-    `chars` counts the characters of the text piece that they end with; 0 behind an added token or a
-    turn.
+    `chars` is the length in characters of the last text piece; 0 after an added token or a turn.
     """
 
     tokens: int
@@ -40,7 +39,7 @@ class PromptPrefix(NamedTuple):
 
 
 class SampledTurn(Protocol):
-    """A turn as the model wrote it: the session's record."""
+    """A session's record of a turn that the model wrote."""
 
     @property
     def ids(self) -> Tokens:
@@ -52,16 +51,16 @@ class SampledTurn(Protocol):
 
     @property
     def prefix(self) -> PromptPrefix | None:
-        """The prefix that the turn was sampled behind, if known."""
+        """The prefix after which the turn was sampled, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
     """The parts that a prompt is made of. Immutable.
 
-    `turns`, unless empty, has an entry for each message: the recorded turn, if any. `images` has
-    every image of the messages. Text is remembered for `owner` alone, "" = for everybody. If the
-    answer `continues` the last message, this message has no turn.
+    `turns`, unless empty, has the recorded turn of each message, or None. `images` has every image
+    of the messages. Text is remembered for `owner` alone, "" = for everybody. If the answer
+    `continues` the last message, this message has no turn.
     """
 
     messages: list[dict[str, Any]]
@@ -78,18 +77,18 @@ class PromptContent:
 class BuiltPrompt:
     """A prompt's tokens. Immutable.
 
-    `header` is where the generation prompt begins, or the header of the message that the answer
-    continues.
+    `header` is the position of the generation prompt, or of the header of the message that the
+    answer continues.
 
-    `keys` are the ids that the cache compares: an image's ids are replaced by keys of its content.
+    `keys` are what the cache compares: the ids, but for each image keys of the image's content.
     """
 
     ids: list[int]
     keys: Tokens
     images: tuple[ImageRun, ...]
     header: int
-    kept: frozenset[int]  # messages that stand in the prompt as they were sampled
-    doubtful: int  # turns with known tokens and without a span in the rendered text
+    kept: frozenset[int]  # messages whose tokens in the prompt are the sampled tokens
+    doubtful: int  # turns with known tokens, but no span in the rendered text
     prefix: PromptPrefix | None = None  # tokens before the answer
 
 
@@ -112,7 +111,7 @@ class PromptIds:
         return PromptPrefix(len(self.ids), self._chars, self._digest.digest())
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Append ids that are no text of the template: a turn, or the beginning of the prompt."""
+        """Append ids that the template has not rendered: a turn, or the prompt's beginning."""
         self.ids.extend(ids)
         self._chars = 0
         self._digest.update(pack(ids).tobytes())
@@ -128,7 +127,7 @@ class PromptIds:
             self._chars = len(piece.text)
 
     def match(self, prefix: PromptPrefix, more: Sequence[int]) -> bool:
-        """Return whether the ids with `more` behind them are the tokens that `prefix` names."""
+        """Return whether the ids, followed by `more`, are the tokens that `prefix` names."""
         if len(self.ids) + len(more) != prefix.tokens:
             return False
         digest = self._digest.copy()
@@ -137,10 +136,10 @@ class PromptIds:
 
 
 class PromptBuilder:
-    """Builds prompts for one model. The prompt threads share it; it never changes.
+    """Builds prompts for one model. Immutable: the prompt threads share one builder.
 
     Invariant: a span is replaced only by a turn that begins with the same token, or that was
-    sampled behind exactly the tokens before the span.
+    sampled after exactly the tokens before the span.
     """
 
     def __init__(
@@ -155,8 +154,8 @@ class PromptBuilder:
     ) -> None:
         """Take the model's parts.
 
-        `form` has the text around images; None if the model takes none. `context_by` names what
-        limits the context, as in ModelFacts.
+        `form` has the text around images; None if the model takes no images. `context_by` names
+        what limits the context, as in ModelFacts.
         """
         self._form = form or ImageForm()
         self._renderer = renderer
@@ -166,14 +165,14 @@ class PromptBuilder:
         self._history = history
         self._context_tokens, self._context_by = context_tokens, context_by
         token_bytes = tokeniser.token_bytes_max
-        # A longer text cannot fit, and is refused without being tokenised.
+        # A longer text cannot fit, and is refused before it is tokenised.
         self._bytes_max = token_bytes * context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
     ) -> BuiltPrompt:
-        """Return the prompt of `content`; `is_counted` if it will not be computed.
+        """Return the prompt of `content`; `is_counted`: the prompt will not be computed.
 
         Raises:
             RequestError: the template refuses these messages, or they exceed the context. A counted
@@ -184,7 +183,7 @@ class PromptBuilder:
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         answer_pieces = pieces if content.continues else pieces[:header]
         spans, doubtful = self._spans(answer_pieces, content, runs)
-        # A template writes the beginning-of-text token itself; without one the tokenizer must.
+        # A template writes the beginning-of-text token; without a template the tokenizer must.
         prompt_ids = PromptIds([] if self._renderer.has_template else self.tokeniser.beginning)
         kept = self._replaced(prompt_ids, pieces[:header], spans, content, runs)
         prefix = prompt_ids.prefix
@@ -209,8 +208,8 @@ class PromptBuilder:
         content: PromptContent,
         runs: list[list[int]],
     ) -> frozenset[int]:
-        """Append the pieces, with recorded turns in place; return the messages of these turns."""
-        # Only single answers are searched by their prefix, the shortest prefix first.
+        """Append the pieces and the recorded turns; return the messages of these turns."""
+        # Only single answers are searched by prefix, the shortest prefix first.
         alone = {run[0] for run in runs if len(run) == 1} - {
             message for _, message in spans.values()
         }
@@ -235,10 +234,10 @@ class PromptBuilder:
                 continue
             end, message = span
             turn = content.turns[message]
-            assert at <= end and turn is not None, "only spans of known turns are replaced"
+            assert at <= end and turn is not None, "a span without a known turn is replaced"
             prompt_ids.extend([*lead_ids, *turn.ids.tolist()])
             kept.add(message)
-            # Command's models write <|END_RESPONSE|> themselves, which the template adds too.
+            # Command's models write <|END_RESPONSE|>, and the template adds another.
             doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
             at = end + (end < len(pieces) and {*pieces[end].ids} == doubled)
         return frozenset(kept)
@@ -246,9 +245,8 @@ class PromptBuilder:
     def raw(self, text: str | None, ids: list[int], owner: str = "") -> BuiltPrompt:
         """Return the prompt that a client wrote itself: `text` if there is one, else `ids`.
 
-        No template is applied. The text is tokenised like a template of the caller: control tokens
-        that it spells out are control tokens, and the tokenizer adds its usual beginning. Ids are
-        taken as they are.
+        No template is applied. Control tokens that the text spells out become control tokens, and
+        the tokenizer's usual beginning is added. Ids stay unchanged.
 
         Raises:
             RequestError: an id is not in the vocabulary, or the prompt is empty or too long.
@@ -297,7 +295,7 @@ class PromptBuilder:
                 adds_header and content.continues,
                 content.thinking,
             )
-        except RequestError as error:  # its text may quote shielded content
+        except RequestError as error:  # the error's text may quote shielded content
             error.args = (str(error).replace(mark, ""),)
             raise
         text = rendered.text.replace(mark, "")
@@ -314,7 +312,7 @@ class PromptBuilder:
     def _open_thinking(self, messages: list[dict[str, Any]], content: PromptContent) -> None:
         """Unshield the tags around thinking at the beginning of an answer's content, in place.
 
-        Only if the template looks for them there, and in answers without a recorded turn.
+        This is done only if the template looks for such tags, and for answers without a turn.
         """
         if self._renderer.lifted_tags is None:
             return
@@ -334,7 +332,7 @@ class PromptBuilder:
                 }
 
     def _refuse_long(self, text: str, param: str) -> None:
-        """Raise if a text cannot fit whatever its tokens are, before it is tokenised."""
+        """Raise if an untokenised text cannot fit, whatever tokens it would become."""
         if self._bytes_max is None or UTF8_BYTES_MAX * len(text) <= self._bytes_max:
             return
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -359,11 +357,11 @@ class PromptBuilder:
     def _spans(
         self, pieces: list[TextPiece], content: PromptContent, message_runs: list[list[int]]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return (piece behind the last, message) of each turn to replace, by its first piece.
+        """Return (end piece, message) of each turn to replace, by first piece.
 
-        Also return the recorded turns that are in doubt. A run of assistant messages is rendered as
-        a run of assistant headers: harmony writes one for each channel. If the numbers of runs
-        differ, no span is certain.
+        The end piece is after the last piece. Also return the recorded turns that are in doubt. A
+        run of assistant messages is rendered as a run of assistant headers; harmony writes a header
+        for each channel. If the numbers of runs differ, no span is certain.
         """
         doubtful = {at for at, turn in enumerate(content.turns) if turn is not None}
         if not doubtful:
@@ -377,7 +375,7 @@ class PromptBuilder:
                 if message in doubtful:
                     doubtful.remove(message)
                     turn, message_content = content.turns[message], content.messages[message]
-                    assert turn is not None, "only known turns are in doubt"
+                    assert turn is not None, "a turn in doubt has no record"
                     shown = end_of_own(
                         pieces[start:end], message_content, self._history.ends, turn.ids
                     )
@@ -389,10 +387,10 @@ class PromptBuilder:
     def _may_replace(
         self, pieces: list[TextPiece], turn: SampledTurn, message: dict[str, Any]
     ) -> bool:
-        """Return whether the turn of `message` may stand as sampled in the place of these pieces.
+        """Return whether the sampled turn of `message` may replace these pieces.
 
-        It may if its tokens begin with a header, the pieces show some of the message's words, and
-        it holds no thinking that must be left out.
+        It may if the turn begins with the same header, the pieces show some of the message's words,
+        and the turn has no thinking that must be left out.
         """
         if not len(turn.ids) or turn.ids[0] != pieces[0].ids[0]:
             return False
@@ -415,12 +413,11 @@ class PromptBuilder:
     ) -> tuple[Sequence[int], tuple[int, int] | None]:
         """Return (ids, (end, message)) of a turn that begins in piece `at`, or ((), None).
 
-        The ids are those of the piece's text in front of the turn. `end` is the piece with the
-        first end of a turn that has all words of the message before it: harmony also ends parts of
-        a turn.
+        The ids are those of the piece's text before the turn. `end` is the first piece that ends a
+        turn after all words of the message were shown, because harmony also ends parts of a turn.
         """
         turn, piece, message_content = content.turns[message], pieces[at], content.messages[message]
-        assert turn is not None, "only known turns are looked for"
+        assert turn is not None, "a turn without a record is looked for"
         lead_ids: Sequence[int] = ()
         missing = prefix.tokens - len(prompt_ids.ids)
         is_in_text = not piece.is_added and 0 < prefix.chars < len(piece.text)
@@ -445,9 +442,9 @@ class PromptBuilder:
     def _may_stand(
         self, behind: list[TextPiece], text: str, message: int, content: PromptContent
     ) -> bool:
-        """Return whether `text` is exactly the turn of `message`, and `behind` has none of it."""
+        """Return whether `text` is all of the turn of `message`, and `behind` has no rest of it."""
         turn, message_content = content.turns[message], content.messages[message]
-        assert turn is not None, "only known turns are looked for"
+        assert turn is not None, "a turn without a record is looked for"
         if message and shows_other(message_content, content.messages[message - 1], text):
             return False
         for other in content.messages[message + 1 : message + 2]:
@@ -458,7 +455,7 @@ class PromptBuilder:
         return self.preserves_thinking or turn.thinking.strip() in text
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
-        """Return runs of assistant headers: (the header's piece, the piece of the next header)."""
+        """Return runs of assistant headers, each as (header's piece, next header's piece)."""
         headers = [at for at in range(len(pieces)) if self._is_header(pieces, at)]
         runs: list[list[tuple[int, int]]] = []
         was_assistant = False
@@ -471,7 +468,7 @@ class PromptBuilder:
                 if not was_assistant:
                     runs.append([])
                 runs[-1].append((at, following))
-            # Mistral's header [/INST] ends the question, so text behind it may be a question.
+            # Mistral's header [/INST] ends the question, so text after an answer may be a question.
             behind = pieces[self._end_of(pieces, at, following) + 1 : following]
             was_assistant = is_assistant and not any(piece.text.strip() for piece in behind)
         return runs
@@ -479,8 +476,8 @@ class PromptBuilder:
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
         """Return the piece where the generation prompt begins, or the end if none is found.
 
-        Without a header, the added tokens at the end are the generation prompt: DeepSeek V3.2 goes
-        on behind results with <think> alone.
+        Without a header, the added tokens at the end are the generation prompt: after results,
+        DeepSeek V3.2 writes only <think>.
         """
         positions = reversed(range(len(pieces)))
         last = next((at for at in positions if self._is_header(pieces, at)), len(pieces))
@@ -496,7 +493,7 @@ class PromptBuilder:
         return is_first and stands_at(pieces, at, (self._history.header_start,))
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
-        """Return whether a turn of the model begins at piece `at`; False behind the last piece."""
+        """Return whether a turn of the model begins at piece `at`; False after the last piece."""
         return stands_at(pieces, at, self._history.assistant_texts) and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
@@ -508,7 +505,7 @@ class PromptBuilder:
 
 
 def _refuse_uncounted(text: str, context_bytes: int) -> None:
-    """Raise if a text is too long to be counted; prompts of the context's size are counted."""
+    """Raise if a text is too long to be counted; no prompt that fits the context is too long."""
     size, most = len(text.encode("utf-8", "surrogatepass")), max(context_bytes, COUNTED_BYTES_MAX)
     if size > most:
         raise RequestError(
@@ -523,7 +520,7 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
 
 
 def words_of(message: dict[str, Any]) -> list[str]:
-    """Return the words of an assistant message. A template shows at least one of them."""
+    """Return the words of an assistant message; a template shows at least one of the words."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     words = (*(part["text"].strip() for part in parts_of(message)), *names)
     return [word for word in words if word]
@@ -532,7 +529,7 @@ def words_of(message: dict[str, Any]) -> list[str]:
 def shows_all(message: dict[str, Any], text: str) -> bool:
     """Return whether `text` shows all words of an assistant's message, in their order.
 
-    Thinking comes first and may be missing. The search begins behind it, since thinking may name a
+    Thinking comes first and may be missing. The search begins after the thinking, which may name a
     called function.
     """
     thinking = (message.get("reasoning_content") or "").strip()
@@ -546,7 +543,7 @@ def shows_all(message: dict[str, Any], text: str) -> bool:
 
 
 def shows_other(message: dict[str, Any], other: dict[str, Any], text: str) -> bool:
-    """Return whether `text` shows the `other` message, and `message` does not say the same."""
+    """Return whether `text` shows the `other` message, and `message` lacks the same text."""
     other_text = text_of(other).strip()
     return (
         bool(other_text)
@@ -556,17 +553,17 @@ def shows_other(message: dict[str, Any], other: dict[str, Any], text: str) -> bo
 
 
 def ends_in(ids: Tokens, ends: Set[int]) -> int:
-    """Return how many of a turn's tokens, behind the first, are in `ends`."""
+    """Return how many of a turn's tokens, without the first, are in `ends`."""
     return sum(token in ends for token in ids[1:].tolist())
 
 
 def end_of_own(
     pieces: list[TextPiece], message: dict[str, Any], ends: Set[int], ids: Tokens
 ) -> int | None:
-    """Return the piece that ends the turn of `message`, which begins with the first piece; or None.
+    """Return the piece that ends the turn of `message`, or None; the first piece begins the turn.
 
-    It is the first end that has all words of the message before it, and as many ends as the turn's
-    own `ids`: Apertus puts results behind one end, and another end behind the results.
+    It is the first end after all words of the message and after as many ends as the turn's `ids`
+    have: Apertus writes an end, then the results, then another end.
     """
     text, inner_ends = pieces[0].text, ends_in(ids, ends)
     for at, piece in enumerate(pieces[1:], 1):
@@ -579,7 +576,7 @@ def end_of_own(
 
 
 def stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
-    """Return whether one of the texts begins with piece `at`. No text is empty, and no piece."""
+    """Return whether one of the texts begins with piece `at`. Texts and pieces are not empty."""
     length = max(map(len, texts), default=0)
     return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
@@ -587,7 +584,7 @@ def stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
 def paired_headers(
     headers: list[tuple[int, int]], messages: list[int]
 ) -> list[tuple[tuple[int, int], int]]:
-    """Return each message's headers: all for a single message, else one each, else none."""
+    """Pair messages with headers: a single message has all, several have one each or none."""
     if len(messages) == 1:
         return [((headers[0][0], headers[-1][1]), messages[0])]
     return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

@@ -1,11 +1,12 @@
 """Renders messages to text through the model's own chat template. Does not touch MLX.
 
-A conversation is first adapted to the template, so that no agent's message is refused. Each change
-depends only on a message and those before it. So a growing conversation is changed alike at each
-request, and its prompt only appends. The given messages are not modified.
+A conversation is first adapted to the template, so that no agent's message is refused. The change
+of a message depends only on this message and earlier messages. So a growing conversation is changed
+in the same way at each request, and the prompt only grows at the end. The given messages are not
+modified.
 
-Tools, calls and results become text for models whose template cannot show them. Two forms exist
-beside the model's own form: "manual" is JSON in <tool_call> tags, as Hermes and Qwen write it;
+Tools, calls and results that the template cannot show become text. Besides the model's own form,
+there are two forms. "manual" is JSON in <tool_call> tags, as Hermes and Qwen write calls.
 "tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were trained. hearth.worker.stream
 reads these forms in the answers.
 """
@@ -42,17 +43,17 @@ from hearth.worker.prompt.template_capabilities import (
 log = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
-# A message, and its index among the sent messages, or NONE.
+# A message, and the message's index in the request, or NONE.
 NumberedMessage = tuple[dict[str, Any], int]
 
 NONE: Final = -1  # index of a message that was added, joined or split
 _NO_SYSTEM: Final = {"role": "system", "content": ""}
 _NO_QUESTION: Final = {"role": "user", "content": ""}
 _NO_IMAGE: Final = text_part("[image omitted: this model reads text only]")
-# Fills in for a missing answer where a template demands one before the next question.
+# Stands in for a missing answer if the template demands an answer before the next question.
 _NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
 _NO_WISH: Final = ThinkingWish()
-# Arguments of the renderer itself. With them a client could bring its own template.
+# Arguments of the renderer itself, with which a client could bring its own template.
 NOT_TEMPLATE_VARIABLES: Final = frozenset(
     inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
 )
@@ -63,14 +64,14 @@ class Rendered:
     """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # runs of the model's own messages; see `adapted`
+    runs: list[list[int]]  # runs of the model's own messages; see `adapt_messages`
 
 
 class Renderer:
     """Renders messages for one model. The prompt threads share it.
 
-    `template_failures` counts prompts that the template refused: any exception of a template counts
-    as a fault of the request. `capabilities` are the template's.
+    `template_failures` counts prompts that the template refused; any exception of a template counts
+    as a fault of the request. `capabilities` are those of the template.
     """
 
     def __init__(
@@ -82,26 +83,26 @@ class Renderer:
     ) -> None:
         """Probe the template of `tokenizer`.
 
-        `default_thinking` holds for requests that do not mention thinking; None leaves it to the
-        template. `own_form` gives the model's own form of calls, by the form in which prompts show
-        tools.
+        `default_thinking` holds for requests that do not mention thinking; None = the template
+        decides. `own_form` maps the form in which prompts show tools to the model's own form of
+        calls.
         """
         self._template = Template(tokenizer)
-        self.has_template = self._template.exists  # without one, messages are a transcript
+        self.has_template = self._template.exists  # else messages are a transcript
         known = template_capabilities(self._template)
         shows_all = known.shows_calls and known.tool_form == "native"
         own = None if shows_all else own_form(known.tool_form)
-        if own is None and known.tool_form != "native":  # calls have Hearth's own form
+        if own is None and known.tool_form != "native":  # calls get Hearth's own form
             known = replace(known, shows_calls=False, shows_results=False)
         self.capabilities = replace(known, own=own)
-        # The text around tools that Hearth writes, "" if the template writes all of it.
+        # The text that Hearth writes around tools; "" if the template writes all such text.
         self.markup = markup(known.tool_form, own)
-        # The tags by which the template finds thinking at the beginning of an answer.
+        # The tags at which the template recognises thinking at the beginning of an answer.
         self.lifted_tags = self._template.think_tags if known.lifts_thinking else None
         self.thinking = thinking_switches(self._template)
         self._default_thinking = default_thinking
         # Templates with a variable `preserve_thinking` keep old thinking even in turns without
-        # recorded tokens. Other templates ignore it.
+        # recorded tokens. Other templates ignore this variable.
         self._preserve_thinking = preserve_thinking
         self.template_failures = 0
 
@@ -145,7 +146,7 @@ class Renderer:
         return Rendered(text, runs)
 
     def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
-        """Return the template's variables for a request's options and its wish about thinking."""
+        """Return the template's variables for a request's options and wish about thinking."""
         if wish.on is None:
             wish = replace(wish, on=self._default_thinking)
         preserving = {"preserve_thinking": self._preserve_thinking}
@@ -164,9 +165,9 @@ class Renderer:
 def adapt_messages(
     messages: Messages, tools: list[Any], template: TemplateCapabilities, adds_header: bool
 ) -> tuple[Messages, list[Any], list[list[int]]]:
-    """Return the messages and tools in the form that this template takes, and the runs.
+    """Return the messages and tools in the form that the template takes, and the runs.
 
-    A run lists the sent indices, or NONE, of the model's messages in a row.
+    A run lists the indices (or NONE) of consecutive messages of the model.
     """
     numbered = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
@@ -189,7 +190,7 @@ def adapt_messages(
 
 
 def short_call_id(call_id: str) -> str:
-    """Return nine letters and digits for `call_id`: the model's own id if it has that form."""
+    """Return nine letters and digits for `call_id`: the model's own id if that has this form."""
     written = written_call_id(call_id)
     if len(written) == 9 and written.isascii() and written.isalnum():
         return written
@@ -215,7 +216,7 @@ def _with_tool_prompt(
 
 
 def _completed_tool(tool: dict[str, Any], required: frozenset[str]) -> dict[str, Any]:
-    """Return the tool with the fields in `required`, also in its properties."""
+    """Return the tool with the fields in `required`, also inside the tool's properties."""
     function = tool["function"]
     parameters = {**(function.get("parameters") or {})}
     if ("schema" if parameters else "parameters") in required:
@@ -242,9 +243,9 @@ def _completed_property(schema: Any) -> Any:
 
 
 def _one_call_each(numbered: list[NumberedMessage]) -> Iterator[NumberedMessage]:
-    """Yield the messages with one call in each; text beside several calls stays with the first.
+    """Yield the messages with one call each; text beside several calls stays with the first call.
 
-    Each call's results follow it. Results of other calls follow the last call.
+    The results of a call follow that call. Results of unknown calls follow the last call.
     """
     waiting = [*reversed(numbered)]
     while waiting:
@@ -273,7 +274,7 @@ def _with_ids(
     message if the template numbers calls itself.
     """
     numbers = itertools.count()
-    ids: dict[str, str] = {}  # of the calls so far
+    ids: dict[str, str] = {}  # shown ids of the calls so far
     for message, index in numbered:
         calls = []
         numbers = itertools.count() if template.numbers_by_message else numbers
@@ -300,10 +301,10 @@ def _shown_id(call_id: str, template: TemplateCapabilities, name: str = "", numb
 def _adapted_message(
     message: dict[str, Any], at: int, template: TemplateCapabilities
 ) -> dict[str, Any]:
-    """Return message `at` as this template takes it.
+    """Return message `at` in a form that the template takes.
 
-    A later system message stays in its place, as a user's message if the template allows none
-    there. Moved to the front, it would change the prompt from the first token on.
+    A later system message stays in place, as a user's message if the template demands that. At the
+    front, the message would change the prompt from the first token on.
     """
     role = message["role"]
     if role == "system" and not (template.places_system if at else template.opens_with_system):
@@ -325,9 +326,9 @@ def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> d
 
 
 def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    """Return a message with calls as this template takes it.
+    """Return a message with calls in a form that the template takes.
 
-    Harmony's template refuses words and thinking beside one call, and writes either as thinking.
+    Harmony's template refuses a call with both words and thinking, and writes both as thinking.
     """
     calls, content = message["tool_calls"], text_of(message)
     if not template.shows_calls:
@@ -336,7 +337,7 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
         texts = [template.own.calls(functions)] if template.own else usual
         message_fields = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**message_fields, "content": "\n".join([content, *texts] if content else texts)}
-    # A broken call of long ago must not end the conversation.
+    # An old broken call must not end the conversation.
     fitted = _with_object if template.takes_objects else _with_text
     calls = [fitted(call, template.takes_text) for call in calls]
     message = {**message, "tool_calls": calls}
@@ -349,8 +350,9 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
 def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, Any]:
     """Return the call with arguments that are an object.
 
-    Other text becomes its `input`, or stays if `keeps_text`. Numbers keep the digits of the text.
-    Text with an escaped half of a surrogate pair cannot be parsed and stays text.
+    Arguments that are other text become an object's `input`, or stay text if `keeps_text`. Numbers
+    keep the digits of the text. An escaped half of a surrogate pair cannot be parsed; text that
+    contains one is treated as other text.
     """
     function = call["function"]
     arguments = function["arguments"]
@@ -379,10 +381,10 @@ def _with_text(call: dict[str, Any], keeps_text: bool) -> dict[str, Any]:
 def _in_order(
     numbered: Iterable[NumberedMessage], template: TemplateCapabilities, adds_header: bool
 ) -> list[NumberedMessage]:
-    """Return the messages in an order that this template takes.
+    """Return the messages in an order that the template takes.
 
-    A message that may not follow its neighbour is joined with it if both have one role. Otherwise
-    an empty message comes between.
+    If a message may not follow its neighbour, both are joined if they have the same role; otherwise
+    a message is added between them.
     """
     refused = template.refused
     groups: list[list[NumberedMessage]] = []
@@ -392,7 +394,7 @@ def _in_order(
         if before == "start" and (before, kind) in refused:
             groups.append([(_NO_QUESTION, NONE)])
             before = "user"
-        if kind == "tool" and (before, kind) in refused:  # its call is unknown
+        if kind == "tool" and (before, kind) in refused:  # the result's call is unknown
             message, kind = _result_as_user(message, template), "user"
         assert groups or before == "start", (before, kind)
         if (before, kind) not in refused:
@@ -402,7 +404,7 @@ def _in_order(
         else:
             groups.append([(_NO_ANSWER if kind == "user" else _NO_QUESTION, NONE)])
             groups.append([(message, index)])
-        if kind != "system" or len(groups) > 1:  # the message behind the system message begins
+        if kind != "system" or len(groups) > 1:  # the message after the system message comes first
             before = kind
     if before == "start" and adds_header and ("start", "end") in refused:
         groups.append([(_NO_QUESTION, NONE)])
@@ -413,7 +415,7 @@ def _in_order(
 
 
 def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    """Return the message with content as parts if the template takes them, else as one text."""
+    """Return the message with content as parts if the template takes parts, else as one text."""
     if _kind(message) not in template.part_kinds:
         return {**message, "content": text_of(message)}
     thinking = message.get("reasoning_content")
@@ -434,7 +436,7 @@ def _kind(message: dict[str, Any]) -> str:
 
 
 def _joined(group: Messages) -> dict[str, Any]:
-    """Return messages of one role as one, with a blank line between their texts."""
+    """Join messages of one role, with a blank line between the texts."""
     joined_message = {**group[0]}
     for name, texts in (
         ("content", [text_of(message) for message in group]),
@@ -453,14 +455,14 @@ def _joined(group: Messages) -> dict[str, Any]:
 def with_loaded_tools(
     messages: list[dict[str, Any]], deferred: list[Any], loaded: Iterable[str]
 ) -> list[dict[str, Any]]:
-    """Return the messages with each referenced tool's definition behind its reference.
+    """Return the messages with each referenced tool's definition after its reference.
 
-    A client lists a tool from the moment on that it loads it. At the head of the prompt it would
-    change everything behind it; at its reference it is appended.
+    A client lists a tool as soon as the tool is loaded. At the head of the prompt a new definition
+    would change all later tokens; at the reference, the definition is only appended.
 
-    `loaded` names the tools that the session loaded. If such a tool is still listed but its
-    reference is gone, as after a compaction, it stands behind the first user message. Messages are
-    not modified.
+    `loaded` names the tools that the session loaded. If such a tool is still listed but the
+    reference is gone, as after a compaction, the definition comes after the first user message. The
+    given messages are not modified.
     """
     if not deferred:
         return messages
@@ -562,13 +564,13 @@ _RESULTS: Final[dict[ToolForm, tuple[str, str]]] = {
 
 
 def markup(form: ToolForm, own: OwnForm | None) -> str:
-    """Return all text that these forms write around names, arguments and results."""
+    """Return all text that the two forms write around names, arguments and results."""
     texts = [] if form == "native" else [tool_prompt((), form, own), *_RESULTS[form]]
     return "\n".join(texts if own is None else [*texts, own.calls([_EXAMPLE]), *(own.result or ())])
 
 
 def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None) -> str:
-    """Return the text that shows the model its tools; `form` is not "native"."""
+    """Return the text that shows tools to the model; `form` is not "native"."""
     assert form != "native"
     functions = [tool["function"] for tool in tools]
     if own and own.tools:
@@ -584,9 +586,9 @@ def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None
 
 
 def call_text(function: dict[str, Any], form: ToolForm) -> str:
-    """Return a call as the model is told to write it; `function` has its name and arguments.
+    """Return a call in the form that the model is told to write; `function` has name and arguments.
 
-    Templates that show tools but no calls also get JSON.
+    If a template shows tools but no calls, calls are JSON too.
     """
     name, arguments = function["name"], function["arguments"]
     if form == "tool_code":

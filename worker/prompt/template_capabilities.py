@@ -1,9 +1,9 @@
-"""Finds out by probes what a chat template accepts and shows, and how to ask it for thinking.
+"""Finds out by probes what a chat template accepts and shows, and how thinking is asked for.
 
-Runs once, when a model is loaded. Templates leave out as much silently as they refuse, so a probe
-counts only if the text has all of its words in their order. Each template has its own variables for
-thinking on, off and by level, and ignores most unknown variables: a variable counts only if it
-changes the prompt. Does not touch MLX.
+Runs once, when a model is loaded. Templates may silently leave out what they do not support, so a
+probe succeeds only if the text has all of the probe's words in order. Each template has its own
+variables for thinking on, off and by level, and ignores most unknown variables. So a variable
+counts only if it changes the prompt. Does not touch MLX.
 """
 
 import itertools
@@ -30,9 +30,9 @@ SWITCHES: Final = (
     (SYSTEM_LINE, None, "/no_think"),  # Nemotron Nano 2
 )
 LEVEL_VARIABLES: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
-_NO_LEVELS: Final = ("no_think", "none")  # off for Hy3, and for OpenAI
-_CLOSING_LEVEL: Final = "minimal"  # off if it changes the prompt's end, as in Solar
-_TRAINED_LEVELS: Final = ("low", "medium", "high")  # levels if a template prints any word
+_NO_LEVELS: Final = ("no_think", "none")  # the words for off in Hy3 and at OpenAI
+_CLOSING_LEVEL: Final = "minimal"  # means off if it changes the prompt's end, as in Solar
+_TRAINED_LEVELS: Final = ("low", "medium", "high")  # the levels if a template prints any word
 _UNKNOWN_WORD: Final = "probelevel"
 _TALK: Final = [
     {"role": "user", "content": "probe0x"},
@@ -47,14 +47,14 @@ _VARIABLES: Final = {  # variables that a template written in Python may know
     **dict.fromkeys(("preserve_thinking", "drop_thinking"), True),
 }
 _GEMMA_TURN: Final = "<start_of_turn>"
-_SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
+_SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's template takes only nine characters
 _LONG_ID = "call_0123456789abcdef"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
 _SYSTEM: Final = {"role": "system", "content": ""}
 
-# A message's kind is its role, or "calls" for an assistant's message with tool calls. "start"
-# stands before the first message, "end" behind a system message without a successor.
+# A message's kind is its role, or "calls" for an assistant's message with tool calls. "start" is
+# before the first message, and "end" is after a system message that no message follows.
 _LEADS: Final[dict[str, tuple[str, ...]]] = {
     "start": (),
     "user": ("user",),
@@ -80,7 +80,7 @@ _TAILS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnForm:
-    """A model's own form of calls, and of results if that is known. Immutable."""
+    """A model's own form of calls, and of results if their form is known. Immutable."""
 
     calls: Callable[[Sequence[dict[str, Any]]], str]  # renders one message's calls
     result: tuple[str, str] | None = None  # texts around a result
@@ -92,26 +92,26 @@ class TemplateCapabilities:
     """The messages and options that one template accepts and shows. Immutable."""
 
     tool_form: ToolForm
-    shows_calls: bool  # given as `tool_calls`
-    shows_results: bool  # given as messages of role "tool"
+    shows_calls: bool  # calls given as `tool_calls`
+    shows_results: bool  # results given as messages of role "tool"
     # Fields that each tool must have: "description", "parameters", "schema" (the fields of the
     # parameters), "properties" (the fields of each property).
     completes_tools: frozenset[str]
     splits_calls: bool  # several calls in one message are refused or partly left out
     shortens_ids: bool  # call ids must have nine letters and digits
     shows_ids: bool  # ids of calls or results appear in the text
-    names_by_id: bool  # an id is functions.NAME:N, and may alone show the name
-    numbers_by_message: bool  # the template itself writes N, from 0 in each message
+    names_by_id: bool  # an id is functions.NAME:N, perhaps the only place of the name
+    numbers_by_message: bool  # the template itself writes N, and begins at 0 in each message
     needs_system: bool  # tools are shown only with a system message
     takes_objects: bool  # arguments may be an object, not only JSON text
     takes_text: bool  # arguments may be any text
-    folds_thinking: bool  # words beside a call count as thinking
+    folds_thinking: bool  # words beside a call are shown as thinking
     lifts_thinking: bool  # thinking at the beginning of a content is recognised
     opens_with_system: bool
-    places_system: bool  # a system message in mid-conversation is shown where it stands
+    places_system: bool  # a later system message is shown in its place
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
     variables: frozenset[str] | None  # variables that may be passed; None = any
-    part_kinds: frozenset[str]  # kinds whose text parts the template shows and joins itself
+    part_kinds: frozenset[str]  # kinds of messages whose text parts the template itself joins
     thinks_in_parts: bool  # an assistant's thinking is a part of the content
     own: OwnForm | None = None  # the model's form of calls, if the template shows none
 
@@ -157,7 +157,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
-        # Templates that are Python functions take only variables that they know.
+        # A template that is a Python function takes only variables that it knows.
         variables=None
         if template.takes_any_variable
         else frozenset(
@@ -171,7 +171,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
 
 
 class _Prober:
-    """Renders conversations of given kinds, with tools and without, if the template has tools."""
+    """Renders conversations of given kinds without tools, and also with tools if they are shown."""
 
     def __init__(
         self, template: Template, tools: list[Any], arguments: Any, by_id: bool = False
@@ -182,14 +182,14 @@ class _Prober:
         self._tools = [tools, []] if tools else [tools]
 
     def takes(self, *kinds: str) -> bool:
-        """Return whether such a conversation is shown whole, its first message in its own role."""
+        """Return whether a conversation of `kinds` is shown whole, the first in its own role."""
         messages = [self._message(kind, at) for at, kind in enumerate(kinds)]
         words = [word for at, kind in enumerate(kinds) for word in _words(kind, at)]
         return all(self._shows(messages, words, tools) for tools in self._tools)
 
     def _shows(self, messages: list[dict[str, Any]], words: list[str], tools: list[Any]) -> bool:
         text = self._template.probed(messages, tools)
-        if messages[0]["role"] == "assistant":  # Llama 3 shows it as the user's, to add tools
+        if messages[0]["role"] == "assistant":  # Llama 3 shows this as a user's, to add tools
             as_question = [{**messages[0], "role": "user"}, *messages[1:]]
             if self._template.probed(as_question, tools) == text:
                 return False
@@ -220,12 +220,12 @@ class _Prober:
         return self.takes("user", "calls") or self.takes("user", "calls", "tool")
 
     def grows(self) -> bool:
-        """Return whether a second call stands exactly where its answer was asked for."""
+        """Return whether a second call is written exactly where the prompt asked for an answer."""
         before, now = (self.text_of_turns([_SHORT_ID] * count) for count in (1, 2))
         return bool(before) and now.startswith(before)
 
     def shows_parts(self, kind: str, answer: str) -> bool:
-        """Return whether such a message's text parts are shown; a result follows an `answer`."""
+        """Return whether the text parts of a `kind` are shown; a result follows an `answer`."""
         kinds = ("user", answer, "tool") if kind == "tool" else _PARTED[kind]
         messages = [self._message(name, at) for at, name in enumerate(kinds)]
         messages[kinds.index(kind)]["content"] = [text_part("probeax"), text_part("probebx")]
@@ -233,11 +233,11 @@ class _Prober:
         return all(_shows_in_order(text, "probeax", "probebx") for text in texts)
 
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
-        """Return whether the template takes a call with this id, and the fields `said` with it."""
+        """Return whether the template takes a message with this call and the fields `said`."""
         return bool(self.text_of_turns([call_id], arguments, **said))
 
     def text_of_turns(self, call_ids: Sequence[str], arguments: Any = None, **said: str) -> str:
-        """Return the text of calls with these ids, each behind the last result; "" if refused."""
+        """Return the text of calls with these ids, each followed by a result; "" if refused."""
         function = {"name": "f", "arguments": arguments or self.arguments}
         turns = [self._message("user", 2)]
         for call_id in call_ids:
@@ -247,9 +247,9 @@ class _Prober:
         return self._template.probed(turns)
 
     def refused(self, shows_calls: bool, shows_results: bool) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of kinds that the template refuses, or leaves out, in this order."""
+        """Yield the pairs of consecutive kinds that the template refuses or leaves out."""
         if not self.takes("user", "assistant", "user"):
-            return  # then refusals say nothing
+            return  # refusals would tell nothing
         if not self.takes("system"):
             yield "start", "end"
         shown_as = {
@@ -264,9 +264,9 @@ class _Prober:
                 kinds = (*_LEADS[before], kind, *_TAILS[kind])
                 probe = [shown_as[probed_kind] for probed_kind in kinds]
                 is_taken = self.takes(*probe)
-                if before == "start":  # the message must also do without successor and question
+                if before == "start":  # also without a question and further messages
                     is_taken = is_taken and self.takes(kind)
-                if before == kind == "tool":  # the second may need a call of its own
+                if before == kind == "tool":  # the second result may need a call of its own
                     is_taken = is_taken or self.takes("user", "two calls", *probe[-4:])
                 if not is_taken:
                     yield before, kind
@@ -309,7 +309,7 @@ def _tool(**changes: Any) -> dict[str, Any]:
 
 
 def _thinks_in_parts(template: Template) -> bool:
-    """Return whether thinking is shown as a part of the content, not as a field of its own."""
+    """Return whether thinking is shown as a part of the content, and not as a field."""
     message = {"role": "assistant", "content": "probe1x"}
     parts = [{"type": "thinking", "thinking": "probe2x"}, text_part("probe1x")]
     by_name = template.probed([_QUESTION, message | {"reasoning_content": "probe2x"}])
@@ -335,14 +335,14 @@ class ThinkingSwitches:
     """The template variables for each wish about thinking. Immutable."""
 
     facts: ThinkingFacts = field(default_factory=ThinkingFacts)  # reported to clients
-    base: Variables = field(default_factory=dict)  # without a wish; mostly empty
+    base: Variables = field(default_factory=dict)  # if there is no wish; mostly empty
     on: Variables = field(default_factory=dict)
-    off: Variables = field(default_factory=dict)  # the least level if there is no off
+    off: Variables = field(default_factory=dict)  # the least level if thinking cannot be off
     levels: dict[str, Variables] = field(default_factory=dict)  # {} for the default level
     takes_budget: bool = False
 
     def variables(self, wish: ThinkingWish) -> Variables:
-        """Return the template's variables for `wish`, with the nearest level that it has."""
+        """Return the template's variables for `wish`, with the nearest level of the template."""
         if wish.on is False:
             return self.off
         level = self.levels.get(self._nearest(self._level(wish)), {})
@@ -350,11 +350,11 @@ class ThinkingSwitches:
         return {**(self.on if wish.on else self.base), **level, **budget}
 
     def _level(self, wish: ThinkingWish) -> str | None:
-        """Return the wished level; None for a level alone if thinking is off by default."""
+        """Return the wished level; None if thinking is off by default and not switched on."""
         return wish.level if wish.on or self.facts.default != "off" else None
 
     def _nearest(self, level: str | None) -> str:
-        """Return the nearest of the template's levels; of two, the higher, as in DeepSeek's API."""
+        """Return the template's nearest level, or the higher of two, as in DeepSeek's API."""
         known, position = self.levels if level else {}, THINKING_LEVELS.index
         return min(
             reversed(known),
@@ -365,8 +365,8 @@ class ThinkingSwitches:
     def warnings(self, wish: ThinkingWish, own: Variables) -> list[str]:
         """Return a sentence for each part of `wish` that the template cannot follow.
 
-        `own` has the variables that the client passes to the template itself. A variable about
-        thinking among them silences the warnings.
+        `own` has the variables that the client itself passes to the template. If one of these
+        variables is about thinking, there are no warnings.
         """
         facts, level = self.facts, self._level(wish)
         is_never, nearest = facts.default == "never", self._nearest(level)
@@ -398,9 +398,9 @@ class ThinkingSwitches:
 def thinking_switches(
     template: Template, thinks: bool = True, is_open: Callable[[str], bool] = lambda _: False
 ) -> ThinkingSwitches:
-    """Return how the template is asked for thinking.
+    """Return the variables by which the template is asked for thinking.
 
-    `thinks`: whether answers may hold thinking. `is_open` says whether a generation prompt opens
+    `thinks`: whether answers may hold thinking. `is_open` returns whether a generation prompt opens
     the thinking.
     """
     found = next((switch for switch in SWITCHES if _is_known(template, *switch)), None)
@@ -424,7 +424,7 @@ def thinking_switches(
 
 
 def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
-    """Return whether the two states change the prompt, for a line not only by its own text."""
+    """Return whether the states change the prompt; a line must change more than its own text."""
     is_on, is_off = (_text(template, {name: state}) for state in (on, off))
     if name == SYSTEM_LINE:
         is_on = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
@@ -432,7 +432,7 @@ def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
 
 
 def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Variables | None]:
-    """Return the template's levels of thinking, least first, and the level that is off, if any."""
+    """Return the template's levels of thinking, least first, and the level that means off."""
     for name in LEVEL_VARIABLES:
         base = _text(template, on)
         words = (*_NO_LEVELS, *THINKING_LEVELS, _UNKNOWN_WORD)
@@ -447,7 +447,7 @@ def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Va
             known = {word: known[word] for word in _TRAINED_LEVELS if word in known}
         elif unknown_text == base and not known.keys() <= {
             *_NO_LEVELS
-        }:  # its default is a level too
+        }:  # the default is a level too
             rest = (word for word in reversed(_TRAINED_LEVELS) if word not in known)
             known |= {word: {} for word in itertools.islice(rest, 1)}
         closing = [_CLOSING_LEVEL] if _end(texts.get(_CLOSING_LEVEL, "")) != _end(base) else []
@@ -457,7 +457,7 @@ def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Va
 
 
 def _end(text: str) -> str:
-    """Return the text behind the last question, with the generation prompt."""
+    """Return the text after the last question, with the generation prompt."""
     return text.rpartition("probe3x")[2]
 
 

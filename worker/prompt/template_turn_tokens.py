@@ -17,15 +17,15 @@ class HistoryMarks:
     """The tokens and texts with which the model's own turns begin and end. Immutable.
 
     A message's header begins with a token of `header_ids` and with the text `header_start`. Kimi K3
-    begins the parts of a message with the same token.
+    begins the parts of a message with the same token, so the text decides too.
     """
 
     header_ids: frozenset[int]
     header_start: str
     assistant_texts: tuple[str, ...]  # beginnings of the model's own turns
     ends: frozenset[int]  # tokens that end the model's own turns
-    closing: frozenset[int]  # tokens of `header_ids` that also end others' messages
-    moves_words: bool  # whether words beside a call stand behind its result
+    closing: frozenset[int]  # tokens of `header_ids` that also end other messages
+    moves_words: bool  # whether words beside a call are rendered after the result
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -65,7 +65,7 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         between = [token for token in _between(tokenizer, role) if token in special]
         if not header_ids.intersection(between):
             # A message begins with the first token that ends no turn. If all tokens end turns, as
-            # GLM's role tokens do, it begins with the first of them.
+            # GLM's role tokens do, a message begins with the first token.
             not_ends = [token for token in between if token not in ends]
             turn_ends = [token for token in between if token in ends]
             header_ids.update((_marks(tokenizer, not_ends) or turn_ends or not_ends)[:1])
@@ -84,9 +84,9 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
 
 
 def _result_end(tokenizer: Any) -> Sequence[int]:
-    """Return the tokens that end a result if an answer follows at once, as Mistral's; else none.
+    """Return the tokens that end a result if an answer follows at once, as with Mistral; else none.
 
-    Their last token is the answer's header.
+    The last of these tokens is the answer's header.
     """
     closed, opened = (_behind_result(tokenizer, adds_header=adds) for adds in (False, True))
     is_header = closed == opened == _behind_result(tokenizer, "assistant")
@@ -94,7 +94,7 @@ def _result_end(tokenizer: Any) -> Sequence[int]:
 
 
 def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens that are no tags inside a message, such as <tool_response> and </response>.
+    """Return the tokens except tags inside a message, such as <tool_response> and </response>.
 
     Such tags are added tokens, but not special.
     """
@@ -108,7 +108,7 @@ def _assistant_headers(
     """Return the beginnings of the model's own turns, however the turns go on.
 
     Generation prompts with and without thinking, and headers in the history, share their first
-    tokens. These shared tokens stand for all of them, unless other messages begin the same way.
+    tokens. If no other messages begin with the shared tokens, only the shared tokens are returned.
     """
     known = [header for header in (*prompts, *written) if header]
     shared = known[0][: _shared_length(known)] if known else ()
@@ -117,13 +117,13 @@ def _assistant_headers(
 
 
 def _shared_length(rows: Sequence[Sequence[Any]]) -> int:
-    """Return the number of items with which all rows begin alike."""
+    """Return the number of first items that all rows share."""
     columns = zip(*rows, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _other_headers(tokenizer: Any, header_ids: Set[int]) -> list[tuple[int, ...]]:
-    """Return the headers of messages that are not the model's."""
+    """Return the headers of the messages that the model does not write."""
     return [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
 
 
@@ -132,9 +132,9 @@ def _header(
 ) -> tuple[int, ...]:
     """Return the tokens that the template writes in front of a `role` message's content.
 
-    `is_old`: a user's message follows, so that templates leave out the thinking.
+    `is_old`: a user's message follows, and so templates leave out the thinking.
     """
-    # Other roles are probed behind an answer: some templates end a question with its header.
+    # Other roles are probed after an answer: some templates end a question with an answer's header.
     is_own = role == "assistant"
     between = list(_between(tokenizer, role, is_old) if is_own else _after_answer(tokenizer, role))
     starts = [at for at, token in enumerate(between) if token in header_ids]
@@ -147,9 +147,9 @@ def end_of_turn_ids(
     ends: Sequence[str] = (),
     part_ends: Sequence[str] = (),
 ) -> frozenset[int]:
-    """Return every token that ends a turn: by the model, its generation config, or its template.
+    """Return every token that ends a turn, by the tokenizer, the generation config or the template.
 
-    Also those of the model's format: `ends` end an answer, `part_ends` only a part of an answer.
+    The model's format gives `ends`, which end an answer, and `part_ends`, which end only a part.
     """
     configured = generation_config.get("eos_token_id")
     configured = configured if isinstance(configured, list) else [configured]
@@ -160,11 +160,11 @@ def end_of_turn_ids(
 
 
 def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> list[int]:
-    """Return the token that the template puts behind the last answer of a conversation.
+    """Return the token that the template puts after the last answer of a conversation.
 
     A token between two messages does not count: harmony ends a message of a turn, such as its
-    reasoning, with <|end|>, and only the whole turn with <|return|>. Neither do `part_ends`, which
-    may stand before that token.
+    reasoning, with <|end|>, and only the whole turn with <|return|>. `part_ends`, which may come
+    before the returned token, do not count either.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
     special = _control_ids(tokenizer) - part_ends
@@ -174,14 +174,14 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
 
 
 def _control_ids(tokenizer: Any) -> set[int]:
-    """Return the tokens that no merge makes; a template's marks are among them.
+    """Return the tokens that no merge makes; these include a template's marks.
 
     `all_special_ids` has only tokens with a name of their own, such as eos_token.
     """
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
 
-_CALL_ID = "abcdefgh0"  # Mistral's takes ids of nine characters only
+_CALL_ID = "abcdefgh0"  # Mistral's template takes only ids of nine characters
 _FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template writes by itself
 
 
@@ -189,7 +189,7 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
     """Return the tokens that the template puts in front of an answer, if any."""
     closed = _after_question(tokenizer, thinking, False)
     opened = _after_question(tokenizer, thinking, True)
-    if opened == closed:  # as Mistral's: an answer directly follows the question's end
+    if opened == closed:  # as with Mistral, where an answer directly follows the question
         special = _control_ids(tokenizer)
         has_prompt = list(_between(tokenizer, "user")[: len(opened)]) != opened
         between = opened if has_prompt else _between(tokenizer, "assistant")
@@ -210,7 +210,7 @@ def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool)
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     """Return the tokens between the contents of a user's message and of a `role` message.
 
-    A mark on both sides of a content, such as FunctionGemma's <escape>, does not count.
+    Marks on both sides of a content, such as FunctionGemma's <escape>, do not count.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
     messages += [{"role": "user", "content": _THIRD}] if is_old else []
@@ -222,7 +222,7 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
 
 
 def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
-    """Return the tokens between an answer and the content of a `role` message behind it."""
+    """Return the tokens between an answer and the content of the next `role` message."""
     roles = (("user", _THIRD), ("assistant", _FIRST), (role, _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
     return _ids_between(tokenizer, _probed(tokenizer, messages), _FIRST, _SECOND)
@@ -236,7 +236,7 @@ def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) ->
 
 
 def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[int]:
-    """Return the tokens between two words, or behind one word; none if the text lacks a word."""
+    """Return the tokens between two words, or after one word; none if the text lacks a word."""
     _, found, rest = text.partition(start)
     inner, is_whole, _ = rest.partition(end) if end else (rest, found, "")
     return list(tokenizer.encode(inner, add_special_tokens=False)) if is_whole else []
@@ -245,9 +245,9 @@ def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[i
 def _called(
     tokenizer: Any, behind: list[dict[str, Any]], said: str = "", adds_header: bool = False
 ) -> str:
-    """Return the text of a call with `said` beside it, its result, and the messages `behind`.
+    """Return the text of a message with `said` and a call, the result, and `behind`.
 
-    The text is "" if the template does not show the result.
+    Return "" if the template does not show the result.
     """
     shapes: tuple[Any, ...] = ({}, "{}")
     for arguments in shapes:

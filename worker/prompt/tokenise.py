@@ -1,12 +1,12 @@
 """Tokenises rendered text: each piece once, and no content as a control token.
 
-A fast tokenizer first cuts a text at its added tokens, then encodes the text between two added
-tokens without looking beyond. So pieces can be encoded, and remembered, one by one. This also
-separates content from template: content is shielded before the template sees it, by a mark inside
-each control token that it spells out. The marks are removed once the text is cut.
-Marks also stand for images: a template gets only texts, so images may stand wherever text may, also
-in tools' results.
-The prompt threads share it. Does not touch MLX.
+A fast tokenizer first cuts a text at the added tokens, then encodes the text between two added
+tokens without regard to other text. So pieces can be encoded, and remembered, one by one. This also
+separates content from template: before the rendering, each control token that content spells out
+gets a mark inside. The marks are removed once the text is cut.
+Images are replaced by marks too. So a template gets only texts, and images may be wherever text may
+be, also in tools' results.
+The prompt threads share this module. Does not touch MLX.
 """
 
 import json
@@ -27,14 +27,14 @@ from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.awaited_work import raise_if_client_left
 
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
-PIECE_OVERHEAD_CHARS: Final = 256  # approximate cost of a remembered piece beside its text
+PIECE_OVERHEAD_CHARS: Final = 256  # approximate cost of a remembered piece besides its text
 
-MARK_LENGTH: Final = 16  # characters; unguessable, so that no text holds the mark
+MARK_LENGTH: Final = 16  # characters; so long that no client can guess the mark
 _NONCHARACTERS: Final = "".join(map(chr, range(0xFDD0, 0xFDF0)))  # not used in interchanged text
 
-# A vocabulary's own name such as <|fim_prefix|>. HTML tags have no bar and no underscore.
+# Names of a vocabulary, such as <|fim_prefix|>. HTML tags have no bar and no underscore.
 _NAMED_MARK = re.compile(r"<[^<>\s]*[|\uff5c_][^<>\s]*>")
-# White space of Rust, which `lstrip` and `rstrip` of added tokens remove; Python's \s has more.
+# White space that `lstrip` and `rstrip` of added tokens remove in Rust; Python's \s has more.
 _SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -42,7 +42,7 @@ _SPACE_RUN = re.compile(f"[{_SPACES}]*")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
 _NEVER = re.compile("(?!)")
 _IMAGE_SHOWN: Final = "\ufffc"  # Unicode's character for an object in a text
-NFC_FACTOR: Final = 3  # upper bound of bytes that normalising to NFC makes into one
+NFC_FACTOR: Final = 3  # normalising to NFC makes at most so many bytes into one
 _UNIGRAM_SPACE: Final = "▁"
 
 _PieceKey = tuple[str, bool]  # a text, and whether it begins the prompt
@@ -69,35 +69,35 @@ class ImageForm:
 class PieceTokeniser:
     """Tokenises rendered prompts of one model.
 
-    `tokenizer` is mlx-lm's TokenizerWrapper or the tokenizer in it. `template` is the source of its
-    chat template, or "".
+    `tokenizer` is mlx-lm's TokenizerWrapper or the tokenizer inside; `template` is the source of
+    the chat template, or "".
 
-    `mark` shields content. It consists of digits unless an added token has digits, because JSON,
-    repr, quotes, markup and letter case in a template leave digits unchanged. It stays the same
-    while the process runs, so that a growing prompt is written alike.
+    `mark` shields content. The mark consists of digits unless an added token is a digit, because
+    JSON, repr, quotes, markup and letter case in a template leave digits unchanged. The mark stays
+    the same while the process runs, so that a growing prompt is always rendered in the same way.
 
-    Content that went through `shielded` yields no control token, wherever the template puts it, and
-    its text is unchanged. The exception is a control token that arises where the template joins or
-    changes strings of content.
+    Content that went through `shielded` yields no control token, wherever the template puts the
+    content, and the text stays unchanged. The exception is a control token that arises where the
+    template joins or changes strings of content.
 
     is_incremental: no remembered text is encoded again, and `ids` of a text without marks equals
-    `tokenizer.encode(text, add_special_tokens=False)`. They differ only for characters that
-    normalising would turn into a control token: here they yield none. Construction finds out by
-    trials. The value is False for a tokenizer that is slow, rewrites the text, matches added tokens
-    as single words, or normalises them together with their surroundings. Such a tokenizer encodes
-    each text whole, with exactly its own ids. Only a text with marks is encoded in stretches
-    between the marks; a tokenizer that puts a space in front of a text then puts one before each
-    stretch.
+    `tokenizer.encode(text, add_special_tokens=False)`. The only difference is in characters that
+    normalising would turn into a control token: `ids` has no control token for such characters.
+    Trials in the constructor find the value. The value is False for a tokenizer that is slow,
+    rewrites the text, matches added tokens as single words, or normalises added tokens together
+    with the text around. Such a tokenizer encodes each text whole, with exactly its own ids. Only a
+    text with marks is encoded in stretches between the marks; a tokenizer that puts a space in
+    front of a text then puts a space before each stretch.
 
-    Text is remembered for the `owner` alone that it was encoded for, "" = for everybody.
-    The prompt threads share it.
+    Text is remembered only for the `owner` of the prompt, "" = for everybody.
+    The prompt threads share one tokeniser.
     """
 
     def __init__(
         self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
     ) -> None:
         self._tokenizer = tokenizer
-        self.beginning = _beginning(tokenizer)  # token ids that the tokenizer puts before any text
+        self.beginning = _beginning(tokenizer)  # ids that the tokenizer puts before any text
         self.token_bytes_max = longest_token_bytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # highest id + 1
         # Kept for one key: token ids of texts, 64 M characters
@@ -112,23 +112,22 @@ class PieceTokeniser:
         self._control = _first_character_of({*self.controls, *in_json})
         has_digits = any(
             token.content.isdecimal() for token in added.values()
-        )  # cuts marks of digits
+        )  # such a token would cut marks of digits
         characters = _NONCHARACTERS if has_digits else string.digits
         self.mark = "".join(secrets.choice(characters) for _ in range(MARK_LENGTH))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._plain = None if backend is None else PlainTextEncoder(backend, controls)
-        self.is_incremental = self._plain is not None  # makes the trial go by pieces
+        self.is_incremental = self._plain is not None  # lets the trial use pieces
         self.is_incremental = self.is_incremental and self._agrees()
 
     def shielded(self, value: Any) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
 
-        This includes control tokens spelled by JSON inside a string, because a template may be
-        given the parsed JSON.
-        Strings, lists and dicts (with their keys) are searched. A value that needs no mark is
-        returned itself.
+        This includes control tokens in JSON inside a string, because a template may be given the
+        parsed JSON. Strings, lists and dicts (with their keys) are searched. A value that needs no
+        mark is returned as the same object.
         """
-        # Loops, not comprehensions: one frame a level, for the deepest JSON that the wire allows.
+        # Loops need one frame per level, which suffices for the deepest JSON that the wire allows.
         if isinstance(value, str):
             shown, count = self._control.subn(lambda hit: hit[0] + self.mark, value)
             return shown if count else value
@@ -146,15 +145,15 @@ class PieceTokeniser:
         return value
 
     def kept_apart(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the message, with marks at its text parts' ends if they join to a control token.
+        """Return the message; if the text parts join to a control token, each part gets a mark.
 
-        A template may join the parts, and strip each.
+        The mark is at the part's end. A template may strip and join the parts.
         """
         parts = message.get("content")
         texts = [part["text"] for part in parts] if isinstance(parts, list) else []
         if self.shielded(joined := "".join(map(str.strip, texts))) is joined:
             return message
-        # Blanks stay: a template may leave out a text that is blank.
+        # Blank texts get no mark, because a template may leave out blank texts.
         ended = [
             text.rstrip() + self.mark * bool(text.strip()) + text[len(text.rstrip()) :]
             for text in texts
@@ -162,7 +161,7 @@ class PieceTokeniser:
         return {**message, "content": [{"type": "text", "text": text} for text in ended]}
 
     def ids(self, text: str, owner: str = "") -> list[int]:
-        """Return the token ids of a rendered text, without ids that only a tokenizer adds."""
+        """Return the token ids of a rendered text, without ids that a tokenizer would add."""
         return [token for piece in self.pieces(text, owner=owner) for token in piece.ids]
 
     def unremembered_ids(self, text: str) -> list[int]:
@@ -172,10 +171,10 @@ class PieceTokeniser:
         return self._plain.ids(text, False)
 
     def pieces(self, text: str, is_first: bool = True, owner: str = "") -> list[TextPiece]:
-        """Return the rendered text cut at its added tokens, without the marks.
+        """Return the rendered text, cut at the added tokens, without marks.
 
         `is_first`: the text begins the prompt. White space that an added token swallows belongs to
-        that token. Where is_incremental is False and the ids do not show the cuts, the text is one
+        that token. If is_incremental is False and the ids do not show the cuts, the text is one
         piece.
         """
         if not self.is_incremental:
@@ -216,7 +215,7 @@ class PieceTokeniser:
         return _interleaved(between, runs, added)
 
     def _agrees(self) -> bool:
-        """Return whether pieces and whole texts give the same ids, for texts that might differ."""
+        """Return whether pieces and whole texts give the same ids, for critical texts."""
         literals = [token.content for token in self._tokenizer.added_tokens_decoder.values()]
         around = [
             f"word{x}word {x} Wörter 12{x}345\n{x}\n\n  {x}\t{x}{x}日本 e{x}\u0301 {x.swapcase()}"
@@ -235,7 +234,7 @@ class PieceTokeniser:
 
 
 class _AddedTokens:
-    """Finds added tokens as a fast tokenizer does: leftmost first, the longest of several.
+    """Finds added tokens as a fast tokenizer does: leftmost first, and the longest of several.
 
     Source: `find_matches` in huggingface/tokenizers, added_vocabulary.rs.
     """
@@ -246,10 +245,10 @@ class _AddedTokens:
         self._left = frozenset(token.content for token in added.values() if token.lstrip)
         self._right = frozenset(token.content for token in added.values() if token.rstrip)
         pattern = _longest({literal for literal in self._ids if literal})
-        self._literal = re.compile(pattern) if pattern else _NEVER  # the longest of several
+        self._literal = re.compile(pattern) if pattern else _NEVER  # finds the longest of several
 
     def split(self, text: str) -> tuple[list[str], list[TextPiece]]:
-        """Return the texts between the added tokens, one more than tokens, and the token pieces."""
+        """Return the texts between added tokens (one more than tokens), and the token pieces."""
         between = []
         added = []
         end = 0
@@ -262,7 +261,7 @@ class _AddedTokens:
                 stop = next(_SPACE_RUN.finditer(text, stop)).end()
             between.append(text[end:start])
             added.append(TextPiece(text[start:stop], (self._ids[literal],), is_added=True))
-            end = stop  # may move back: an earlier token may have swallowed a white-space token
+            end = stop  # may move back, if an earlier token swallowed a white-space token
         between.append(text[end:])
         return between, added
 
@@ -271,8 +270,9 @@ class PlainTextEncoder:
     """Encodes text with a tokenizer's own vocabulary and none of its added tokens.
 
     The model is the tokenizer's own, not a copy. Text that does not begin a prompt is encoded
-    behind an anchor: an added token that no text can contain. A tokenizer that puts a space in
-    front of a text treats the anchor like its own added tokens. Any prompt thread may use it.
+    after an anchor, which is an added token that no text can contain. A tokenizer that puts a space
+    in front of a text treats the anchor like its own added tokens. Any prompt thread may use this
+    encoder.
     """
 
     def __init__(self, backend: Tokenizer, controls: dict[int, str]) -> None:
@@ -289,13 +289,13 @@ class PlainTextEncoder:
         self._unknown_ids = controls.keys() & set(unknown.ids)
 
     def ids(self, text: str, is_first: bool) -> list[int]:
-        """Return the token ids; none is a control token's, except the id of unknown characters."""
+        """Return the token ids, without control tokens except the id of unknown characters."""
         anchor = "" if is_first else self._anchor
         try:
             (encoding,) = self._encoder.encode_batch_fast([anchor + text], add_special_tokens=False)
         except TypeError as error:  # raised for half of a surrogate pair, which UTF-8 lacks
             raise RequestError("The prompt has a text that is no Unicode.") from error
-        assert is_first or encoding.ids[0] == self._anchor_id, "the anchor is one token"
+        assert is_first or encoding.ids[0] == self._anchor_id, "the anchor became several tokens"
         ids: list[int] = encoding.ids if is_first else encoding.ids[1:]
         if self._controls.keys().isdisjoint(ids):
             return ids
@@ -316,7 +316,7 @@ class PlainTextEncoder:
             start, stop = start - len(anchor), stop - len(anchor)
             if start < 0 or token_id not in self._controls:
                 continue
-            if token_id in self._unknown_ids:  # mostly stands for unknown characters
+            if token_id in self._unknown_ids:  # mostly the id of unknown characters
                 literal = self._controls[token_id]
                 found = re.finditer(re.escape(literal), text[start:stop])
                 positions += [start + match.start() + len(literal) // 2 for match in found]
@@ -326,7 +326,7 @@ class PlainTextEncoder:
 
 
 class PieceCache(MemoryByOwner[_PieceKey, tuple[int, ...]]):
-    """The ids of texts by their owner, up to a number of characters and PIECE_OVERHEAD_CHARS each.
+    """The ids of texts by owner, limited in characters; a text counts PIECE_OVERHEAD_CHARS more.
 
     A tokenizer's own memory of words would serve everybody. So the tokenizer stops remembering
     words once the first text with an owner is encoded. The prompt threads share this cache.
@@ -337,16 +337,15 @@ class PieceCache(MemoryByOwner[_PieceKey, tuple[int, ...]]):
     ) -> None:
         """Take the size, and `stop_words`, which stops the tokenizer's own memory of words."""
         super().__init__(chars_max, lambda key, _: len(key[0]) + PIECE_OVERHEAD_CHARS)
-        self._int_of = list(
-            range(vocab_size)
-        ).__getitem__  # one shared object an id: 8 bytes a token
+        # One shared object per id, so a token takes 8 bytes.
+        self._int_of = list(range(vocab_size)).__getitem__
         self._stop_words = stop_words
         self._has_words = True
 
     def recall(
         self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
     ) -> tuple[int, ...]:
-        """Return the ids of (text, whether it begins the prompt), encoded if they are not known."""
+        """Return the ids of (text, whether it begins the prompt), encoded if not known."""
         known = self.get(owner, key)
         if known is not None:
             return known
@@ -359,10 +358,10 @@ class PieceCache(MemoryByOwner[_PieceKey, tuple[int, ...]]):
 
 
 def stop_words(tokenizer: Any) -> None:
-    """Make the tokenizer's model forget all words that it has split, and remember none from now on.
+    """Make the tokenizer's model forget all split words, and remember none from now on.
 
-    Models that split each word anew remember no words; neither do slow tokenizers of language
-    models.
+    Models that split each word anew remember no words, and neither do slow tokenizers of
+    language models.
     """
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if model is not None and hasattr(model, "_clear_cache"):
@@ -387,9 +386,10 @@ def _interleaved(
 def _controls(tokenizer: Any, template: str) -> dict[int, str]:
     """Return the added tokens that only a template may make.
 
-    They are the special tokens, the tokens that the template names, and names in angle brackets
-    with a bar or an underscore, such as `<|fim_prefix|>`. Other added tokens are words: blanks,
-    HTML tags. A control token of a single character has no room for a mark inside, and is left out.
+    Control tokens are the special tokens, the tokens that the template names, and names in angle
+    brackets with a bar or an underscore, such as `<|fim_prefix|>`. Other added tokens are text,
+    such as blanks and HTML tags. A control token of a single character is left out, because there
+    is no room for a mark inside.
     """
     special = frozenset(tokenizer.all_special_tokens)
     kinds = ("think_start", "think_end", "tool_call_start", "tool_call_end")
@@ -410,14 +410,14 @@ def _controls(tokenizer: Any, template: str) -> dict[int, str]:
 
 
 def _beginning(tokenizer: Any) -> list[int]:
-    """Return the ids that the tokenizer puts in front of any text by itself, mostly one."""
+    """Return the ids, mostly one, that the tokenizer itself puts in front of any text."""
     bare, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
     positions = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
     return list(whole[: next(positions, 0)])
 
 
 def _first_character_of(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the first character of each literal, also of overlapping ones."""
+    """Return a pattern for the first character of each literal, overlapping literals included."""
     rests: dict[str, set[str]] = {}
     for literal in literals:
         rests.setdefault(literal[0], set()).add(literal[1:])
@@ -426,7 +426,7 @@ def _first_character_of(literals: Iterable[str]) -> re.Pattern[str]:
 
 
 def _longest(literals: set[str]) -> str:
-    """Return a regular expression for the longest literal, a tree that tests shared parts once."""
+    """Return a regular expression for the longest literal; shared parts are tested once."""
     if not literals:
         return ""
     pairs = zip(min(literals), max(literals), strict=False)
@@ -445,13 +445,13 @@ def _longest(literals: set[str]) -> str:
 
 
 def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the messages with texts for content, and the digests of their images.
+    """Return the messages with texts for content, and the digests of the messages' images.
 
-    An image's mark joins with the texts beside it into one text; two neighbouring texts stay two.
+    An image's mark and the texts beside the image become one text; two neighbouring texts stay two.
 
-    The texts hold `mark` only where it shields control tokens, and never twice in a row.
+    The given texts have `mark` only to shield control tokens, and never twice in a row.
     """
-    assert mark, "only a mark shows where an image stands"
+    assert mark, "an empty mark cannot show the places of images"
     digests: list[str] = []
     shown = []
     for message in messages:
@@ -482,7 +482,7 @@ def pieces_of(
     form: ImageForm,
     owner: str = "",
 ) -> list[TextPiece]:
-    """Return a rendered text as pieces, with `images` in the places of their marks.
+    """Return a rendered text as pieces, with `images` in place of the images' marks.
 
     Raises:
         RequestError: the template has left out a message with an image.
@@ -514,10 +514,10 @@ def pieces_of(
 
 
 def longest_token_bytes(tokenizer: Any) -> int | None:
-    """Return the most bytes of UTF-8 text that one token of `tokenizer` can stand for.
+    """Return the most bytes of UTF-8 text that one token of `tokenizer` can encode.
 
-    None if there is no limit: an added token may take all white space beside it, an unknown token
-    may stand for any run of characters, a step before the vocabulary may drop text, and a slow
+    None if there is no limit: an added token may swallow all white space around, an unknown token
+    may replace any run of characters, a step before the vocabulary may drop text, and a slow
     tokenizer is not inspected.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -542,14 +542,14 @@ def longest_token_bytes(tokenizer: Any) -> int | None:
 
 
 def _drops_text(split: dict[str, Any]) -> bool:
-    """Return whether a pre-tokeniser may drop the text that it splits at."""
+    """Return whether a pre-tokeniser may drop text when splitting."""
     kind = split["type"]
     is_removed = kind == "Split" and split["behavior"] == "Removed"
     return is_removed or kind not in ("Split", "ByteLevel", "Digits", "Metaspace")
 
 
 def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
-    """Return how many times shorter normalising makes a text at most; None = without limit."""
+    """Return by which factor normalising may shorten a text at most; None = no limit."""
     factor = 1
     for part in normalizers:
         if part["type"] == "NFC":
@@ -563,7 +563,7 @@ def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
 
 
 def _parts(stage: Any, inner: str) -> list[dict[str, Any]]:
-    """Return the steps of a normaliser or a pre-tokeniser, as its JSON lists them."""
+    """Return the steps of a normaliser or a pre-tokeniser, in the form of its JSON."""
     if stage is None:
         return []
     shape: dict[str, Any] = json.loads(stage.__getstate__())

@@ -1,1 +1,1 @@
-"""Decides which request computes next, and how much memory and time it gets."""
+"""Decides which request computes next, and how much memory and time each request gets."""

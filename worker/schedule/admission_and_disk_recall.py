@@ -1,4 +1,4 @@
-"""Orders the requests that wait for a slot, starts disk reads for them, and frees memory.
+"""Orders the requests that wait for a slot, starts their disk reads, and frees memory.
 
 Sessions get slots in turn, so that no session waits for the whole queue of another.
 """
@@ -21,9 +21,9 @@ def in_queue_order(waiting: Iterable[Request], slots_given: int) -> Iterator[Req
     """Yield the waiting requests in the order in which they get slots.
 
     `waiting` is in the order of arrival; `slots_given` counts the slots given so far. Requests of
-    one `queue_name` form a queue. The queue that got its last slot the longest ago is next, with
-    its oldest request. A new queue counts as if it had just got a slot. So a request at the head of
-    its queue waits for one slot of each other queue at most, and no request starves.
+    one `queue_name` form a queue. The queue whose last slot is the longest ago is next, with
+    its oldest request. A new queue counts like a queue that has just got a slot. So a request at
+    the head of its queue waits for at most one slot of each other queue, and no request starves.
     """
     queues: dict[str, deque[tuple[int, Request]]] = {}
     for number, request in enumerate(waiting):
@@ -48,8 +48,8 @@ def record_slot_given(chosen: Request, waiting: Iterable[Request], slots_given: 
     return slots_given + 1
 
 
-RECALLS_MAX: Final = 2  # disk reads for a request: on arrival, and after an eviction of that KV
-SPARE_ROWS: Final = 512  # tokens of an answer that a new slot has room for; slots grow
+RECALLS_MAX: Final = 2  # disk reads per request: on arrival, and after an eviction of that KV
+SPARE_ROWS: Final = 512  # answer tokens that fit into a new slot; slots grow later
 GROWTH_ROWS: Final = 2_048  # tokens that each answer is expected to grow by
 
 log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class Admission:
         config: SchedulerConfig,
         counts: "Counter[str]",
     ) -> None:
-        """`counts` counts recalls and refusals; the scheduler counts its own events there too."""
+        """`counts` counts recalls and refusals; the scheduler counts further events."""
         self._kv_manager = kv_manager
         self._uncached = kv_manager.uncached
         self._decoder = decoder
         self._config = config
         self._counts = counts
-        self._epoch = 0  # times that the cache was emptied
+        self._epoch = 0  # how often the cache was emptied
 
     def kv_manager_of(self, request: Request) -> AnyKVManager:
         return self._kv_manager if request.uses_cache else self._uncached
@@ -83,7 +83,7 @@ class Admission:
     # ------------------------------------------------------------ the disk
 
     def start_recall(self, request: Request) -> bool:
-        """Start reading the prompt's KV from disk; return whether the request waits for it."""
+        """Start reading the prompt's KV from disk; return whether the request must wait."""
         kept, query, epoch = request.kept, request.query, self._epoch
         assert kept.recall is None and kept.recalls < RECALLS_MAX, kept.recalls
         kept.recall = self.kv_manager_of(request).recall(
@@ -96,9 +96,9 @@ class Admission:
         return True
 
     def restart_recall(self, request: Request) -> bool:
-        """Read the prompt's KV from disk again if it was evicted since the request arrived.
+        """Read the prompt's KV from disk again if KV was evicted since the request arrived.
 
-        Return whether the request waits for it.
+        Return whether the request waits for the disk.
         """
         kept = request.kept
         assert kept.recall is None, request.request_id
@@ -106,7 +106,7 @@ class Admission:
         return is_less and kept.recalls < RECALLS_MAX and self.start_recall(request)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
+        """Take in the KV that the disk thread read; the request stops waiting for the disk."""
         kept, query = done.request.kept, done.request.query
         assert done.epoch <= self._epoch, (done.epoch, self._epoch)
         if done.epoch != self._epoch:  # the cache was emptied meanwhile
@@ -131,7 +131,7 @@ class Admission:
         return False
 
     def forget(self) -> None:
-        """Drop the results of disk reads in flight, as the cache is emptied."""
+        """Drop the results of disk reads in flight, because the cache is emptied."""
         self._epoch += 1
 
     # ------------------------------------------------------------ memory
@@ -139,11 +139,11 @@ class Admission:
     def makes_room(
         self, request: Request, running: Collection[Request], depth: int
     ) -> tuple[bool, int]:
-        """Free memory for a slot; return whether it fits, and how many bytes it takes.
+        """Free memory for a slot; return whether the slot fits, and how many bytes it takes.
 
-        `running` are the requests that have a slot. The memory that their answers are expected to
-        need stays free, so that many answers that begin at once do not outgrow it together. `depth`
-        is the length in tokens of the longest prompt in prefill, this prompt included.
+        `running` are the requests that have a slot. Memory for the expected growth of their
+        answers stays free, so that answers that begin at once do not fill all memory. `depth` is
+        the length in tokens of the longest prompt in prefill, this prompt included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         own_share = self._own_share(request, running)
@@ -166,7 +166,7 @@ class Admission:
         )
 
     def _own_share(self, request: Request, running: Collection[Request]) -> float:
-        """Return the part of a request's KV, 0 to 1, that a batch copies when the request joins.
+        """Return the share (0 to 1) of a request's KV that joining a batch would copy.
 
         A shared trunk is not copied. A request that runs alone copies nothing.
         """

@@ -1,4 +1,4 @@
-"""Makes the drafter of each answer, and keeps answers to draft later answers of an API key.
+"""Makes the drafter of each answer, and keeps answers as drafts for the same API key.
 
 Owner: the inference thread.
 """
@@ -27,10 +27,10 @@ TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """Says which drafts a request gets by default, and which it may ask for.
+    """Says which drafts a request gets by default, and which drafts it may ask for.
 
-    `reason` says why nothing is drafted. `curve` maps the rows of a forward to its cost, in
-    forwards of one row.
+    `reason` says why nothing is drafted. `curve` maps a forward's number of rows to
+    its cost; a forward of one row costs 1.
     """
 
     mode: str = "off"  # the setting SPECULATE
@@ -41,7 +41,7 @@ class DraftPolicy:
     takes_trees: bool = False
 
     def of(self, asked: bool | None) -> Reach:
-        """Return the drafts of a request; `asked` is its own wish, None where it has none."""
+        """Return which drafts a request gets; `asked` is the client's option, None if not set."""
         if asked is None:
             return self.reach
         return self.reach_max if asked else "none"
@@ -61,7 +61,7 @@ class AnswerDrafts:
         self._memory = DraftMemory(self.policy.curve)
 
     def begin(self, request: Request) -> AnswerDrafter | None:
-        """Return the drafter of a request's answer; None where nothing is drafted."""
+        """Return the drafter of a request's answer; None if nothing is drafted."""
         reach = self.policy.of(request.sampling.speculate)
         sources = request.draft_sources or AnswerSources(request.ids)
         forced = sources.forced
@@ -95,7 +95,7 @@ class AnswerDrafts:
         return self._draft_model.prompt_pairs_max
 
     def end(self, request: Request) -> None:
-        """Keep a finished answer as a source of drafts, and count what its drafter did."""
+        """Keep a finished answer as a source of drafts, and add the counts of its drafter."""
         drafter = request.drafter
         if drafter is not None:
             drafter.end_at(request.completion_tokens)
@@ -131,7 +131,7 @@ class AnswerDrafts:
 
 
 class _ForcedByBoth:
-    """Returns the tokens that the guide forces, or else those that a call's grammar forces.
+    """Returns the tokens that the guide forces, or else the tokens that a call's grammar forces.
 
     The engine advances the guide; `take` advances the call's grammar.
     """
@@ -148,7 +148,7 @@ class _ForcedByBoth:
         return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """See `ForcedTokens`. The engine cuts a draft where the guide rejects a token."""
+        """See `ForcedTokens`. The engine cuts a draft at a token that the guide rejects."""
         return (len(tokens), []) if self._calls is None else self._calls.fitting(ahead, tokens)
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:

@@ -1,13 +1,13 @@
-"""Holds the lease of a request's client, which says whether it still waits for the answer."""
+"""Holds the lease of a request, which says whether the client still waits for the answer."""
 
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import LEASE_S
 
 
 class ClientLease:
-    """Says which proxy sent a request, and whether its client still waits.
+    """Says which proxy sent a request, and whether the client still waits.
 
-    Owner: the wire thread, the only writer. All threads read: each change is one assignment.
+    Owner: the wire thread, the only writer. All threads may read: each change is one assignment.
     """
 
     def __init__(self, request_id: str, peer: bytes) -> None:

@@ -13,7 +13,7 @@ from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.memory_release import Reason, release_memory
 
 GB: Final = 1024**3
-WARN_SHARE: Final = 0.8  # used share of a budget above which a warning is logged
+WARN_SHARE: Final = 0.8  # a warning is logged if more than this share of a budget is used
 _UNLIMITED: Final = 1 << 62
 
 AnyKVManager = KVManager | NullKVManager
@@ -30,7 +30,7 @@ class Watermark:
     """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
 
     what: str  # name of the budget
-    setting: str  # name of the setting that raises it
+    setting: str  # name of the setting that raises the budget
     used: Callable[[], int]  # bytes
     limit: Callable[[], int]  # bytes
     has_warned: bool = False
@@ -53,19 +53,19 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGuard:
-    """Compares the bytes in use with the limit, weights included. Owner: the inference thread.
+    """Compares the bytes in use, weights included, with the limit. Owner: the inference thread.
 
-    It holds no state: each call measures the bytes in use anew. `forward` maps the length of a
-    prompt in tokens to the bytes that its last forward takes for a moment.
+    It holds no state: each call measures the bytes in use anew. `forward` maps a prompt's length in
+    tokens to the temporary bytes of the prompt's last forward.
     """
 
     limit: Callable[[], int] = lambda: _UNLIMITED
     used: Callable[[], int] = _none
     forward: Callable[[int], int] = _none
-    overhead: Callable[[], float] = lambda: 0.0  # further bytes that each requested byte takes
+    overhead: Callable[[], float] = lambda: 0.0  # further bytes per requested byte
 
     def over(self, nbytes: int = 0, depth: int = 0) -> int:
-        """Return how many bytes are missing for `nbytes` more and a forward; 0 = they fit.
+        """Return how many bytes are missing for `nbytes` more and a forward; 0 = none.
 
         `depth` is the length in tokens of the longest prompt in prefill.
         """
@@ -84,16 +84,16 @@ class MemoryGuard:
         is_last: bool,
         depth: int,
     ) -> tuple[bool, int]:
-        """Free memory for a prompt; return whether it fits, and how many bytes it takes.
+        """Free memory for a prompt; return whether the prompt fits, and how many bytes it takes.
 
-        The prompt takes `now()` bytes with its present kept KV, and `cold` bytes without any; once
-        its slot has copied that KV, `copied()` bytes may be released. `growth` are the bytes that
-        answers will still take; they may come from releasable KV.
+        The prompt takes `now()` bytes with its present kept KV, and `cold` bytes without kept KV.
+        Once the slot has copied the kept KV, `copied()` bytes may be released. `growth` are the
+        bytes that answers will still take; releasable KV may make room for this growth.
 
-        The prompt's own kept KV is released last, and only if no other request runs (`is_last`):
-        the end of a running request would free memory too. The kept KV must fit beside its copy in
-        the slot, but not beside a forward as well. If releasing all that may go is not enough,
-        nothing is released.
+        The prompt's own kept KV is released last, and only if no other request runs (`is_last`),
+        since the end of a running request would free memory too. The kept KV must fit together with
+        its copy in the slot; a forward need not fit beside both. If all releasable KV is too
+        little, nothing is released.
         """
         needed, twice = now(), copied()
         assert min(needed, cold, twice) >= 0, (needed, cold, twice)
@@ -110,7 +110,7 @@ class MemoryGuard:
         return False, needed
 
     def makes_room(self, kv_manager: AnyKVManager, nbytes: int, depth: int = 0) -> bool:
-        """Release kept KV until `nbytes` more fit beside a forward; return whether they fit."""
+        """Release kept KV until `nbytes` more and a forward fit; return whether both fit."""
         assert nbytes >= 0, nbytes
         missing = self.over(nbytes, depth)
         if missing:
@@ -131,16 +131,16 @@ class MemoryGuard:
 
 
 LOOK_S: Final = 1.0  # seconds between two readings of the system's memory pressure
-SHED_SHARE: Final = 8  # one eighth of kept KV is released at each reading
-SHED_BYTES_MIN: Final = 1 << 26  # at least so much, as small steps would take too long
-WAIT_S_MAX: Final = 60.0  # seconds that a prompt waits for the system before it is refused
+SHED_SHARE: Final = 8  # each reading releases one eighth of the kept KV
+SHED_BYTES_MIN: Final = 1 << 26  # least bytes per reading; smaller steps would take too long
+WAIT_S_MAX: Final = 60.0  # seconds that a prompt waits for the system before a refusal
 RETRY_AFTER_S: Final = 30
 
 
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
-    At WARNING kept KV is released step by step; the disk keeps its copies. At CRITICAL idle live
+    At WARNING kept KV is released step by step; the copies on disk stay. At CRITICAL idle live
     caches are released too, and no new prompt begins; running requests go on.
     """
 
@@ -151,7 +151,7 @@ class PressureRelief:
         level: Callable[[], Pressure] = lambda: Pressure.NORMAL,
         clock: Callable[[], float] = awake_s,
     ) -> None:
-        """`kept_bytes` returns what the KV manager can release before any live cache."""
+        """`kept_bytes` returns the bytes that the KV manager can release before any live cache."""
         self._kv_manager = kv_manager
         self._kept_bytes = kept_bytes
         self._read_level = level
@@ -163,7 +163,7 @@ class PressureRelief:
         self.shed_bytes = 0
 
     def step(self) -> None:
-        """Read the system's memory pressure every LOOK_S, and release memory by it."""
+        """Read the system's memory pressure every LOOK_S, and release memory accordingly."""
         now = self._clock()
         if now < self._look_at:
             return
@@ -195,7 +195,7 @@ class PressureRelief:
         return self.level == Pressure.CRITICAL
 
     def has_waited(self, since: float) -> bool:
-        """Return whether a prompt has waited too long for memory; it came at `since`."""
+        """Return whether a prompt that came at `since` has waited too long for memory."""
         return self._clock() - max(since, self._since) > WAIT_S_MAX
 
     def refusal(self, request_id: str) -> Failed:

@@ -22,10 +22,10 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.wait_estimate import Pace
 
-# Seconds that answers get for each second of a prompt's forward. Less than 1, as a forward takes up
-# to a tenth longer beside answers, and the work for clients between the steps is not measured.
+# Seconds that answers get for each second of a prompt's forward. Less than 1, because a forward
+# beside answers takes up to a tenth longer, and work for clients between steps is not measured.
 ANSWERS_SHARE: Final = 0.9
-# While short prompts are read, answers get this share, until the prompts owe them OWED_S_MAX.
+# Share of answers while short prompts are read, until these prompts owe answers OWED_S_MAX.
 SHORT_SHARE: Final = 0.15
 OWED_S_MAX: Final = 10.0
 LOG_EVERY_S: Final = 5.0  # seconds between two log lines of a long prefill
@@ -38,12 +38,12 @@ class TimeShares:
 
     A forward of a prompt takes as long as many decode steps. After each forward, the answers get
     nearly as much time as the forward took. So a prompt takes at most twice as long as it would
-    alone, and an answer waits for one forward and one step at most. Short prompts go first: the
-    prompts of sub-agents that begin together are read one after the other, with few decode steps
-    between, and then their answers are decoded together. Short and long prompts have a debt each,
-    and the time of answers pays both: with a single debt, a series of short prompts would keep a
-    long prompt waiting for ever.
-    Invariant: answers that got too much time owe it to the prompts, up to the time of one forward.
+    alone, and an answer waits for one forward and one step at most. Short prompts go first: if
+    several sub-agents begin together, their prompts are read one after the other with few decode
+    steps between, and then their answers are decoded together. Short prompts and long prompts have
+    separate debts, and the time of answers pays both. With a single debt, a series of short prompts
+    would keep a long prompt waiting for ever.
+    Invariant: answers owe the prompts at most the time of one forward.
     """
 
     def __init__(self) -> None:
@@ -83,12 +83,12 @@ class TimeShares:
         self._step_owed_s -= seconds
 
     def clear(self) -> None:
-        """Cancel all debts, as no request decodes."""
+        """Cancel all debts, because no request decodes."""
         self._long.owed_s = self._short.owed_s = self._step_owed_s = 0.0
 
 
 class _Debt:
-    """Counts the seconds that prompts of one kind owe the answers; negative: the reverse."""
+    """Counts the seconds that prompts of one kind owe the answers; negative if answers owe."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
@@ -106,9 +106,9 @@ class PrefillForwards:
     """Does one forward of a prompt at a time. Owner: the inference thread.
 
     A forward usually ends at the prompt's next cut, which depends on tokens, model and chip alone.
-    It ends earlier at fixed places in a long image. While other requests decode, it also ends
-    earlier, so that it takes about `beside_goal_s`. KV from forwards shortened for that may differ
-    from the KV of a cold prefill, so it is kept as fast KV, and so is the rest of that prompt.
+    In a long image, a forward ends earlier at fixed places. While other requests decode, a forward
+    is shortened to about `beside_goal_s`. The KV of a shortened forward may differ from the KV of a
+    cold prefill, so this KV and the KV of the rest of the prompt are kept as fast KV.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class PrefillForwards:
     ) -> Any:
         """Encode one image of a prompt, or prefill its next tokens.
 
-        Return the hidden states (1, n, hidden) of the prompt's last tokens for a draft model, else
-        None.
+        Return the hidden states (1, n, hidden) of the prompt's last tokens, or None if no draft
+        model needs hidden states.
 
         Raises:
             RequestError: an image is gone.
@@ -154,9 +154,9 @@ class PrefillForwards:
     def _encode_image(
         self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
     ) -> bool:
-        """Encode one image for the next forward; return False if there is none to encode.
+        """Encode one image for the next forward; return False if no image is left.
 
-        Encoding is a step of its own because it can take long, and the client may leave meanwhile.
+        Encoding is a step of its own, because encoding can take long and the client may leave.
         """
         end = self._forward_end(request, decoding)
         start, images, state, times = (
@@ -201,7 +201,7 @@ class PrefillForwards:
         return hidden
 
     def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
-        """Return the position where the next forward of a prompt ends, beside `decoding`."""
+        """Return the position where a prompt's next forward ends while `decoding` requests wait."""
         end = self._usual_end(request)
         return self._end_beside(request, end) if decoding else end
 
@@ -211,7 +211,7 @@ class PrefillForwards:
         return self._config.forward_end(request.position, cut)
 
     def _end_beside(self, request: Request, end: int) -> int:
-        """Return the position where a forward to `end` stops because answers wait for it.
+        """Return the position where a forward to `end` stops because answers wait.
 
         The tokens up to `end` are split evenly: a short rest would cost a forward of its own.
         """
@@ -235,7 +235,7 @@ def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
         for request in prefilling
         if request.prefill is not None
         for run in request.query.images
-        # The image is encoded, and the prefill has not passed its last token.
+        # The image is encoded, and the prefill has not passed the image's last token.
         if request.position < run.end <= request.prefill.encoded_to
     }
 
@@ -246,7 +246,7 @@ def log_prefill(request: Request) -> None:
     assert state is not None and state.logged_tokens <= request.position, request.request_id
     if now - state.logged_at < LOG_EVERY_S:
         return
-    # The speed since the last log line: a prefill slows down with its position.
+    # The speed since the last log line: a prefill slows down as it goes on.
     tokens_per_s = (request.position - state.logged_tokens) / (now - state.logged_at)
     state.logged_at, state.logged_tokens = now, request.position
     log.info(
@@ -275,20 +275,20 @@ class _RunningPrefill:
 class IdlePrefill:
     """Prefills in idle time what next requests will need. Owner: the inference thread.
 
-    Invariant: at most one slot is open here, the slot of `_running`.
+    Invariant: at most one slot is open, the slot of `_running`.
 
-    With IdleMode.AUTO it works only while the machine is on mains power, with IdleMode.NEVER not at
-    all. A new request interrupts it after the current chunk.
+    With IdleMode.NEVER it does nothing, and with IdleMode.AUTO it works only on mains power. A new
+    request interrupts it after the current chunk.
     """
 
     def __init__(self, engine: Engine, kv_manager: AnyKVManager, config: SchedulerConfig) -> None:
-        self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: the cache had them
+        self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: cached before
         self._sessions: Counter[str] = Counter()  # tokens by session
         self._engine = engine
         self._kv_manager = kv_manager if isinstance(kv_manager, KVManager) else None
         self._config = config
         self._running: _RunningPrefill | None = None
-        # Kept for one key: prompts that idle time is to read
+        # Kept for one key: prompts to read in idle time
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
     def session_tokens(self, query: PrefixQuery, slot: LiveSlot) -> int:
@@ -324,7 +324,7 @@ class IdlePrefill:
             number = bisect.bisect_right(query.cuts, position)
             end = query.cuts[number]
             if not self._engine.has_encoded(query.images, position, end):
-                kv_manager.idle_work.finish(query)  # an image is gone with its request
+                kv_manager.idle_work.finish(query)  # the image is gone, as is its request
                 self._close()
                 return True
             self._config.suspects.record_idle(query, number)
@@ -360,7 +360,7 @@ class IdlePrefill:
     def _begin(self, kv_manager: KVManager) -> bool | None:
         """Open a slot for the next prefill and return None.
 
-        Where no slot was opened, return whether more queries wait.
+        If no slot was opened, return whether more queries wait.
         """
         is_foreseen = bool(self._next_prompts)  # rendered prompts first
         if is_foreseen:
@@ -390,7 +390,7 @@ class IdlePrefill:
             self._running = None
 
     def _count(self, running: _RunningPrefill, start: int, end: int) -> None:
-        """Count the prefilled tokens: "again" up to `running.known`, "ahead" behind it."""
+        """Count the prefilled tokens: "again" up to `running.known`, "ahead" from there."""
         again = max(0, min(end, running.known) - start)
         self.counts["again"] += again
         self.counts["ahead"] += end - start - again
@@ -412,6 +412,6 @@ class IdlePrefill:
 
 
 def _session(query: PrefixQuery, slot: LiveSlot) -> str:
-    """Return the client's name of a session, or else the number of its conversation."""
+    """Return the client's name for the session, or else the number of the conversation."""
     line = slot.line
     return query.conversation.family or (str(line.number) if line is not None else "")

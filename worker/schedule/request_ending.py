@@ -1,4 +1,4 @@
-"""Reports what a request cost, in its Usage and in the log, and records it in its session."""
+"""Reports a request's cost in the Usage and the log, and records the request in its session."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ SPEED_TOKENS_MIN: Final = 16  # with fewer tokens no speed is reported
 
 
 def make_usage(request: Request, now: float) -> Usage:
-    """Return what the request cost until `now`, in seconds of `awake_s`. Changes nothing."""
+    """Return the request's usage until `now`, a time of `awake_s`. Changes nothing."""
     first, times, state = request.first_token_at, request.times, request.prefill
     cached, prompt = request.cached_tokens, request.prompt_tokens
     read = request.position if first is None else prompt  # tokens prefilled or restored by now
@@ -57,7 +57,7 @@ def make_usage(request: Request, now: float) -> Usage:
 def answer_row(request: Request, now: float) -> dict[str, Any]:
     """Return the progress of a running answer at `now`, for `/v1/cache`.
 
-    Its speed counts from its first token on; None while it has too few tokens.
+    The speed counts from the first token on; None while there are too few tokens.
     """
     first, tokens = request.first_token_at, request.completion_tokens
     taken_s = now - first if first is not None else 0.0
@@ -125,12 +125,12 @@ class TurnRecorder:
         self._render_next = render_next
 
     def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
-        """Record the request; return its usage with its session's kind and its divergence."""
+        """Record the request; return the usage with the session's kind and the divergence."""
         context = request.session_context
         if context is None:
             return usage
         assert request.slot is None, request.request_id
-        # No next request continues an answer that the watchdog ended or that its client left.
+        # No later request continues an answer that the watchdog ended or the client left.
         is_expired = request.times is not None and request.times.is_expired
         is_broken_off = reason == "cancelled" or is_expired
         parts = request.output.parts

@@ -1,4 +1,4 @@
-"""Holds the state of a request inside the worker: its prompt, its slot, its progress."""
+"""Holds the state of a request inside the worker: prompt, slot and progress."""
 
 import bisect
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -41,7 +41,7 @@ class AnswerDeltas:
     def of(self, piece: OutputPiece) -> Iterator[Delta]:
         """Yield the deltas of a piece; the first content delta carries the buffered logprobs.
 
-        No logprobs stay buffered past the beginning of a call.
+        Before a call begins, an empty delta carries the logprobs that are still buffered.
         """
         self.logprobs += piece.logprobs
         for part in piece.parts:
@@ -50,7 +50,7 @@ class AnswerDeltas:
             yield self._delta(part)
 
     def last(self) -> Iterator[Delta]:
-        """Yield an empty delta with the buffered logprobs, if there are any."""
+        """If logprobs are buffered, yield an empty delta with these."""
         if self.logprobs:
             yield self._delta(AnswerPart("content", ""))
         assert not self.logprobs, len(self.logprobs)
@@ -68,12 +68,12 @@ class AnswerDeltas:
         return Delta(self.request_id, self.seq - 1, part.channel, part.text, logprobs, call)
 
 
-BEHIND_TOKENS: Final = 128  # a suspect runs alone until so many tokens past a worker's death
+BEHIND_TOKENS: Final = 128  # a suspect runs alone until so many tokens past the death
 
 
 @dataclass(frozen=True, slots=True)
 class MessageWithImages:
-    """Carries a message and its images as the image thread has processed them, without files."""
+    """Carries a message and its processed images, without the image files."""
 
     message: Submit | Count
     images: PromptImages  # by digest
@@ -92,7 +92,7 @@ class RecallDone:
 
     request: "Request"
     records: Sequence[Record | None]
-    epoch: int  # times that the cache had been emptied when the read began
+    epoch: int  # how often the cache had been emptied when the read began
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class PrefillOnly:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Holds the suspects that match a request, and the name that it would be recorded under."""
+    """Holds the suspects that match a request, and the name under which the request is recorded."""
 
     prompt_name: PrefixHash = PrefixHash(b"")  # hash of all tokens of the prompt
-    suspects: tuple[Suspect, ...] = ()  # entries of workers that died with this prompt or answer
+    suspects: tuple[Suspect, ...] = ()  # one per worker that died during this request
 
 
 @dataclass(slots=True)
@@ -119,15 +119,15 @@ class KeptPrefix:
 
     tokens: int = 0  # prompt tokens with kept KV, or with KV that is being read from disk
     reported_tokens: int = 0  # `tokens` as first reported to the client
-    shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens of a same beginning
+    shared: dict[str, int] = field(default_factory=dict)  # request id -> length of common beginning
     recall: DiskRecall | None = None  # disk read that the request waits for
-    recalls: int = 0  # disk reads that it has waited for
-    recalled_tokens: int = 0  # tokens that these reads gave
+    recalls: int = 0  # disk reads that the request has waited for
+    recalled_tokens: int = 0  # tokens gained by these disk reads
 
 
 @dataclass(slots=True)
 class PrefillState:
-    """Says what the prefill of a prompt began with, and how far it is.
+    """Holds the start and the progress of a prompt's prefill.
 
     Owner: `PrefillForwards`, in the inference thread.
     """
@@ -135,7 +135,7 @@ class PrefillState:
     plan: ResumePlan  # kept KV that the prefill started from
     canonical_tokens: int  # tokens of canonical KV in `plan`
     idle_tokens: int  # tokens prefilled for the session in idle time before the start
-    logged_at: float  # time of the last log line of this prefill; at first its start
+    logged_at: float  # time of this prefill's last log line; at first the start
     logged_tokens: int  # position at `logged_at`
     is_cut_beside: bool = False  # some forward was shortened because other requests decoded
     encoder_s: float = 0.0  # seconds of the image encoder
@@ -161,7 +161,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Request:
-    """Holds a rendered request. Owner: the inference thread, after the prompt thread built it.
+    """Holds a rendered request. Owner: a prompt thread, then the inference thread.
 
     Invariants: `slot`, `prefill` and `times` are set together when the request gets its slot;
     `position` lies between `cached_tokens` and `query.limit`, where decoding begins.
@@ -169,18 +169,18 @@ class Request:
 
     lease: ClientLease
     ids: list[int]  # token ids of the prompt
-    query: PrefixQuery  # the prompt as the cache searches it, with the cuts of its prefill
+    query: PrefixQuery  # the prompt in the form for cache searches, with the prefill's cuts
     sampling: Sampling
     tokens_max: int  # limit of the completion
     output: OutputProcessor
-    deltas: AnswerDeltas  # makes the deltas that the client is sent
+    deltas: AnswerDeltas  # makes the deltas for the client
     api_key: str = ""  # digest of the API key; "" for requests without one
-    queue_name: str = ""  # fair queue for slots, one a session
-    queue_order: int = 0  # slots given at its arrival, or when its queue got the last slot
+    queue_name: str = ""  # name of the fair queue for slots, one per session
+    queue_order: int = 0  # slots given when the request arrived or its queue last got a slot
     guide: TokenMask | None = None  # enforces the constraints of the answer
     draft_sources: AnswerSources | None = None  # texts of the request to draft from
     warnings: list[str] = field(default_factory=list)  # sentences on options without effect
-    uses_cache: bool = True  # False: it neither reads nor writes the cache
+    uses_cache: bool = True  # False: the cache is neither read nor written
     prefill_only: PrefillOnly | None = None
     suspicion: Suspicion = Suspicion()
     session_context: SessionContext | None = None
@@ -203,7 +203,7 @@ class Request:
 
     @property
     def lineage(self) -> Hashable:
-        """Identity of the prompt's KV beside its token ids: root and images.
+        """Identity of the prompt's KV apart from the token ids: root and images.
 
         Requests with the same lineage and the same first tokens may share KV. All images have the
         same token ids, so the lineage names the images.
@@ -229,7 +229,7 @@ class Request:
         return len(self.sampled) + (self.end_id is not None)
 
     def begin(self, slot: LiveSlot, plan: ResumePlan, idle_tokens: int) -> None:
-        """Take the slot, which holds the KV of the prompt's beginning as `plan` says."""
+        """Take the slot, which by `plan` holds the KV of the prompt's beginning."""
         assert self.slot is None and self.times is None, self.request_id
         assert slot.position == plan.position <= self.query.limit, (slot.position, plan)
         now = awake_s()
@@ -244,7 +244,7 @@ class Request:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether the request has not yet passed the position where a worker died with it."""
+        """Whether a worker died during this request, at a position that is not passed yet."""
         done = self.position + self.completion_tokens
         return any(
             self.first_token_at is None or done <= suspect.tokens + BEHIND_TOKENS
@@ -257,7 +257,7 @@ class Request:
         return self.query.limit - self.position
 
     def work(self, now: float) -> Work:
-        """Return the work that is left, as far as it is known. Any thread.
+        """Return the remaining work, as far as known. Any thread.
 
         For a waiting request, tokens with kept KV and tokens that another request prefills do not
         count.
@@ -271,7 +271,7 @@ class Request:
         return Work(max(self.query.limit - shared, 0))
 
     def next_cut(self) -> int:
-        """Return the index in `query.cuts` of the cut that the next forward goes to."""
+        """Return the index in `query.cuts` of the next cut."""
         assert self.position < self.query.limit, (self.position, self.query.limit)
         return bisect.bisect_right(self.query.cuts, self.position)
 

@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Decides what the model computes next. Owner: the inference thread; any thread calls `load`.
+    """Decides what the model computes next. Owner: the inference thread; `load` is for any thread.
 
     Invariants: a request that has not ended is in exactly one of `_waiting`, `_prefilling` and
-    `_decoding`; in the latter two, `running_max` requests at most, it holds a slot.
+    `_decoding`; the latter two have at most `running_max` requests together, each with a slot.
 
     A request waits, is prefilled from the end of its kept KV on, decodes, and ends in exactly one
-    Finished or Failed. Between two forwards of a prefill every decoding sequence gets its next
+    Finished or Failed. Between two forwards of a prefill, every decoding sequence gets its next
     token, and the answers together get nearly as much time as the forward took (`TimeShares`).
     Among several prefills the oldest and the shortest alternate, so that a short prompt does not
     wait for a long prompt, and a long prompt does not wait for ever. If another request is
@@ -87,12 +87,12 @@ class Scheduler:
         self._is_oldest_next = True
         self._slots_given = 0
         self._slots_usable = config.running_max  # lower while memory is short
-        self.pace = Pace()  # any thread may read it
+        self.pace = Pace()  # any thread may read this
         self._idle = IdlePrefill(engine, kv_manager, config)
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, self.decoder, config, self.counts)
         self._shares = TimeShares()
-        self._has_read_short = False  # in this step
+        self._has_read_short = False  # whether this step has read a short prompt
         self._prefill_forwards = PrefillForwards(
             engine, config, self._admission.kv_manager_of, self.pace, self._shares
         )
@@ -113,7 +113,8 @@ class Scheduler:
     def report(self, api_key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the running answers, and counts of requests that ended early.
 
-        The answers are of the API key with this digest, "" = of all keys; the rest is of all keys.
+        The answers are those of the API key with the digest `api_key` ("" = of all keys); all else
+        covers all keys.
         """
         memory, now = self._config.memory, awake_s()
         answers = [
@@ -135,7 +136,7 @@ class Scheduler:
     def load(self, arriving: int) -> Load:
         """Return the worker's load; `arriving` further requests are being rendered. Any thread.
 
-        Each list is copied in one step of the interpreter, so its owner cannot change it meanwhile.
+        Each list is copied in one step of the interpreter, so no list changes meanwhile.
         """
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
@@ -149,9 +150,9 @@ class Scheduler:
         return Load(len(running), queue, wait_s)
 
     def submit(self, request: Request) -> Progress:
-        """Queue a request for a slot; return how many of its tokens have kept KV now.
+        """Queue a request for a slot; return how many prompt tokens have kept KV now.
 
-        Other requests may add KV of its prompt before it gets a slot.
+        Before the request gets a slot, other requests may add KV of the same prompt.
         """
         assert request.slot is None and request.prefill is None, request.request_id
         assert len(request.query.tokens) == request.prompt_tokens, request.request_id
@@ -168,7 +169,7 @@ class Scheduler:
         return Progress(request.request_id, request.kept.tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
-        """Take in the KV that the disk thread read; its request stops waiting for the disk."""
+        """Take in the KV that the disk thread read; the request stops waiting for the disk."""
         self._admission.take_recalled(done)
 
     @property
@@ -178,9 +179,9 @@ class Scheduler:
         return not self.running and (waits or self._config.relief.holds_back())
 
     def step(self) -> Iterator[Up]:
-        """Do one forward of a prompt, if its turn has come, and one decode step.
+        """Do one forward of a prompt if one is due, then one decode step.
 
-        Yield the messages to clients as soon as each is true.
+        Yield each message to a client as soon as the message is true.
         """
         self.steps += 1
         yield from self._drop_gone()
@@ -194,7 +195,7 @@ class Scheduler:
         assert self.running <= self._config.running_max, (self.running, self._config.running_max)
 
     def prefill_idle(self) -> bool:
-        """Do one chunk of idle work while no request is here; return False if there was none."""
+        """Do one chunk of idle work while there are no requests; return False if none was left."""
         assert self.is_idle, (self.waiting, self.running)
         return self._config.relief.level == Pressure.NORMAL and self._idle.step()
 
@@ -208,7 +209,7 @@ class Scheduler:
         return self._idle.counts.total()
 
     def leave_forwards(self) -> None:
-        """Clear the record of running requests, as nothing is computed from now on."""
+        """Clear the record of running requests, because nothing is computed from now on."""
         self._config.suspects.record(())
 
     def forget(self) -> None:
@@ -250,8 +251,8 @@ class Scheduler:
     def give_slots(self) -> Iterator[Up]:
         """Give the free slots to waiting requests in queue order.
 
-        The first request also waits for memory, until running requests free it. No other request
-        overtakes it, since it might wait for ever.
+        The first request also waits until running requests free enough memory. No other request
+        overtakes the first, which might otherwise wait for ever.
         """
         self._slots_usable = self._config.running_max
         while self.running < self._config.running_max:
@@ -261,7 +262,7 @@ class Scheduler:
             if request is None or any(other.runs_alone for other in running):
                 return
             if running and request.runs_alone:
-                return  # a suspect waits for an empty worker, and no request overtakes it
+                return  # a suspect waits for an empty worker, and nothing overtakes a suspect
             if self._config.relief.holds_back():
                 yield from self._refuse_late()
                 return
@@ -284,7 +285,7 @@ class Scheduler:
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether `nbytes` more fit beside the forward of a prompt."""
+        """Return whether `nbytes` more and the forward of a prompt fit."""
         return not self._config.memory.over(nbytes, self._prompt_depth)
 
     @property
@@ -302,7 +303,7 @@ class Scheduler:
             yield self._config.relief.refusal(request.request_id)
 
     def _open_slot(self, request: Request) -> None:
-        """Open a slot for a request; it starts with the kept KV of its prompt."""
+        """Open a slot that starts with the kept KV of the request's prompt."""
         assert request.kept.recall is None, request.request_id
         self._record_running(request)
         kv_manager = self._admission.kv_manager_of(request)
@@ -313,7 +314,7 @@ class Scheduler:
         self._config.suspects.record([*self._prefilling, *self._decoding.values(), *more])
 
     def _free_memory(self) -> Iterator[Up]:
-        """Release kept KV when answers outgrow memory; then end the youngest answers early."""
+        """Release kept KV if memory is full; if still full, end the youngest answers early."""
         memory, depth = self._config.memory, self._prompt_depth
         while not memory.makes_room(self._kv_manager, 0, depth) and self._decoding:
             request = next(reversed(self._decoding.values()))
@@ -345,7 +346,7 @@ class Scheduler:
         return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
 
     def _prefill(self) -> Iterator[Up]:
-        """Do one forward of one prompt; after its last forward, start decoding."""
+        """Do one forward of one prompt; after the prompt's last forward, start decoding."""
         self._has_read_short = False
         request = self._next_to_read()
         if request is None:
@@ -374,12 +375,12 @@ class Scheduler:
     def _sequence(self, request: Request, hidden: Any) -> DecodingSequence:
         """Return the sequence that the decoder continues: the slot's cache and the tokens left.
 
-        The request gets its drafter here; `hidden` is for a draft model.
+        This also sets the request's drafter; `hidden` is for a draft model.
         """
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
         drafter = self._drafts.begin(request) if can_rewind(slot.cache) else None
-        # `verifies_drafts` tries the model when the first draft comes.
+        # The first read of `verifies_drafts` runs a trial of the model.
         if drafter is not None and not self._engine.verifies_drafts:
             self._drafts.stop()
             drafter = None
@@ -416,7 +417,7 @@ class Scheduler:
         began = self._config.clock()
         for sampled in self.decoder.step():
             request = self._decoding.get(sampled.request_id)
-            if request is not None:  # None: an earlier token of its draft ended it
+            if request is not None:  # None: an earlier token of the draft ended the request
                 yield from self._take_token(request, sampled)
         took_s = self._config.clock() - began
         self._shares.record_decode(took_s)
@@ -424,7 +425,7 @@ class Scheduler:
             self.pace.record_beside(took_s)
 
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
-        """Add one sampled token to its request; end the request if the token or text says so."""
+        """Add one sampled token to its request; the token or its text may end the request."""
         assert request.times is not None, request.request_id
         request.times.progressed_at = awake_s()
         if request.times.first_token_at is None:
@@ -435,7 +436,7 @@ class Scheduler:
             request.sampled.append(sampled.token_id)
         if request.guide is not None and request.guide.failure:
             self._close_slot(request)
-            # The reason quotes the answer, which no log may hold.
+            # The reason quotes the answer, and no log may hold answers.
             log.error("constraint broke request=%s", request.request_id)
             text = f"The answer could not be held to what was asked of it: {request.guide.failure}."
             status = request.guide.failure_status
@@ -447,7 +448,7 @@ class Scheduler:
         logprob = None
         if sampled.logprobs is not None:
             wanted = request.sampling.top_logprobs
-            assert wanted is not None, "only asked-for log probabilities are carried"
+            assert wanted is not None, "log probabilities came, but the request wants none"
             logprob = describe(sampled.token_id, sampled.logprobs, wanted, self._vocabulary)
         piece = request.output.add(sampled.token_id, logprob)
         yield from request.deltas.of(piece)
@@ -471,7 +472,7 @@ class Scheduler:
         yield from self._end(request, reason, rest.stop)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
-        """End a request after all of its text is sent."""
+        """End a request whose text has all been sent."""
         yield from request.deltas.last()
         yield self._finished(request, reason, stop)
 
@@ -489,7 +490,7 @@ class Scheduler:
         return Finished(request.request_id, reason, stop, usage)
 
     def _end_prefill_only(self, request: Request, pin_key: str | None) -> Finished | Failed:
-        """End a request that wants no answer; if its pin is refused, its KV is kept unpinned."""
+        """End a request that wants no answer; if the pin is refused, the KV is kept unpinned."""
         assert request.slot is not None and not request.completion_tokens, request.request_id
         try:
             if pin_key is not None:
@@ -500,12 +501,12 @@ class Scheduler:
         return self._finished(request, "prefilled")
 
     def _end_with_error(self, request: Request, error: RequestError) -> Failed:
-        """End a request by an error; its prefilled KV is kept."""
+        """End a request with an error; the prefilled KV is kept."""
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
 
     def _close_slot(self, request: Request) -> None:
-        """Close the slot and keep its KV, also if the client left."""
+        """Close the slot and keep its KV, even if the client left."""
         slot, request.slot = request.slot, None
         if request.guide is not None:
             request.guide.close()

@@ -21,16 +21,16 @@ CHUNKS_AWAITED: Final = 3
 class GenerationWatchdog:
     """Holds the time limits of requests, in seconds; 0 = no limit. Owner: the inference thread.
 
-    The time of a generation starts when its prefill ends, so a long prompt does not count. A
+    The time of a generation starts at the end of the prefill, so a long prompt does not count. A
     request that waits for a slot, for the disk or for another request's prefill has no times yet.
-    The supervisor detects a forward that never returns, by a step count that stands still.
+    If a forward never returns, the step count stops, and the supervisor detects this.
     """
 
     generation_s: float = 0.0
     stall_s: float = 0.0
 
     def verdict(self, request: Request, chunk_s: float = 0.0) -> str | None:
-        """Return why the request must end now; None where it may go on.
+        """Return why the request must end now, or None.
 
         `chunk_s` is the time of the last prefill chunk; a request may wait for several of them.
         """
@@ -54,8 +54,8 @@ class SchedulerConfig:
     The inference thread calls `natural_cuts` and `ended`; any thread may call `post`.
     """
 
-    running_max: int  # requests that compute at once
-    natural_cuts: Callable[[Tokens], list[int]]  # cuts that all prompts with this beginning have
+    running_max: int  # most requests that compute at once
+    natural_cuts: Callable[[Tokens], list[int]]  # tokens -> cuts of each prompt that begins so
     grid: PrefillGrid = WHOLE  # positions where a forward may end inside an image
     # Records the end of a request (request, usage, reason, stop string); returns the final usage.
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
@@ -66,19 +66,18 @@ class SchedulerConfig:
     power: PowerSource = field(default_factory=PowerSource)
     relief: PressureRelief = field(default_factory=PressureRelief)
     clock: Callable[[], float] = awake_s  # in seconds
-    # Aimed-at seconds of a prefill forward while other requests decode; 0 = whole chunks.
+    # Desired seconds of a prefill forward while other requests decode; 0 = whole chunks.
     beside_goal_s: float = 0.0
     beside_tokens_min: int = 128  # fewest tokens of a shortened forward
-    short_tokens: int = (
-        2_048  # most tokens that a prompt that goes before answers may have to prefill
-    )
+    # A prompt with at most so many tokens to prefill goes before answers.
+    short_tokens: int = 2_048
     suspects: Suspects = field(default_factory=Suspects)
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
 
     def forward_end(self, position: int, cut: int) -> int:
-        """Return the end position of a forward to the next `cut`, which a long image may divide.
+        """Return where a forward to the next `cut` ends; a long image may end it earlier.
 
-        Requests and idle prefill both use it, so that they read a prompt in the same forwards.
+        Requests and idle prefill share this rule, so both read a prompt in the same forwards.
         """
         assert position < cut, (position, cut)
         step = self.grid.step_at(position)

@@ -1,4 +1,4 @@
-"""Records on disk which requests are computed, and finds requests that a worker died with."""
+"""Records the running requests on disk, and recognises requests during which a worker died."""
 
 import contextlib
 import logging
@@ -17,17 +17,17 @@ from hearth.worker.cache.block_hash import HASH_BYTES, PrefixHash, Tokens, prefi
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.schedule.request_state import Request
 
-STEPS: Final = 64  # tokens of an answer after which its record is written anew
+STEPS: Final = 64  # answer tokens between two writes of a request's record
 
 log = logging.getLogger(__name__)
 
 
 class Suspects:
-    """Records the running requests, and finds requests that worker processes have died with.
+    """Records the running requests, and recognises requests during which a worker died.
 
     A suspect is a prompt or answer that was computed when a worker died.
-    Any thread: `find`, `report`, `clear`. Owner of the rest: the inference thread.
-    Invariant: while anything is computed, the file names the requests that it is computed for.
+    Any thread may call `find`, `report` and `clear`; the inference thread owns the rest.
+    Invariant: the file names all requests for which anything is being computed.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Suspects:
     ) -> None:
         """Without a store there are no suspects. `cut_label` names the rule of prefill cuts.
 
-        A suspect of another cut rule is not a suspect under this one.
+        Suspects of one cut rule are unknown under another.
         """
         self._store = store
         self._cut_label = cut_label.encode()
-        # Content of the file, by (request id, position in steps, whether it runs alone).
+        # Content of the file, by (request id, position in steps, whether the request runs alone).
         self._recorded: dict[tuple[str, int, bool], Suspect] = {}
         self._file: int | None = None
         self.refusals = 0
@@ -59,10 +59,10 @@ class Suspects:
     # ------------------------------------------------------------ suspects
 
     def find(self, root: PrefixHash, tokens: Tokens) -> tuple[Suspect, ...]:
-        """Return the suspects that match a prompt: a worker died while it read or answered it.
+        """Return a prompt's suspects: a worker died while reading or answering these tokens.
 
-        Without suspects this lists an empty directory. Otherwise each suspect costs reading a file
-        of some 300 bytes, and all together one hash over the prompt: 0.5 ms for 100,000 tokens.
+        Without suspects, this lists an empty directory. Otherwise it reads a file of some 300 bytes
+        per suspect, and hashes the prompt once (0.5 ms for 100,000 tokens).
 
         Raises:
             RequestError: 400, `prompt_refused`: the prompt ended two workers.
@@ -82,14 +82,14 @@ class Suspects:
         return suspects
 
     def forbids_idle_prefill(self, query: PrefixQuery) -> bool:
-        """Return whether a worker died while it prefilled these tokens in idle time."""
+        """Return whether a worker died while prefilling these tokens in idle time."""
         known = self._known()
         return bool(known) and any(self._digest(name, "idle") in known for name in query.names)
 
     def drop_answered(self, request: Request) -> None:
-        """Drop the suspects that `request` has proved harmless by its end.
+        """Drop the suspects that the end of `request` has proved harmless.
 
-        A request for prefill alone proves nothing about its answer.
+        A request for prefill alone proves nothing about an answer.
         """
         if self._store is not None:
             self._store.drop(
@@ -99,9 +99,9 @@ class Suspects:
             )
 
     def report(self, api_key: str = "") -> dict[str, Any]:
-        """Return for `/v1/cache` the counts, and the suspects of the API key with this digest.
+        """Return the counts for `/v1/cache`, and the suspects of one API key.
 
-        "" = the suspects of all keys.
+        `api_key` is the digest of that key; "" = all keys.
         """
         suspects = self._known().values()
         owner = self._owner(api_key)
@@ -124,7 +124,7 @@ class Suspects:
         }
 
     def clear(self, api_key: str = "") -> None:
-        """Drop the suspects of the API key with this digest; "" = of all keys."""
+        """Drop the suspects of the API key with the digest `api_key`; "" = of all keys."""
         owner = self._owner(api_key)
         if self._store is not None:
             self._store.drop(
@@ -136,8 +136,8 @@ class Suspects:
     def record(self, running: Sequence[Request]) -> None:
         """Write exactly the running requests and their positions to the file.
 
-        This costs a system call if they changed. Requests count as running between two steps too,
-        since the device computes one token ahead.
+        If a request or a position has changed, this costs a system call. Between two steps requests
+        still count as running, because the device computes one token ahead.
         """
         is_sole = len(running) == 1
         keys = [
@@ -151,14 +151,14 @@ class Suspects:
             self._write()
 
     def record_idle(self, query: PrefixQuery, number: int) -> None:
-        """Write to the file that idle time prefills `query` up to its cut `number`."""
+        """Record that `query` is prefilled in idle time up to the cut `number`."""
         length = query.cuts[number]
         name = self._digest(query.names[number], "idle")
         self._recorded = {("", 0, False): Suspect(name, "", "idle", length, length)}
         self._write()
 
     def _suspect(self, request: Request, is_sole: bool) -> Suspect:
-        """Return the suspect if the worker dies now: the longest that the request matches."""
+        """Return the entry that becomes a suspect if the worker dies during `request`."""
         kind: SuspectKind = "answer"
         prefix, length = request.suspicion.prompt_name, request.prompt_tokens
         if not request.is_prefilled:
@@ -175,7 +175,7 @@ class Suspects:
     def _write(self) -> None:
         if self._file is not None:
             suspects = {request_id: s for (request_id, _, _), s in self._recorded.items()}
-            with contextlib.suppress(OSError):  # with a full disk, a death leaves no suspect
+            with contextlib.suppress(OSError):  # if the disk is full, a death leaves no suspect
                 os.pwrite(self._file, orjson.dumps(suspects) + b"\n", 0)
 
     def _known(self) -> Mapping[str, Suspect]:
@@ -185,7 +185,7 @@ class Suspects:
         return self._digest(api_key.encode(), "owner") if api_key else ""
 
     def _digest(self, content: bytes, kind: str) -> str:
-        """Return the name that `content` has in the store, with the store's secret and `kind`."""
+        """Return the store's name for `content`, a hash with the store's secret and `kind`."""
         secret = self._store.secret if self._store is not None else b""
         person = kind.encode()
         digest = blake2b(content, key=secret, digest_size=HASH_BYTES, person=person)

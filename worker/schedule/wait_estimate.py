@@ -1,6 +1,6 @@
 """Estimates how long a request would wait for a slot, from the times of earlier requests.
 
-It computes with numbers only and knows no requests, slots or clocks.
+It computes with numbers only, and uses no requests, slots or clocks.
 """
 
 import heapq
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Assumed until something is measured: a 27B model on a laptop, a short step of an agent.
+# Used until something is measured; they suit a 27B model on a laptop and short steps of an agent.
 PREFILL_TOKENS_PER_S: Final = 250.0
 DECODE_S: Final = 10.0
 PROMPT_TOKENS: Final = 2_000.0
 _NEWEST: Final = 0.125  # weight of the newest request in an average
-_KEPT: Final = 0.95  # factor on the weight of older chunks after each chunk
+_KEPT: Final = 0.95  # each chunk multiplies the weight of older chunks by this
 _SECONDS_MIN: Final = 1e-6  # least measured time, so that no speed is infinite
-_LEFT_MIN: Final = 0.25  # least remaining share of an average answer's time
+_LEFT_MIN: Final = 0.25  # an answer's remaining time is at least this share of the average
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Says how much work a worker has: running requests, its queue, and the wait behind it."""
+    """Holds a worker's load: running requests, the queue, and the wait at the queue's end."""
 
     running: int  # requests that hold a slot
     queue: list[str]  # ids of the waiting requests, in the order in which they get slots
@@ -37,16 +37,16 @@ class Load:
 
 
 class Pace:
-    """Averages over the last chunks and requests. Owner: the inference thread; others may read.
+    """Averages the last chunks and requests. Owner: the inference thread; other threads may read.
 
-    Invariant: each average is of measured values, or a constant above while nothing is measured.
+    Invariant: an average without measured values is one of the constants above.
     """
 
     def __init__(self) -> None:
         self.reading_tokens = 0  # tokens of the chunk in prefill
         self.chunk_s = 0.0  # seconds of the last chunk
-        self._prefilled_tokens = self._prefilling_s = 0.0  # sums over chunks, newer ones weigh more
-        self._beside_s = 0.0  # seconds of decode steps between these chunks, weighted alike
+        self._prefilled_tokens = self._prefilling_s = 0.0  # weighted sums over chunks
+        self._beside_s = 0.0  # seconds of decode steps between the chunks, equally weighted
         self.decode_s = DECODE_S  # seconds from a request's first token to its end
         self.prompt_tokens = PROMPT_TOKENS  # tokens prefilled for a request, without cache hits
         self._has_ended = False  # whether any request has ended
@@ -87,7 +87,7 @@ class Pace:
         """Return the seconds until a request behind all `waiting` requests gets a slot.
 
         Prefills run one after the other; answers are decoded together. The result is finite and
-        never negative, and a further waiting request never lowers it.
+        never negative, and no further waiting request lowers the result.
         """
         assert len(running) <= slots, (len(running), slots)
         free_at = [0.0] * (slots - len(running))

@@ -1,4 +1,4 @@
-"""Makes the checks of a loaded model, and resolves `auto` settings by earlier findings."""
+"""Makes the checks of a loaded model, and resolves `auto` settings from earlier findings."""
 
 import dataclasses
 import logging
@@ -45,10 +45,10 @@ def is_float16_good(settings: Settings, identity: WeightsIdentity) -> bool | Non
 
 
 def with_findings(settings: Settings, findings: Findings | None, dtype: str) -> Settings:
-    """Return the settings with `auto` resolved by findings about weights of `dtype`.
+    """Return the settings with `auto` resolved from findings about weights of `dtype`.
 
-    Findings only make reuse stricter: if a short conversation does not show a known weakness of an
-    architecture, the strict default stays.
+    Findings only make reuse stricter. An architecture with a known weakness keeps the strict
+    default even if the short conversation of a check does not reveal the weakness.
     """
     if findings is None or settings.doctor == "off" or findings.dtype != dtype:
         return settings
@@ -66,7 +66,7 @@ def check_run(
     rule: CutRule,
     room: Callable[[], int],
 ) -> CheckRun:
-    """Return a run of all checks; `room` returns the bytes that they may take."""
+    """Return a run of all checks; `room` returns the bytes that the checks may take."""
     context = CheckContext(
         loaded=loaded,
         engine=Engine(loaded),
@@ -82,7 +82,7 @@ def check_run(
 
 
 def free_bytes(memory: MemoryGuard) -> int:
-    """Return the free bytes beside kept KV and beside a forward of the deepest check.
+    """Return the bytes that kept KV and a forward of the deepest check leave free.
 
     Return 0 while the system is short of memory.
     """
@@ -92,19 +92,19 @@ def free_bytes(memory: MemoryGuard) -> int:
 
 
 class ModelDoctor:
-    """Holds the findings about a loaded model, and makes and runs the checks. Reads one file.
+    """Holds the findings about a loaded model, and makes and runs the checks.
 
     Owner: the inference thread.
     """
 
     def __init__(self, settings: Settings, loaded: LoadedModel, starts_itself: bool) -> None:
-        """`starts_itself` is false in a worker beside another that checks the same model."""
+        """`starts_itself` is false if another worker checks the same model."""
         self._configured = settings
         self._loaded = loaded
         self._dtype = dtype_of(loaded.model) or "unknown"
         self._file = findings_file(settings, loaded.identity)
         self._found = self._file.load() if self._file is not None else None
-        # The other ranks do not follow the forwards of checks.
+        # The other ranks do not take part in the forwards of checks.
         self._why_off = f"RANKS is {settings.ranks}: see hearth ranks check"
         self._is_off = settings.ranks > 1
         self._starts_itself = starts_itself and settings.doctor == "auto" and not self._is_off
@@ -121,7 +121,7 @@ class ModelDoctor:
         return self._found if is_of_these and self._configured.doctor != "off" else None
 
     def checks(self, rule: CutRule, memory: MemoryGuard) -> IdleChecks:
-        """Make and return the checks that idle time runs. Called once."""
+        """Make and return the checks that run in idle time. Called once."""
 
         def make_run() -> CheckRun:
             return check_run(
@@ -138,8 +138,8 @@ class ModelDoctor:
         return self._checks
 
     def answer(self, what: str) -> dict[str, Any]:
-        """Return the report; "check_again" has the checks run again."""
-        assert self._checks is not None, "a worker that is ready has them"
+        """Return the report; "check_again" runs the checks again."""
+        assert self._checks is not None, "a ready worker has no checks"
         if what == "check_again" and not self._is_off:
             self._checks.run_again()
         off = {"off": self._why_off} if self._is_off else {}
@@ -214,8 +214,8 @@ def settings_row(settings: Settings) -> dict[str, Any]:
     return {name.upper(): getattr(settings, name) for name in names}
 
 
-# Most cost of a forward of ROWS_MAX rows, in forwards of one row, at which a second draft branch
-# is worth its rows (docs/measuring.md).
+# A second draft branch is worth its rows if a forward of ROWS_MAX rows costs at most so many
+# forwards of one row (docs/measuring.md).
 TREE_COST_MAX: Final = 1.5
 
 
@@ -224,10 +224,10 @@ def draft_policy(
 ) -> DraftPolicy:
     """Return the policy of drafts; `findings` are the doctor's findings about model and machine.
 
-    The first draft tries whether the model can verify; here only its caches are checked.
+    Only the model's caches are checked here; the first draft tries whether the model can verify.
 
-    On a CPU, which only serves to try and to test Hearth, no findings are needed and no measured
-    time is used.
+    A CPU only serves to try and to test Hearth, so findings and measured times are not used
+    there.
     """
     mode = settings.speculate
     if settings.ranks > 1:
@@ -249,7 +249,7 @@ def draft_policy(
 
 
 def row_costs(findings: Findings | None) -> Mapping[int, float]:
-    """Return the cost of a forward by its rows, in forwards of one row; it never falls."""
+    """Return a forward's cost by its rows, relative to one row; more rows never cost less."""
     if findings is None or findings.row_costs is None:
         return CPU_CURVE
     costs, most = {}, 1.0
@@ -259,13 +259,13 @@ def row_costs(findings: Findings | None) -> Mapping[int, float]:
 
 
 def are_trees_cheap(findings: Findings | None, *, is_cpu: bool) -> bool:
-    """Return whether drafts with branches may be worth their rows."""
+    """Return whether drafts with branches may be worth their rows' cost."""
     costs = row_costs(None if is_cpu else findings)
     return costs.get(ROWS_MAX, TREE_COST_MAX + 1) <= TREE_COST_MAX
 
 
 def _why_not(settings: Settings, findings: Findings | None) -> str:
-    """Return why `auto` drafts nothing; "" if it drafts."""
+    """Return why `auto` drafts nothing; "" if there are drafts."""
     if findings is None or findings.drafts_alike is None or findings.row_costs is None:
         when = "DOCTOR=off" if settings.doctor == "off" else "it does when idle"
         return f"hearth doctor has not checked this model on this machine: {when}"

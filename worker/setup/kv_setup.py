@@ -1,6 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches.
 
-It also makes the functions that sweep old slots and scan the KV directory beside requests.
+This module also makes the functions that sweep old slots and scan the KV directory.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.rank_setup import SingleRank
 
-BESIDE_GOAL_S: Final = 0.25  # aimed-at seconds of a prompt's forward beside answers
+BESIDE_GOAL_S: Final = 0.25  # desired seconds of a prompt's forward while answers are decoded
 
 
 def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
-    """Return the cut rule for this model on this chip; PREFILL_CHUNK may set its chunk."""
+    """Return the cut rule for this model on this chip; PREFILL_CHUNK may set the chunk."""
     lengths = prefill_lengths(loaded)
     return CutRule(
         settings.prefill_chunk or lengths.chunk,
@@ -61,7 +61,7 @@ def cut_rule_of(loaded: LoadedModel, settings: Settings) -> CutRule:
 def with_goal_beside(
     config: SchedulerConfig, loaded: LoadedModel, settings: Settings
 ) -> SchedulerConfig:
-    """Return the config that shortens prefill forwards beside answers to BESIDE_GOAL_S.
+    """Return the config that shortens prefill forwards to BESIDE_GOAL_S while answers wait.
 
     Shortened forwards give fast KV, so exact mode keeps whole chunks. On a CPU chunks are short
     already.
@@ -74,7 +74,7 @@ def with_goal_beside(
 
 log = logging.getLogger(__name__)
 
-# Fixed values in a root's parts instead of the storage settings, as each file names its own format.
+# Fixed values in a root's parts instead of the storage settings: each file names its format.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
@@ -87,7 +87,7 @@ def make_kv_manager(
 ) -> KVManager | NullKVManager:
     """Return a KVManager, or a NullKVManager with a warning if the caches are unknown.
 
-    It keeps nothing until `WorkerMemory.share_out` sets its budget.
+    The manager keeps nothing until `WorkerMemory.share_out` sets a budget.
 
     Raises:
         StartError: mlx-lm cannot do KV_BITS or KV_QUANT_SCHEME with this model's caches,
@@ -138,8 +138,8 @@ def make_kv_manager(
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
-    By default this is so if reusing decoded KV visibly changes logits, which depends on the model's
-    layers (worker/engine/compute_dtype.py). Findings of the doctor may turn it on too.
+    By default this is so if the reuse of decoded KV visibly changes logits, which depends on the
+    model's layers (worker/engine/compute_dtype.py). Findings of the doctor may also cause this.
     """
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"
@@ -148,11 +148,11 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
 
 
 def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
-    """Return the hash of the empty prefix, made of everything that decides the KV of some tokens.
+    """Return the hash of the empty prefix, made of everything that decides the KV of given tokens.
 
-    Included are the model's identity with its whole config.json (rope, quantisation and so on), and
+    Included are the model's identity with the whole config.json (rope, quantisation and so on), and
     what decides the last bits: the compute dtype, the device, the BLAS of a CPU, and the ranks.
-    Not included are the storage format and the prefill cuts, as each file names its own.
+    The storage format and the prefill cuts are not included, because each file names its own.
     """
     facts = loaded.facts
     blas = loaded_blas() if facts.backend == "cpu" else ""
@@ -184,9 +184,9 @@ def identify(
     directory: Path,
     patterns: Iterable[str] = PATTERNS,
 ) -> WeightsIdentity:
-    """Return the identity of the weights in `directory`, and begin to hash them.
+    """Return the identity of the weights in `directory`, and begin to hash the weights.
 
-    Hashes are remembered on disk. A worker that writes no KV to disk hashes no file, unless ranks
+    Hashes are remembered on disk. If a worker writes no KV to disk, no file is hashed, unless ranks
     have to compare their weights.
     """
     is_kept = settings.max_kv_size_gb != 0
@@ -198,10 +198,10 @@ def identify(
 def _store_format(
     layers: LayerMap, settings: Settings, exact: bool
 ) -> tuple[PackedFormat | None, str]:
-    """Return the format of stored KV, and the reason if CACHE_STORE_BITS has no effect.
+    """Return the format of stored KV, and why CACHE_STORE_BITS has no effect, if so.
 
     Raises:
-        StartError: TurboQuant is set, and it is not installed or cannot pack any layer.
+        StartError: TurboQuant is set, but is not installed or cannot pack any layer.
     """
     bits = settings.cache_store_bits
     if not bits:
@@ -249,21 +249,21 @@ def _running_format(engine: Engine, settings: Settings) -> QuantFormat | None:
     return form
 
 
-BATCHED: Final = 32  # default where sequences share forwards; more would slow each other
-LONE: Final = 4  # default where each sequence has a forward of its own; more would end no earlier
+BATCHED: Final = 32  # default if sequences share forwards; more would slow each other
+LONE: Final = 4  # default if each sequence has its own forwards; more would end no earlier
 
 
 def running_max(settings: Settings, is_batched: bool) -> int:
-    """Return how many requests may compute at once; `is_batched`: they share forwards.
+    """Return how many requests may compute at once; `is_batched`: requests share forwards.
 
-    Each running request has a live cache, so LIVE_SLOTS_MAX limits them too.
+    Each running request has a live cache, so LIVE_SLOTS_MAX limits the requests too.
     """
     wanted = settings.max_concurrent_requests or (BATCHED if is_batched else LONE)
     return min(wanted, settings.live_slots_max or wanted)
 
 
 def live_slots_max(settings: Settings) -> int:
-    """Return how many live caches may exist: by default one for each running request."""
+    """Return how many live caches may exist, by default one per running request."""
     return settings.live_slots_max or max(BATCHED, settings.max_concurrent_requests)
 
 
@@ -295,9 +295,10 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
 def disk_scan_of(
     kv_manager: KVManager | NullKVManager | None, workers: int
 ) -> Callable[[], threading.Event | None]:
-    """Return a function that starts a scan for KV files of other workers; its event marks the end.
+    """Return a function that starts a scan for KV files of other workers.
 
-    `workers` is the number of this server's workers, which share the directory.
+    An event marks the end of the scan. `workers` is the number of this server's workers, which
+    share the directory.
     """
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None

@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 class VisionParts:
     """Reads, encodes and places the images of a model that takes images.
 
-    Owners: of `reader` the image thread, of `encoder` the inference thread, of `form` the prompt
-    threads.
+    The image thread owns `reader`, the inference thread `encoder`, and the prompt threads `form`.
     """
 
     reader: ImageReader
@@ -59,7 +58,7 @@ class VisionParts:
 def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
     """Return the vision parts; None for a text-only model, or with a warning if a trial fails.
 
-    It encodes a small trial image. Inference thread.
+    The trial encodes a small image. Inference thread.
     """
     if loaded.vision is None:
         return None
@@ -68,7 +67,7 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
         log.warning("images are refused: the chat template does not say how it shows one")
         return None
     file = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").save(file, "PNG")  # not all pixels are the same
+    Image.linear_gradient("L").convert("RGB").save(file, "PNG")  # pixels that differ
     try:
         reader = ImageReader(loaded.vision.processor, loaded.config, marker)
         probe = reader.read("probe", file.getvalue())
@@ -91,7 +90,7 @@ def load_all(
 ) -> tuple[LoadedModel, VisionParts | None]:
     """Load the weights, draft model, adapters and image encoder. Inference thread.
 
-    `is_over` returns whether the process ends, which abandons the load.
+    `is_over` returns whether the process ends; if so, the load is abandoned.
 
     Raises:
         StartError: a part cannot be loaded, or does not fit.
@@ -130,7 +129,7 @@ def load_all(
 def with_draft_model(
     loaded: LoadedModel, checkpoint: DraftCheckpoint | None, settings: Settings
 ) -> LoadedModel:
-    """Return the model with its draft model; unchanged if DRAFT_MODEL is empty.
+    """Return the model with its draft model; without changes if DRAFT_MODEL is empty.
 
     Raises:
         StartError: the draft model does not fit the model, or exact mode forbids drafts.

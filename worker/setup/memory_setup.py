@@ -1,8 +1,8 @@
 """Keeps a worker within its share of the machine's memory, from loading the model to the end.
 
-EMBEDDING_MODEL and RERANK_MODEL run in a process of their own, which takes memory only while it is
-used. The memory that it may need always stays free: otherwise a worker would have to release KV
-whenever a document is embedded.
+EMBEDDING_MODEL and RERANK_MODEL have a process of their own, which takes memory only while in use.
+The memory for that process always stays free; otherwise a worker would have to release KV whenever
+a document is embedded.
 """
 
 import bisect
@@ -35,32 +35,32 @@ from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard, PressureRelief
 from hearth.worker.setup.rank_setup import UNLIMITED, SingleRank
 
-# Bytes of a process beside its arrays once its model is loaded: Python, libraries, a tokenizer.
-# Measured on Linux with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac,
-# whose driver takes more, it is assumed.
+# Bytes of a process with a loaded model, without arrays: Python, libraries, a tokenizer.
+# The value for Linux was measured with three tiny models (99 MB: /v1/cache, beside_arrays_bytes).
+# The value for a Mac, whose driver takes more, is assumed.
 BESIDE_BYTES: Final = 100 * mlx_memory.MB
 BESIDE_MAC_BYTES: Final = 900 * mlx_memory.MB
 ITEM_BYTES: Final = 4  # vectors are computed in float32
 MASKS: Final = 2  # masks (tokens, tokens) of a forward: causal, and causal with padding
-# Float32 copies of 16-bit matrices that are live at once in products. Measured on a CPU: 4.6 copies
-# of the largest matrix.
+# Float32 copies of 16-bit matrices that exist at once during products. Measured on a CPU: 4.6
+# copies of the largest matrix.
 CAST_MATRICES: Final = 5
 
 
 def beside_bytes() -> int:
-    """Return the bytes that a process on this machine takes beside its arrays."""
+    """Return the bytes that a process on this machine takes besides its arrays."""
     return BESIDE_MAC_BYTES if backend() == "metal" else BESIDE_BYTES
 
 
 def workers_limit(settings: Settings) -> int:
-    """Return how many bytes all workers of this machine may take beside the encoders."""
+    """Return how many bytes all workers of this machine may take together, without encoders."""
     return max(0, mlx_memory.memory_limit(settings) - encoders_bytes(settings))
 
 
 def encoders_bytes(settings: Settings) -> int:
     """Return the most bytes that the process of the encoder models takes; 0 if none is set.
 
-    A model that is not on disk yet counts without its weights.
+    If a model is not on disk yet, its weights are not counted.
     """
     sources = {
         "EMBEDDING_MODEL": settings.embedding_model,
@@ -99,10 +99,10 @@ def _cast_bytes(config: dict[str, Any]) -> int:
 
 
 def _directory(source: str, setting: str) -> Path | None:
-    """Return the directory of a model's files; None if they are not on disk yet."""
+    """Return the directory of a model's files; None if the files are not on disk yet."""
     try:
         named = named_model(source, setting)
-    except StartError:  # the proxy has reported it
+    except StartError:  # the proxy has reported the error
         return None
     if isinstance(named, Path):
         return named
@@ -111,13 +111,13 @@ def _directory(source: str, setting: str) -> Path | None:
 
 
 LIVE_SHARE_MIN: Final = 4  # requests get at least 1 / 4 of the room, so that several can run
-LIVE_SHARE_MAX: Final = 2  # requests get at most 1 / 2; for more, kept KV is evicted
+LIVE_SHARE_MAX: Final = 2  # requests get at most 1 / 2; beyond that, kept KV is evicted
 IDLE_SHARE: Final = 2  # idle live caches may take 1 / 2 of the requests' part
 
 
 @dataclass(frozen=True, slots=True)
 class KVRoom:
-    """Divides the room for KV. The rest of the room is free for requests that begin."""
+    """Divides the room for KV; what neither limit covers is free for new requests."""
 
     kept_bytes: int  # limit of kept KV
     idle_bytes: int  # limit of live caches that no request uses
@@ -128,13 +128,14 @@ def divide_room(
 ) -> KVRoom:
     """Return the default limits of kept KV and of idle live caches, in bytes of arrays.
 
-    `limit` is the worker's limit, `model_bytes` its use without any KV, `slot_bytes` the KV of one
-    sequence as long as the context, `forward_bytes` the memory of a forward at that depth, and
-    `overhead` the further bytes that the system counts for each byte of arrays.
+    `limit` is the worker's limit, `model_bytes` the worker's use without any KV, `slot_bytes` the
+    KV of one sequence as long as the context, `forward_bytes` the memory of a forward at that
+    depth, and `overhead` the further bytes that the system counts for each byte of arrays.
 
-    The requests' part is the need of one sequence as long as the context, within LIVE_SHARE_MIN and
-    LIVE_SHARE_MAX. So even with full kept KV, such a prompt is read without evictions. If it needs
-    more than half of the room, as with a context that memory limits, kept KV is evicted for it.
+    The requests' part is what one sequence as long as the context needs, within LIVE_SHARE_MIN and
+    LIVE_SHARE_MAX. So even with full kept KV, such a prompt is read without evictions. If memory
+    limits the context, the longest prompt may need more than half of the room; then kept KV is
+    evicted.
     """
     assert min(limit, model_bytes, slot_bytes, forward_bytes) >= 0 and overhead >= 0
     room = int(max(0, limit - model_bytes - working_bytes(limit)) / (1 + overhead))
@@ -176,7 +177,7 @@ class WorkerMemory:
         """Reserve memory for weights of `nbytes`, before they are read.
 
         Raises:
-            StartError: they do not fit beside the weights of other workers.
+            StartError: these weights and those of other workers do not fit together.
         """
         share, settings = self.share, self._settings
         share.claim(nbytes)
@@ -194,7 +195,7 @@ class WorkerMemory:
         mlx_memory.wire(nbytes)
 
     def dense_bytes_max(self) -> int:
-        """Return how many bytes the dense form of a model may take on a CPU."""
+        """Return how many bytes a model's dense weights may take on a CPU."""
         share = self.share
         share.read_others()
         return mlx_memory.dense_bytes_max(share.total, self._settings.workers, share.others_bytes)
@@ -202,7 +203,7 @@ class WorkerMemory:
     def loaded(self, sizes: Iterable[int]) -> None:
         """Record that model and image encoder are loaded, before anything is computed.
 
-        `sizes` has the bytes of each weight.
+        `sizes` are the bytes of each weight.
         """
         mlx_memory.wire_loaded(sizes)
         self.use.measure()
@@ -210,7 +211,7 @@ class WorkerMemory:
     def fit(
         self, loaded: LoadedModel, slot_bytes: Callable[[int], int], forward: ForwardMemory
     ) -> LoadedModel:
-        """Return the model with the longest context that fits beside its weights for one sequence.
+        """Return the model with the longest context that fits for one sequence.
 
         `slot_bytes` maps a number of tokens to the bytes of their KV.
 
@@ -260,7 +261,7 @@ class WorkerMemory:
         """Set the budget of kept KV, now and whenever this worker's limit changes.
 
         Called once, when the model is loaded and no KV is kept. `context_tokens` is the final
-        context; `forward` takes most at that depth.
+        context, at whose end a `forward` takes the most memory.
         """
         if isinstance(kv_manager, NullKVManager):
             return
@@ -278,7 +279,7 @@ class WorkerMemory:
         share_out()
 
     def _kept_bytes(self, room: KVRoom) -> int:
-        """Return the budget of kept KV: the setting, or else its part of the room.
+        """Return the budget of kept KV: by setting, or else from `room`.
 
         A device without a recommended limit is a CPU, which shares its memory with all programs.
         """
@@ -291,7 +292,7 @@ class WorkerMemory:
         return room.kept_bytes
 
     def measure(self) -> None:
-        """Measure this process and read the other workers' claims, every MEASURE_S."""
+        """Every MEASURE_S, measure this process and read the other workers' claims."""
         now = time.monotonic()
         if now - self._measured_at < MEASURE_S:
             return
@@ -304,9 +305,9 @@ class WorkerMemory:
             self._share_out_again()
 
     def report(self) -> dict[str, int]:
-        """Return for /v1/cache the bytes of the process, and its bytes beside MLX's arrays.
+        """Return for /v1/cache the bytes of the process, in total and without MLX's arrays.
 
-        "encoders_bytes" are left free for the embedding and rerank models' process.
+        "encoders_bytes" are left free for the process of the embedding and rerank models.
         """
         return {
             "process_bytes": self.use.process_bytes,
@@ -331,7 +332,7 @@ def fitting_tokens(
 ) -> int:
     """Return the longest context, of at most `longest` tokens, that fits into `room` bytes.
 
-    `slot_bytes` maps a number of tokens to the bytes of their KV; it and `forward` never fall.
+    `slot_bytes` maps a number of tokens to the bytes of their KV. More tokens never take less.
     """
     lengths = range(longest + 1)
     above = bisect.bisect(lengths, room, key=lambda n: slot_bytes(n) + forward.bytes_at(n))

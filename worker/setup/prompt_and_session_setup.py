@@ -1,4 +1,4 @@
-"""Makes the prompt builder of a loaded model and its session manager."""
+"""Makes the prompt builder and the session manager of a loaded model."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
-    """Return all tokens that end an answer of the model."""
+    """Return all tokens that end a model's answer."""
     own = OutputFormat(tokenizer).model_format
     return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
 
@@ -42,7 +42,7 @@ def make_builder(
     form: ImageForm | None = None,
     context_by: str = "setting",
 ) -> PromptBuilder:
-    """Return the prompt builder; `end_ids` end a generated turn, `form` is the form of images.
+    """Return the prompt builder; `end_ids` end a generated turn; `form` is the form of images.
 
     `context_by` names what limits the context, as in ModelFacts.
     """
@@ -66,7 +66,7 @@ def make_builder(
 
 
 def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
-    """Return the form of the model's calls and results; None if its format defines none."""
+    """Return the form of the model's calls and results; None if the format defines none."""
     own = OutputFormat(tokenizer, tool_form).model_format
     grammar, text = own.grammar, own.call_text
     if grammar is None or text is None:
@@ -81,8 +81,8 @@ def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
 def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
     """Return the directory of this model's turns, which are remembered across restarts.
 
-    Its name hashes the model's path, tokenizer and template, since token ids of another tokenizer
-    mean something else. The format of kept KV does not matter here.
+    The name is a hash of the model's path, tokenizer and template, since token ids of another
+    tokenizer mean something else. The format of kept KV does not matter for turns.
     """
     tokenizer = loaded.tokenizer
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -135,9 +135,9 @@ def make_prompts(
     drafts: DraftPolicy,
     form: ImageForm | None,
 ) -> SessionPromptBuilder:
-    """Return the builder of prompts from messages; `form` is the form of images in them.
+    """Return the builder of prompts from messages; `form` is the form of images.
 
-    The grammar compiler begins to load here.
+    This also starts the loading of the grammar compiler.
     """
     facts, tokenizer = loaded.facts, loaded.tokenizer
     end_ids = end_ids_of(tokenizer, loaded.generation_config)

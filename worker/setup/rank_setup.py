@@ -1,4 +1,4 @@
-"""Makes the parts of a worker that differ with RANKS: here for one process alone."""
+"""Makes the parts of a worker that depend on RANKS, for a worker of one process."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ class SingleRank:
     Owner: the inference thread.
     """
 
-    ranks_here = 1  # processes of this model on this machine, which share its memory
+    ranks_here = 1  # processes of this model that share this machine's memory
 
     def part(self) -> Any:
         """Return the loader of this rank's part of the model; None = the whole model is loaded."""
@@ -44,7 +44,7 @@ class SingleRank:
         return Engine(loaded, batches, vision, packed, trees)
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
-        """Raises: UnknownCache; StartError, see `LeadingLayerMap`."""
+        """Raises UnknownCache, and StartError as in `LeadingLayerMap`."""
         return LayerMap(probe)
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
@@ -57,7 +57,7 @@ class SingleRank:
     def limit(self, used: int) -> int:
         """Return how many bytes this process may take before another rank exceeds its limit.
 
-        `used` is the number of bytes that it takes now.
+        `used` is the number of bytes that this process takes now.
         """
         return UNLIMITED
 
@@ -65,11 +65,11 @@ class SingleRank:
         """Have idle other ranks release the memory that this rank has released."""
 
     def report(self, used_bytes: int) -> dict[str, Any] | None:
-        """Return the ranks for `/v1/cache`, None for one rank; `used_bytes` are of this rank."""
+        """Return the ranks for `/v1/cache`, None for one rank; this rank takes `used_bytes`."""
         return None
 
     def end(self) -> None:
-        """End the other ranks once they have written. The inference thread has ended."""
+        """End the other ranks once these have written. The inference thread has ended before."""
 
     def wait_for_rank_failure(self) -> None:
-        """Handle an error here: if another rank's end caused it, end the process and report it."""
+        """If another rank's end has caused an error in this process, report that and exit."""

@@ -1,4 +1,4 @@
-"""Runs the inference thread's loop: drains the inbox, steps the scheduler, sends its messages."""
+"""Runs the inference thread's loop: drains the inbox, steps the scheduler, sends messages."""
 
 import queue
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.threads.thread_queues import Inbox, InferenceTask
 
-INBOX_DRAIN_MAX = 64  # items taken between two steps: bounds the stall of running requests
-IDLE_WAIT_S = 0.25  # most seconds until an idle worker sees that it must stop
+INBOX_DRAIN_MAX = 64  # most items between two steps, to limit the stall of requests
+IDLE_WAIT_S = 0.25  # most seconds until an idle worker notices a shutdown
 IDLE_BEFORE_PREFILL_S = 0.05  # idle seconds before idle prefill begins
-BLOCKED_WAIT_S = 0.05  # most seconds until a client's leaving is seen while all wait for the disk
+BLOCKED_WAIT_S = 0.05  # most seconds until a lost client is noticed while all wait for the disk
 SWEEP_EVERY_TURNS = 64
 
 
 class InferenceThread:
     """Alternates between the inbox and the scheduler. Owner: the inference thread.
 
-    Invariant: no other thread touches the model, nor any array that the model computed.
+    Invariant: no other thread touches the model or an array that the model computed.
 
     Any exception ends the process on purpose: after an unexpected error the caches cannot be
     trusted, and the supervisor starts a clean worker.
@@ -47,15 +47,15 @@ class InferenceThread:
         self._send = send
         self._sweep = sweep
         self._expire = expire
-        self.checks: IdleChecks | None = None  # the last of the idle work
+        self.checks: IdleChecks | None = None  # run when no other idle work is left
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._has_stepped = False  # whether a step was done since memory was last released
         self._turns = 0  # turns of the loop
-        self.active_bytes = 0  # bytes in use after the last turn; any thread may read it
+        self.active_bytes = 0  # bytes in use after the last turn; any thread may read this
 
     def run_once(self) -> None:
-        """Do one turn of the loop. It blocks only when there is nothing to compute."""
+        """Do one turn of the loop. This blocks only if there is nothing to compute."""
         self._drain(self._wait_s())
         if not self._scheduler.is_idle:
             if self.checks is not None:

@@ -1,4 +1,4 @@
-"""Processes images, renders and tokenises requests, and answers Count and Status, in threads."""
+"""Processes images, renders and tokenises requests, and answers Count and Status."""
 
 import dataclasses
 import logging
@@ -44,18 +44,18 @@ from hearth.worker.threads.request_builder import (
 )
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
-LOOK_WAIT_S_MAX: Final = 0.5  # seconds to wait for a disk thread that is busy with a large file
+LOOK_WAIT_S_MAX: Final = 0.5  # most seconds to wait for a disk thread with a large file
 
 log = logging.getLogger(__name__)
 
 
 class PromptThread:
-    """Builds requests from the messages of several queues; each queue has a thread that runs `run`.
+    """Builds requests from the messages of several queues; each queue has a thread in `run`.
 
-    It touches no MLX, and a long text stalls neither decoding nor heartbeats nor the other queues.
-    State that its threads share is immutable or has a lock.
+    It uses no MLX, so a long text stalls neither decoding nor heartbeats nor the other queues.
+    State that the threads share is immutable or has a lock.
     Invariant: a Submit becomes an Admitted and a Request, or a Failed; a Count and a Status get one
-    answer. An error, or a client that leaves, ends only the one request.
+    answer each. An error, or a client that leaves, ends only the one request.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PromptThread:
             except RequestError as error:
                 log.info("refused request=%s code=%s", lease.request_id, error.code)
                 send(Failed(lease.request_id, error.status, error.code, str(error)))
-            except Exception:  # a bug ends only this request, since no KV is touched here
+            except Exception:  # a bug ends only this request, since this thread touches no KV
                 log.exception("a prompt could not be built request=%s", lease.request_id)
                 text = "The worker failed at this prompt; its log says where."
                 send(Failed(lease.request_id, 500, "internal_error", text))
@@ -98,7 +98,7 @@ class PromptThread:
     def _predict(
         self, message: RenderNextPrompt, put: Callable[[Request | PrefixQuery], None]
     ) -> None:
-        """Hand on the prompt that is likely to come. No client waits for it: errors are logged."""
+        """Hand on the likely next prompt. No client waits, so errors are only logged."""
         try:
             query = predict_next_prompt(message.request, self._prompts)
         except Exception:
@@ -126,8 +126,8 @@ class PromptThread:
             case Count():
                 send(counted(message, images, self._prompts))
             case Submit():
-                # The scan runs while the prompt is built: KV of the session may come from another
-                # worker.
+                # The scan runs while the prompt is built, because another worker may have written
+                # KV of the session.
                 scanned = self._scan() if message.use_kv_cache else None
                 request = self._builder.build(lease, message, images)
                 send(Admitted(request.request_id, request.prompt_tokens, request.deltas.signature))
@@ -136,7 +136,7 @@ class PromptThread:
                 put(request)
 
 
-TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # text in one response
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # most bytes of text in one response
 
 
 def counted(message: Count, images: PromptImages, prompts: SessionPromptBuilder) -> Counted:
@@ -217,8 +217,8 @@ def read_images(
 ) -> None:
     """Decode and process images until None comes; `put` hands messages to the prompt threads.
 
-    It runs in a thread of its own, so that a large image delays no request without images. A
-    message is handed on with all its images, or it gets one Failed, which names the image.
+    A thread of its own runs this, so that a large image delays no request without images. Each
+    message is handed on with all images, or gets one Failed that names the bad image.
     """
     while (job := jobs.get()) is not None:
         lease, message = job
@@ -240,7 +240,7 @@ def read_images(
 def _images_of(
     message: Submit | Count, lease: ClientLease, reader: ImageReader
 ) -> PromptImages | None:
-    """Return the images of a message; None once its client is gone. Raises RequestError."""
+    """Return the images of a message; None once the client is gone. Raises RequestError."""
     images: dict[str, PromptImage] = {}
     owner = _owner(message)
     for name, digest in _shown(message.prompt):
@@ -260,7 +260,7 @@ def _images_of(
 def _owner(message: Submit | Count) -> str:
     """Return the owner of a message's cached images; "" = shared by all requests.
 
-    A request without the cache is an owner of its own, so no later request finds its images.
+    A request without the cache is an owner of its own, so later requests do not find its images.
     """
     if isinstance(message, Submit) and not message.use_kv_cache:
         return message.prompt.speaker.key + message.request_id
@@ -268,7 +268,7 @@ def _owner(message: Submit | Count) -> str:
 
 
 def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:
-    """Yield the place in the request body and the digest of each image, in order."""
+    """Yield each image's place in the request body and its digest, in order."""
     for message in prompt.messages:
         content = message.get("content")
         parts = content if isinstance(content, list) else []

@@ -1,6 +1,6 @@
-"""Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its parser.
+"""Turns a Submit into a Request with the prompt's tokens, cuts, constraints and parser.
 
-A prompt is rendered with the sampled turns, loaded tools and thinking that its session remembers.
+A prompt is rendered with the session's sampled turns, loaded tools and thinking.
 The next prompt, which idle time can prefill, is rendered the same way.
 """
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Holds the parts of the model that building a request needs. Immutable."""
+    """Holds the parts of the model that are needed to build a request. Immutable."""
 
     context_tokens: int
     vocab_size: int
@@ -66,7 +66,7 @@ class PromptFacts:
     model_name: str = ""
     drafts: DraftPolicy = field(default_factory=DraftPolicy)
     thinking: ThinkingSwitches = field(default_factory=ThinkingSwitches)
-    adapters: Mapping[str, str] = field(default_factory=dict)  # name -> identity of its files
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name -> identity of the files
 
 
 _IMAGE: Final = "[image]"
@@ -80,7 +80,7 @@ def is_raw(prompt: Prompt) -> bool:
 class SessionPromptBuilder:
     """Builds prompts from messages and from the state of their sessions. Any prompt thread.
 
-    Invariant: a turn that is remembered stands in later prompts with the tokens that were sampled.
+    Invariant: later prompts contain a remembered turn with exactly the sampled tokens.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class SessionPromptBuilder:
         adds_header: bool = True,
         is_counted: bool = False,
     ) -> tuple[SessionContext | None, BuiltPrompt]:
-        """Return the request's session context and its prompt. Raises RequestError.
+        """Return the session context and the prompt of a request. Raises RequestError.
 
         `is_counted`: the prompt is only counted and may be longer than the context. A raw prompt
-        has no session context, nor has a prompt that does not use the cache.
+        and a prompt that does not use the cache have no session context.
         """
         if is_raw(prompt):
             return None, self.builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
@@ -128,16 +128,16 @@ class SessionPromptBuilder:
     def content(
         self, prompt: Prompt, context: SessionContext | None, images: PromptImages
     ) -> PromptContent:
-        """Return the messages for the template, with the turns that are remembered.
+        """Return the messages for the template, with the remembered turns.
 
-        Text that is remembered with them serves only the prompt's API key.
+        The text of remembered turns serves only the prompt's API key.
         """
         messages, loaded = prompt.messages, list[str]()
         turns: Sequence[Turn | None] = ()
         if context is not None:
             messages, loaded, turns = context.messages, context.loaded, context.turns
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        if prompt.continues and turns:  # the last turn goes on from the client's own text
+        if prompt.continues and turns:  # the client's own text begins the last turn
             turns = [*turns[:-1], None]
         return PromptContent(
             messages,
@@ -151,7 +151,7 @@ class SessionPromptBuilder:
         )
 
     def explain(self, context: SessionContext, built: BuiltPrompt) -> None:
-        """Set the context's divergence: where the prompt leaves its own conversation, and why."""
+        """Set the context's divergence: where and why the prompt leaves the conversation."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         system_end = self.facts.cut_rule.system_end(tokens)
@@ -159,7 +159,7 @@ class SessionPromptBuilder:
         context.doubtful, context.prefix = built.doubtful, built.prefix
 
         def boundary(count: int) -> tuple[int, bool] | None:
-            """Return how many tokens of `count` messages begin the prompt, and if all do."""
+            """Return how many tokens of `count` messages begin the prompt, and whether all do."""
             whole = self.content(context.prompt, context, context.images)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
@@ -168,7 +168,7 @@ class SessionPromptBuilder:
                 keys = self.builder.build(part, adds_header=False).keys
             except ClientLeft:
                 raise
-            except RequestError:  # a template may refuse a conversation with such an end
+            except RequestError:  # a template may refuse a conversation that ends so
                 return None
             covered = common_length(keys, tokens)
             return covered, covered == len(keys)
@@ -185,16 +185,16 @@ class SessionPromptBuilder:
 
 
 def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> PrefixQuery | None:
-    """Return the beginning of the next prompt, up to its next message. Prompt thread.
+    """Return the beginning of the likely next prompt, without the next message. Prompt thread.
 
-    Return None if the slot holds those tokens already, or if the template refuses them.
+    Return None if the slot holds those tokens already, or if the template refuses the messages.
     """
     assert request.slot is None, request.request_id
     context, facts = request.session_context, prompts.facts
     if context is None or context.answer is None:
         return None
     try:
-        # The conversation with the answer and empty messages behind it.
+        # The conversation with the answer, and empty messages after the answer.
         echo, following = _continuation(context.answer, context.turn)
         content = prompts.content(context.prompt, context, context.images)
         before = len(content.messages) - content.continues
@@ -230,7 +230,7 @@ def predict_next_prompt(request: Request, prompts: SessionPromptBuilder) -> Pref
 def _continuation(
     said: TurnContent, turn: Turn | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return an answer as a client echoes it, and the messages that follow it, empty."""
+    """Return an answer as a client echoes it, and empty messages to follow the answer."""
     echo: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.reasoning:
         echo["reasoning_content"] = said.reasoning
@@ -250,9 +250,9 @@ RECENT_MAX: Final = 64  # remembered prompts
 
 
 class RecentPrompts:
-    """Keeps the newest prompts by request id. The prompt threads share it.
+    """Keeps the newest prompts by request id. Shared by the prompt threads.
 
-    Invariant: it holds at most `RECENT_MAX` prompts, and none unless `is_on` (LOG_PROMPTS and an
+    Invariant: at most `RECENT_MAX` prompts are kept, and none unless `is_on` (LOG_PROMPTS and an
     API key are set).
     """
 
@@ -267,20 +267,20 @@ class RecentPrompts:
             return
         self._by_request[message.request_id] = (message.prompt.speaker.key, ids)
         while len(self._by_request) > RECENT_MAX:
-            self._by_request.pop(next(iter(self._by_request)), None)  # another thread may be first
+            self._by_request.pop(next(iter(self._by_request)), None)  # another thread may pop first
 
     def ids_of(self, request_id: str, api_key: str) -> list[int] | None:
-        """Return a prompt's ids to the API key that sent it; "" = any key. None if unknown."""
+        """Return the ids of a prompt that this API key sent ("" = any key); None if unknown."""
         owner, ids = self._by_request.get(request_id, ("", None))
         return ids if api_key in ("", owner) else None
 
 
 _NO_IMAGES: PromptImages = {}
-CHARACTERS_MAX: Final = 16  # characters of a token, except runs of blanks
+CHARACTERS_MAX: Final = 16  # most characters of a token, except runs of blanks
 
 
 class RequestBuilder:
-    """Makes a Request of each Submit. The prompt threads share it.
+    """Makes a Request of each Submit. The prompt threads share one builder.
 
     Invariant: `build` returns a complete request or raises a RequestError.
     """
@@ -316,7 +316,7 @@ class RequestBuilder:
         splitter, guide, calls = self._readers(message, built, context)
         new_id = self._prompts.sessions.new_id
         query, prompt_name = self._query(message, built, root, context)
-        # Whether the answer continues text of the prompt.
+        # Whether the answer continues a text of the prompt.
         goes_on = is_raw(message.prompt) or message.prompt.continues
         return Request(
             lease=lease,
@@ -358,7 +358,7 @@ class RequestBuilder:
                 else None
             ),
             suspicion=Suspicion(prompt_name, suspects),
-            # A prefill alone adds nothing to its session.
+            # A prefill alone adds nothing to a session.
             session_context=None if message.prefill_only else context,
         )
 
@@ -369,7 +369,7 @@ class RequestBuilder:
         return min(asked, self._facts.context_tokens - len(built.ids))
 
     def _prediction(self, message: Submit, built: BuiltPrompt) -> list[int]:
-        """Return the tokens of the client's prediction, at most as many as the answer may have."""
+        """Return the tokens of the client's prediction, cut to the longest allowed answer."""
         if self._facts.drafts.of(message.sampling.speculate) != "all":
             return []
         tokens = min(self._tokens_max(message, built), PREDICTION_TOKENS_MAX)
@@ -384,7 +384,7 @@ class RequestBuilder:
         root: PrefixHash,
         context: SessionContext | None,
     ) -> tuple[PrefixQuery, PrefixHash]:
-        """Return the prompt as the cache searches it, with its cuts, and the prompt's hash."""
+        """Return the prompt in the form for cache searches, with cuts, and the prompt's hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
         number = context.conversation if context is not None else 0
@@ -411,9 +411,9 @@ class RequestBuilder:
     def _readers(
         self, message: Submit, built: BuiltPrompt, context: SessionContext | None
     ) -> tuple[AnswerSplitter | None, TokenMask | None, CallDrafts | None]:
-        """Return the answer's splitter, its guide, which enforces constraints, and its call drafts.
+        """Return the answer's splitter, the guide that enforces constraints, and the call drafts.
 
-        A raw prompt has none of them. Raises RequestError.
+        For a raw prompt all three are None. Raises RequestError.
         """
         prompt = message.prompt
         if is_raw(prompt):
@@ -449,9 +449,9 @@ class RequestBuilder:
 
 
 def constraints_of(message: Submit) -> Constraints:
-    """Return a request's constraints, with no thinking budget if thinking is switched off.
+    """Return a request's constraints; the thinking budget is 0 if thinking is switched off.
 
-    A model may open a think block although thinking is off in its template, and then never write
+    Even if thinking is off in the template, a model may open a think block, and then never write
     the constrained answer.
     """
     constraints = message.constraints
@@ -469,7 +469,7 @@ def root_of(
     `adapters` maps each adapter's name to the identity of its files.
 
     Raises:
-        RequestError: 404, the worker has no such adapter.
+        RequestError: 404, if the worker has no such adapter.
     """
     if api_key := message.prompt.speaker.key:
         root = key_root(root, api_key)
@@ -493,10 +493,10 @@ def family_of(prompt: Prompt) -> str:
 
 
 def queue_name_of(prompt: Prompt, *, goes_on: bool) -> str:
-    """Return the name of the fair queue for a request: one queue for a session and its sub-agents.
+    """Return the name of a request's fair queue; a session and its sub-agents share one.
 
     A conversation without a session name has a queue of its own once it `goes_on` from an answer of
-    this worker. All other requests of a client share one queue: a program that sends a hundred
+    this worker. All other requests of a client share one queue, so a program that sends a hundred
     questions at once has one queue, even if the questions contain examples of answers.
     """
     speaker = prompt.speaker
@@ -506,7 +506,7 @@ def queue_name_of(prompt: Prompt, *, goes_on: bool) -> str:
 
 
 def _shown_tools(prompt: Prompt, names: Sequence[str]) -> list[Any]:
-    """Return the tools of the prompt, with the deferred tools that are loaded or in `names`."""
+    """Return the prompt's tools, and the deferred tools that are loaded or in `names`."""
     loaded = set(names)
     for message in prompt.messages:
         loaded.update(message.get("tool_references") or ())

@@ -1,6 +1,6 @@
-"""Ends a worker's threads in an order that never interrupts a GPU in its work.
+"""Ends a worker's threads in an order that never interrupts a computing GPU.
 
-Only the main thread ends the process. A signal or a broken thread just begins the shutdown here;
+Only the main thread ends the process. A signal or a broken thread only begins the shutdown;
 the inference thread first finishes its chunk and leaves the device.
 """
 
@@ -23,7 +23,7 @@ FETCHING: Final = "files"  # step of a start that computes nothing, perhaps for 
 
 
 class Shutdown:
-    """Tells all threads of a worker that it ends, and holds the exit code.
+    """Tells all threads that the worker ends, and holds the exit code.
 
     Any thread may call any method; `wait_for` blocks. A signal handler calls `begin`, so this class
     takes no lock.
@@ -54,7 +54,7 @@ class Shutdown:
     def is_gone(self) -> bool:
         """False while the worker goes on; ends the calling thread once the shutdown has begun.
 
-        It lets `while_awaited` stop renderings of a start, as a client's lease stops others.
+        With this, `while_client_waits` stops renderings of a start as if a client had left.
         """
         if self._is_begun:
             raise SystemExit
@@ -78,7 +78,7 @@ class Shutdown:
             self.begin(EXIT_BROKEN)
 
     def start_thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        """Start a daemon thread; the worker ends if it raises."""
+        """Start a daemon thread; the worker ends if the thread raises."""
 
         def work() -> None:
             with self.guard(name):
@@ -89,13 +89,13 @@ class Shutdown:
         return thread
 
     def wait_for(self, inference: threading.Thread) -> None:
-        """Wait until the inference thread has left the device, for CHUNK_WAIT_S at most."""
+        """Wait at most CHUNK_WAIT_S until the inference thread has left the device."""
         inference.join(SAY_AFTER_S)
         if not (inference.is_alive() and self._computes):
             return
         until = awake_s() + CHUNK_WAIT_S - SAY_AFTER_S
         while inference.is_alive() and (left_s := until - awake_s()) > 0:
-            # Short waits, as a single long wait may end late after a Mac slept.
+            # Short waits, because one long wait may end late after a Mac slept.
             inference.join(min(left_s, JOIN_S_MAX))
 
     def record_end(self, inference: threading.Thread) -> None:

@@ -56,16 +56,16 @@ class StartSteps:
         every_s: float = LOG_EVERY_S,
         on_step: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`held_bytes` returns the bytes of the model's arrays so far; another thread calls it.
+        """`held_bytes` returns the present bytes of the model's arrays; another thread calls it.
 
-        `on_step` is called with the name of each step before it begins, and may raise to prevent
-        it.
+        Before each step, `on_step` is called with the step's name, and may raise to prevent the
+        step.
         """
         self._held_bytes = held_bytes
         self._on_step = on_step
         self._every_s = every_s
         self._began_at = time.monotonic()
-        # Name, start and bytes of the current step; assigned at once, as a thread reads it.
+        # Name, start and bytes of the current step; one assignment, because a thread reads it.
         self._step = ("", self._began_at, 0)
         self._taken: list[tuple[str, float]] = []  # names and seconds of the finished steps
         self._is_over = threading.Event()
@@ -73,7 +73,7 @@ class StartSteps:
         self._thread.start()
 
     def begin(self, name: str, nbytes: int = 0) -> None:
-        """Begin a step; `nbytes` is what it will load into memory, 0 if not known."""
+        """Begin a step, which will load `nbytes` into memory; 0 = not known."""
         if name:
             self._on_step(name)
         now = time.monotonic()
@@ -83,7 +83,7 @@ class StartSteps:
         self._step = (name, now, nbytes)
 
     def heartbeat(self) -> Heartbeat:
-        """Return the heartbeat of a worker that loads its model. Any thread."""
+        """Return the heartbeat while the model is loaded. Any thread."""
         name, since, nbytes = self._step
         return Heartbeat(
             "loading",
@@ -99,7 +99,7 @@ class StartSteps:
         )
 
     def end(self) -> str:
-        """End the last step; return the seconds of the start and of each step, for the log."""
+        """End the last step; return the log's text on the seconds of the start and of each step."""
         self.begin("")
         self._is_over.set()
         steps = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in self._taken)

@@ -1,7 +1,7 @@
 """Defines the queues by which the threads of a worker hand work to each other.
 
 Prompts are sorted by the time that they may take, so that a short prompt never waits for a long
-prompt. Each lane is a queue with a thread of its own, which takes its prompts one after the other.
+prompt. Each lane is a queue with a thread of its own, which takes the prompts one after the other.
 """
 
 import math
@@ -28,27 +28,27 @@ class InferenceTask:
     run: Callable[[], Up]
 
 
-# To the image thread, from the wire thread. None ends a thread, here and below.
+# From the wire thread to the image thread. None ends the thread, also in the queues below.
 ImageJobs = queue.SimpleQueue[tuple[ClientLease, Submit | Count] | None]
 
 PromptJob = Submit | Count | Status | MessageWithImages | RenderNextPrompt
-# To a prompt thread (see `PromptLanes`), from the wire thread, the image thread, and the inference
+# To a prompt thread (see `PromptLanes`) from the wire thread, the image thread, and the inference
 # thread (RenderNextPrompt).
 PromptJobs = queue.SimpleQueue[tuple[ClientLease, PromptJob] | None]
 
 InferenceItem = Request | PrefixQuery | RecallDone | InferenceTask
-# To the inference thread, from a prompt thread (Request; PrefixQuery is a prompt that is likely to
-# come, for idle time), the disk thread (RecallDone) and the wire thread (InferenceTask).
+# To the inference thread from a prompt thread (Request, or for idle time a PrefixQuery of a likely
+# next prompt), the disk thread (RecallDone) and the wire thread (InferenceTask).
 Inbox = queue.SimpleQueue[InferenceItem]
 
 
 # Largest weight of each lane. Weights are in characters of text; a thread renders and tokenises
 # some 5 million characters a second, so a lane's prompts take 15 ms, 0.4 s, or any time.
 LANE_WEIGHTS: Final = (65_536, 2_097_152, math.inf)
-VALUE_WEIGHT: Final = 16  # weight of a JSON value beside its text
+VALUE_WEIGHT: Final = 16  # weight of a JSON value besides its text
 ID_WEIGHT: Final = 4  # weight of a token
-PAIR_WEIGHT: Final = 1 / 4  # weight of each pair of messages: gpt-oss's template compares calls
-# Compiling a grammar takes up to seconds, so a request with a grammar is not for the first lane.
+PAIR_WEIGHT: Final = 1 / 4  # weight of a pair of messages: gpt-oss's template compares calls
+# Compiling a grammar may take seconds, so no request with a grammar gets into the first lane.
 GRAMMAR_WEIGHT: Final = 65_536
 
 
@@ -68,7 +68,7 @@ class PromptLanes:
 
 
 def lane_of(job: PromptJob) -> int:
-    """Return the number of a job's lane, in 20 ms at most for a job of any size."""
+    """Return the number of a job's lane. Takes at most 20 ms, whatever the job's size."""
     weight = _weight(job)
     return next(lane for lane, weight_max in enumerate(LANE_WEIGHTS) if weight <= weight_max)
 
@@ -86,7 +86,7 @@ def _weight(job: PromptJob) -> float:
         case Submit():
             constraints = job.constraints
             is_free = constraints.tool_choice == "auto" and not constraints.is_json
-            # Counted in bytes: a character of the prediction may be as many tokens as bytes.
+            # In bytes, because each byte of the prediction may be a token.
             predicted = len(job.prediction.encode(errors="surrogatepass"))
             return _prompt_weight(job.prompt) + predicted + (0 if is_free else GRAMMAR_WEIGHT)
 
@@ -99,7 +99,7 @@ def _prompt_weight(prompt: Prompt) -> float:
 
 
 def _json_weight(values: Iterable[Any]) -> float:
-    """Return the weight of nested JSON; counting stops where only the last lane is left."""
+    """Return the weight of nested JSON; counting stops once only the last lane is left."""
     weight = 0
     waiting = list(values)
     while waiting and weight <= LANE_WEIGHTS[-2]:

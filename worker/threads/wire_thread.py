@@ -50,8 +50,8 @@ ENDING = "The worker of this request ends. Send the request again."
 class WireThread:
     """Holds the socket and the table of open requests. Owner: the main thread.
 
-    Invariants: every request in `_open` leaves it by exactly one answer, and `_arriving` is a
-    subset of it. Other threads call only `send` and `beat_now`.
+    Invariants: exactly one answer removes a request from `_open`, and `_arriving` is a subset of
+    `_open`. Other threads call only `send` and `beat_now`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WireThread:
         self._arriving: dict[str, None] = {}  # ids of the Submits that are being rendered
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
-        self.short_turns = False  # whether answers stream beside a worker that embeds
+        self.short_turns = False  # whether an embedding worker must use short forwards
         # Set once the model is loaded, before the first heartbeat with "ready".
         self.run_in_inference: Callable[[Status], None] | None = None
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
@@ -90,7 +90,7 @@ class WireThread:
             if self._port.gone:
                 self.forget_gone_peers()
             if awake_s() >= self._next_beat:
-                # stdin ends when the supervisor, which holds its other end, is gone.
+                # stdin ends when the supervisor is gone, which holds the other end of the pipe.
                 readable, _, _ = select.select([sys.stdin], [], [], 0)
                 if readable and not self._is_ending and not os.read(sys.stdin.fileno(), 4096):
                     return
@@ -103,7 +103,7 @@ class WireThread:
         """Send a message to the proxy of its request. An answer closes the request. Any thread."""
         request_id: str = getattr(message, "request_id", "")
         is_answer = isinstance(message, ANSWERS)
-        # `pop` is one step of the interpreter: if two threads answer, one finds the request open.
+        # `pop` is one step of the interpreter: if two threads answer, only one finds the request.
         lease = self._open.pop(request_id, None) if is_answer else self._open.get(request_id)
         if lease is None:
             return
@@ -112,15 +112,15 @@ class WireThread:
         self._port.post(lease.peer, message)
 
     def beat_now(self) -> None:
-        """Send a heartbeat at once, as the model is loaded. Any thread."""
+        """Send a heartbeat at once, because the model is loaded. Any thread."""
         self._next_beat = 0.0
         self._port.wake()
 
     def end_requests(self, *, sends_failures: bool) -> None:
         """Refuse new requests from now on, and fail the open requests if asked. Main thread.
 
-        Without failures, clients learn of the end of the process. A broken worker sends none: one
-        of the open requests may have broken it, and no other worker may get that request.
+        Without failures, clients notice the end of the process. A broken worker sends none, because
+        an open request may have broken the worker, and no other worker may get that request.
         """
         self._is_ending = True
         for request_id in list(self._open) if sends_failures else ():
@@ -163,7 +163,7 @@ class WireThread:
                 self.image_jobs.put((lease, message))
                 return
         elif isinstance(message, Status) and message.what in INFERENCE_TASKS:
-            assert self.run_in_inference is not None, "ready workers have it"
+            assert self.run_in_inference is not None, "a ready worker lacks run_in_inference"
             self.run_in_inference(message)
             return
         self._put((lease, message))

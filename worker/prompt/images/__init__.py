@@ -1,1 +1,1 @@
-"""Decodes images, runs the model's processor on them, and puts their tokens into prompts."""
+"""Decodes images, runs the model's processor, and puts the tokens of images into prompts."""

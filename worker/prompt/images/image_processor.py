@@ -1,9 +1,9 @@
-"""Decodes image files, runs them through the model's processor, and remembers the results.
+"""Decodes image files, runs the model's processor on the images, and remembers the results.
 
-No other module decodes images: a file is untrusted until it is decoded. Only Pillow's reader for
-the format that the first bytes show is called, by its class, so that no other decoder ever runs.
-The size that a file claims is checked before any pixel is decoded. A processor's outputs leave this
-module as NumPy arrays. Imports no MLX of its own.
+No other module decodes images, because a file is untrusted until it is decoded. The first bytes
+give the format, and only the class of Pillow that reads this format is called, so that no other
+decoder ever runs. The size that a file claims is checked before any pixel is decoded. A processor's
+outputs leave this module as NumPy arrays. This module itself imports no MLX.
 """
 
 import functools
@@ -30,11 +30,11 @@ from hearth.worker.cache.image_keys import PromptImage, identity_of
 
 log = logging.getLogger(__name__)
 
-# Pillow warns, for example, of metadata that it skips. Operators need no such warnings.
+# Pillow warns, for example, of skipped metadata. Operators need no such warnings.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 PIXELS_MAX: Final = 40_000_000
-SEGMENTS_MAX: Final = 500  # the limit of libjpeg's own fuzzers; a camera's file has some 10
+SEGMENTS_MAX: Final = 500  # the limit in libjpeg's own fuzzers; a camera's file has some 10
 
 _READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
     "PNG": PngImageFile,
@@ -42,7 +42,7 @@ _READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
     "GIF": GifImageFile,
     "WebP": WebPImageFile,
 }
-# First bytes -> format; formats without a reader are listed to be refused by name.
+# First bytes -> format. Formats without a reader are listed so that a refusal can name them.
 _MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"\xff\xd8\xff", "JPEG"),
@@ -59,14 +59,14 @@ _MAGIC: Final = (
 _BRANDS: Final = {b"avif": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 
 ARRAYS_BYTES_MAX: Final = 256 * 1024 * 1024
-FACTS_MAX: Final = 1_024  # images known without decoding; some 5 KB each
+FACTS_MAX: Final = 1_024  # images whose facts are remembered; some 5 KB each
 
 _PROBE_SIZE: Final = (224, 224)  # pixels; a size that every processor takes
 _TEXT_ARRAYS: Final = ("input_ids", "attention_mask", "labels")
-# Arrays with one value a token of the text, which mark the tokens of images.
+# Arrays with one value per token of the text; the values mark the tokens of images.
 _TOKEN_ARRAYS: Final = frozenset(("token_type_ids", "mm_token_type_ids", "images_seq_mask"))
-# The tiles of each image in DeepSeek-VL2. Its encoder looks for a row of zeros behind the last
-# tile, and reads beyond the array if there is none.
+# The tiles of each image in DeepSeek-VL2. The encoder searches for a row of zeros after the last
+# tile, and reads beyond the array if there is no such row.
 _CROPS: Final = "images_spatial_crop"
 _NUMBERS: Final = "biuf"  # NumPy kinds for the encoder; some processors also return texts
 _WORD: Final = "alpha"  # a word that no template writes by itself
@@ -76,7 +76,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """The processor's output for one image: text, the image's tokens, text; and its arrays."""
+    """The processor's output for one image: tokens, the text around the tokens, and arrays."""
 
     before: str
     ids: NDArray[np.int32]
@@ -86,7 +86,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The facts about an image that stay known when its arrays are gone."""
+    """The facts about an image that stay known after its arrays are evicted."""
 
     identity: bytes
     ids: NDArray[np.int32]
@@ -94,17 +94,17 @@ class _Facts:
 
 
 class ImageReader:
-    """Reads image files as the model's processor does, and remembers the results.
+    """Reads image files with the model's processor, and remembers the results.
 
     `before` and `after` are the text that the processor writes around every image.
     `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known", and
     the code of each refusal. The inference thread counts "again", the image thread all others.
     Owner: the image thread. Other threads call `forget`, and a PromptImage's `inputs`. If the
     arrays are gone, `inputs` waits for the image that is being decoded. The processor's tokenizer
-    belongs to this reader alone, since each call changes its settings.
-    Memory: ARRAYS_BYTES_MAX of arrays (a larger image stays alone) and FACTS_MAX facts. A
+    belongs to this reader alone, since each call changes the tokenizer's settings.
+    Memory: ARRAYS_BYTES_MAX of arrays (only one image if that is larger) and FACTS_MAX facts. A
     PromptImage holds its file, and lives as long as its request. One image is decoded at a time;
-    with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at PIXELS_MAX.
+    with the processor's copies, decoding takes at most 16 bytes per pixel, 640 MB at PIXELS_MAX.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class ImageReader:
         marker: str,
         pixels_max: int = PIXELS_MAX,
     ) -> None:
-        """Take `marker`, which the chat template writes for an image, and the model's `config`.
+        """Probe the processor; `marker` is what the chat template writes for an image.
 
         Raises:
             StartError: the processor cannot read images.
         """
-        from mlx_vlm import prepare_inputs  # takes seconds, and a text model has no images
+        from mlx_vlm import prepare_inputs  # takes seconds; not for text models
 
         self.counts: Counter[str] = Counter()
         self._prepare = prepare_inputs
@@ -140,7 +140,7 @@ class ImageReader:
         self.before, self.after = probe.before, probe.after
 
     def _probed(self, image: Image.Image) -> _Expansion:
-        """Return the output for an image; a processor that refuses padding gets none from now on.
+        """Return the output for an image; if the processor refuses padding, stop passing padding.
 
         Raises:
             StartError: the processor cannot read the image.
@@ -153,17 +153,17 @@ class ImageReader:
                     raise
                 self._processor.process = functools.partial(unpadded, self._processor)
                 return self._expanded(image)
-        except Exception as error:  # a processor is the model's own program
+        except Exception as error:  # a processor is a program of the model
             raise StartError(f"The model's processor cannot read images: {error}") from error
 
     def read(self, digest: str, data: bytes, owner: str = "") -> PromptImage:
         """Return the image of the file `data`, which `digest` names.
 
-        The results are remembered for `owner` alone, so that nobody can find out by an answer's
-        speed which images others have sent.
+        The results are remembered for `owner` alone. Otherwise the speed of an answer would reveal
+        which images others have sent.
 
         Raises:
-            RequestError: 400; see `decoded`, and `image_refused` if the processor refuses it.
+            RequestError: 400, as in `decoded`, or `image_refused` by the processor.
         """
         facts, outcome = self._facts.get(owner, digest), "known"
         if facts is None:
@@ -190,7 +190,7 @@ class ImageReader:
         """Return the encoder's inputs, read-only. Any thread.
 
         Raises:
-            RequestError: the image can no longer be decoded, for lack of memory.
+            RequestError: memory is too short to decode the image again.
         """
         expansion = self._arrays.get(owner, digest)
         if expansion is None:
@@ -205,7 +205,7 @@ class ImageReader:
             image = decoded(data, self._pixels_max)
             try:
                 expansion = self._expanded(image)
-            except Exception as error:  # it took the probe, so it refuses this image
+            except Exception as error:  # the probe passed, so the processor refuses this image
                 raise _refused(image, str(error.__context__ or error)) from error
             if (expansion.before, expansion.after) != (self.before, self.after):
                 raise _refused(image, "it would be cut into several")
@@ -248,13 +248,13 @@ class ImageReader:
         return np.array(outputs["input_ids"]).reshape(-1).tolist(), arrays
 
     def _refuse_numbered(self, probe: Image.Image, run: Sequence[int]) -> None:
-        """Raise if a second image is written differently from a first.
+        """Raise if the processor writes a second image differently from a first image.
 
-        An image is read without knowing how many images stand before it.
+        An image is read without regard to the images before it.
         """
         try:
             ids, _ = self._processed([probe, probe])
-        except Exception as error:  # a processor that takes one image gets one at a time
+        except Exception as error:  # the processor takes only one image, which suffices
             log.debug("a second image is refused by the processor: %s", error)
             return
         both, single = ("".join(f"<{token}>" for token in tokens) for tokens in (ids, run))
@@ -271,7 +271,7 @@ class ImageReader:
     # ------------------------------------------------------------ memory
 
     def forget(self) -> None:
-        """Forget every image, except an image that is being read. Any thread."""
+        """Forget all images, except an image that is being read. Any thread."""
         self._facts.clear()
         self._arrays.clear()
 
@@ -285,16 +285,16 @@ class ImageReader:
 def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any) -> Any:
     """Return a processor's output for a text and its images, without further arguments.
 
-    mlx-vlm 0.7.10 calls `process` if a processor has it, and passes `padding`, which is meant for
-    the tokenizer. Its processor of Llava passes all arguments on to its image processor, where
-    transformers 5.4 and newer refuse `padding` (mlx-vlm's issue 870, fixed upstream for PaliGemma
+    mlx-vlm 0.7.10 calls a processor's `process`, if any, and passes `padding`, which is meant for
+    the tokenizer. Llava's processor passes all arguments on to an image processor, which refuses
+    `padding` in transformers 5.4 and newer (mlx-vlm's issue 870, fixed upstream for PaliGemma
     alone). One image and its marker are one text, which needs no padding.
     """
     return processor(text=text, images=images)
 
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:
-    """Return the memory of the arrays, at most the whole limit, so that the newest image stays."""
+    """Return the bytes of the arrays, but at most the limit, so that the newest image stays."""
     return min(max(1, sum(array.nbytes for array in expansion.arrays.values())), ARRAYS_BYTES_MAX)
 
 
@@ -316,8 +316,8 @@ def _refused(image: Image.Image, reason: str) -> RequestError:
 def image_marker(tokenizer: Any, processor: Any) -> str | None:
     """Return the text that the chat template writes for an image in a user's message.
 
-    If the template shows no image, return the processor's own marker. None if that is unknown, or
-    if the template numbers its images; then the model takes no images.
+    If the template shows no image, return the processor's own marker. Return None if that is
+    unknown or the template numbers images; then the model takes no images.
     """
     text: dict[str, str] = {"type": "text", "text": _WORD}
     head, found, tail = _rendered(tokenizer, [text]).partition(_WORD)
@@ -338,7 +338,7 @@ def image_marker(tokenizer: Any, processor: Any) -> str | None:
 
 
 def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
-    """Return a user's message as the template shows it; "" if the template refuses it."""
+    """Return the rendered text of a user's message; "" if the template refuses the message."""
     render: Callable[..., str] = tokenizer.apply_chat_template
     try:
         return render([{"role": "user", "content": content}], tokenize=False)
@@ -355,12 +355,12 @@ def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
 def decoded(data: bytes, pixels_max: int) -> Image.Image:
     """Return the upright RGB image of a file: PNG, JPEG, WebP, or a GIF's first frame.
 
-    Transparency becomes white, as on the pages that such images are made for: the pixels under it
-    are often black, and black text on black cannot be read. Of 16 bits a channel the upper 8 count.
-    Beside the file, decoding takes 4 to 16 bytes a pixel, the most for WebP.
+    Transparent pixels become white, as on the pages that such images are made for. Often these
+    pixels are stored as black, and black text on black cannot be read. Channels of 16 bits are cut
+    to the upper 8 bits. Decoding takes 4 to 16 bytes per pixel besides the file; WebP takes most.
 
     Raises:
-        RequestError: 400; `image_type`, `image_too_many_pixels` or `image_broken`.
+        RequestError: 400, with code `image_type`, `image_too_many_pixels` or `image_broken`.
     """
     assert pixels_max > 0, pixels_max
     kind = _kind_of(data)
@@ -386,7 +386,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
 
 
 def _kind_of(data: bytes) -> str:
-    """Return the file's format by its first bytes. Raises RequestError if it cannot be read."""
+    """Return the format by the file's first bytes. Raises RequestError for other formats."""
     kind = next((name for magic, name in _MAGIC if data.startswith(magic)), "")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         kind = "WebP"
@@ -402,10 +402,10 @@ def _kind_of(data: bytes) -> str:
 
 
 def _refuse_segments(kind: str, data: bytes) -> None:
-    """Raise for a JPEG that would take minutes: each scan is a pass over the whole image.
+    """Raise for a JPEG that would take minutes.
 
-    So is each piece of metadata, over all earlier metadata. Compressed data cannot contain these
-    bytes.
+    Each scan is a pass over the whole image, and each piece of metadata is a pass over all earlier
+    metadata. Compressed data cannot contain the marker bytes of either.
     """
     for marker, name in ((b"\xff\xda", "scans"), (b"Exif\0\0", "pieces of metadata")):
         count = data.count(marker) if kind == "JPEG" else 0
@@ -433,7 +433,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return a grey image of 16 bits as one of 8 bits; Pillow's `convert` clips light values."""
+    """Return a grey 16-bit image with 8 bits; Pillow's `convert` would clip light values."""
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)
     if isinstance(clear := image.info.get("transparency"), int):
