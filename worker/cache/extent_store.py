@@ -17,9 +17,7 @@ from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.image_keys import image_count
 
 MB: Final = 1024 * 1024
-BUFFERS_MAX: Final = (
-    400_000  # of the 499,000 that Metal allows per process; the rest is for weights
-)
+BUFFERS_MAX: Final = 400_000  # of Metal's 499,000 per process; weights and steps need the rest
 
 
 @dataclass(slots=True)
