@@ -247,7 +247,7 @@ def _header(record: Record) -> bytes:
 
 
 def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
-    """Return the checksum of a file with the bytes `head`, which has the whole header, and `rest`."""
+    """Return the checksum of a file: of `head`, at least the whole header, and of `rest`."""
     digest = xxh3_128(head[:_CHECKSUM_FROM])
     digest.update(head[_CHECKSUM_TO:])
     for part in rest:
