@@ -19,9 +19,9 @@ SPONSOR_WAIT_S = 600.0  # a line that was used this recently can become the spon
 class Conversation:
     """What the session store knows of a prompt's conversation. Immutable."""
 
-    number: int = 0  # number of its first line in reports; 0 = the session store was not asked
+    number: int = 0  # number of the first line in reports; 0 = the session store was not asked
     family: str = ""  # id that all lines of one session share; "" = unknown
-    is_side: bool = False  # a title or a topic check, which is not likely to continue
+    is_side: bool = False  # whether this is a title or a topic check, unlikely to continue
 
 
 UNKNOWN: Final = Conversation()
@@ -34,24 +34,24 @@ class LinePriority:
     Invariant: a sponsor has no sponsor. Owner: the inference thread.
     """
 
-    number: int  # number of its conversation
+    number: int  # number of the conversation
     opened_at: float
     used_at: float
-    turns: int = 1  # number of prompts on its path, including prompts before its branch point
+    turns: int = 1  # number of prompts on the path, including prompts before the branch point
     is_running: bool = False
     sponsor: "LinePriority | None" = field(default=None, repr=False)
-    family: str = ""  # id of its session; "" if the client names no session
-    is_side: bool = False  # a title or a topic check of its session
-    ended_at: float = 0.0  # end of its own last request, not of a sponsored line's
-    tip: PrefixHash | None = None  # last cut of its last prompt
-    resumed_at: int = 0  # tokens that its last prompt reused
-    read_to: int = 0  # tokens of its last prompt
+    family: str = ""  # id of the session; "" if the client names no session
+    is_side: bool = False  # whether this is a title or a topic check of the session
+    ended_at: float = 0.0  # end of the line's last request, without requests of sponsored lines
+    tip: PrefixHash | None = None  # last cut of the last prompt
+    resumed_at: int = 0  # number of tokens that the last prompt reused
+    read_to: int = 0  # number of tokens of the last prompt
 
     def likelihood(self, now: float, ttl_s: float) -> float:
         """Return how likely the line is needed again, relative to a line just opened (1.0).
 
-        A line that was not used for `ttl_s` (0 = no limit) has likelihood zero: its KV is evicted
-        first, or freed the next time the worker is idle (`worker/kv/idle_work.py`).
+        A line that was not used for `ttl_s` (0 = no limit) has likelihood zero. KV of such a line
+        is evicted first, or freed the next time the worker is idle (`worker/kv/idle_work.py`).
         """
         age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
         if ttl_s and age_s > ttl_s:
@@ -70,7 +70,7 @@ class LinePriority:
 class LinePriorities:
     """All lines. Opens lines, and records when requests begin and end.
 
-    A conversation has one line, or several if its requests overlapped or its KV came from disk.
+    A conversation has one line, or several if requests overlapped or KV came from disk.
     Owner: the inference thread.
     """
 

@@ -1,7 +1,7 @@
 """Evicts kept KV to make room: KV of least worth first, and no KV worth more than the new KV.
 
 Worth is likelihood of need x tokens to prefill again / bytes. Eviction goes leaf by leaf, so that
-a shared extent outlives its branches. KV of which a live slot has a copy goes before all other KV.
+a shared extent outlives its branches. Kept KV that a live slot has too goes before all other KV.
 Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines for frequency.
 """
 
@@ -44,7 +44,7 @@ NEAR: Final = 2_048  # length of a prompt's end, in tokens, that counts as the l
 
 @dataclass(slots=True)
 class EvictedEntry:
-    """All that was evicted of one line so far."""
+    """Everything evicted so far of one line."""
 
     line: LinePriority
     root: PrefixNode  # root of the line's prompts: an API key can have its own root
@@ -113,7 +113,7 @@ class Evictor:
         self._ttl_s = ttl_s
         self.evicted: Counter[str] = Counter()  # evicted parts by kind
         self.evicted_bytes: Counter[str] = Counter()  # freed bytes by kind
-        # Called with an extent before any part of it is evicted.
+        # Called with an extent before any part of the extent is evicted.
         self.before_eviction: Callable[[Extent], None] = lambda _: None
         # Kept for one key: hashes of evicted KV, for `/v1/cache`
         self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # newest last

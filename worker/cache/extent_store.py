@@ -111,13 +111,13 @@ class Extent:
     body: KVArrays | None = None  # rows of the layers that keep every token
     window: KVArrays | None = None  # rows of the window layers from position `window_from` on
     window_from: int = 0
-    holders: set[int] = field(default_factory=set)  # numbers of the slots that hold its rows
-    pinned: int = 0  # number of pins on the extent and its body
-    window_pinned: int = 0  # number of pins on its window
-    is_stored: bool = False  # whether its rows were handed to the disk
-    is_stored_canonical: bool = False  # whether its rows were handed to the disk as canonical rows
-    is_window_stored: bool = False  # whether its window was handed to the disk
-    images: int = 0  # number of images that begin in its tokens
+    holders: set[int] = field(default_factory=set)  # numbers of the slots that hold the rows
+    pinned: int = 0  # number of pins on the extent and on `body`
+    window_pinned: int = 0  # number of pins on `window`
+    is_stored: bool = False  # whether the rows were handed to the disk
+    is_stored_canonical: bool = False  # whether the rows were handed to the disk as canonical
+    is_window_stored: bool = False  # whether the window rows were handed to the disk
+    images: int = 0  # number of images that begin in `tokens`
 
     @property
     def nbytes(self) -> int:

@@ -17,10 +17,10 @@ from hearth.worker.cache.block_hash import Tokens
 
 IDENTITY_BYTES: Final = 16
 
-ImageName = tuple[str, bytes]  # an image's owner and its identity
+ImageName = tuple[str, bytes]  # (owner, identity) of an image
 
 _SIGN: Final = 0x8000_0000
-_INSIDE: Final = 0x4000_0000  # set in every key of an image except its first
+_INSIDE: Final = 0x4000_0000  # bit that is set in all keys of an image except the first
 _FIRST_MAX: Final = -(1 << 30) - 1  # the highest key that begins an image
 
 

@@ -323,7 +323,7 @@ def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exa
 def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> bool:
     """Whether to rewind the slot rather than copy kept KV into another slot.
 
-    If the slot would lose more tokens than a copy has, it is left to its own conversation.
+    A slot that would lose more tokens than a copy has is left to the slot's own conversation.
     """
     position = best.position
     usable = canonical if best.is_canonical else shared

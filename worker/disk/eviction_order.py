@@ -34,13 +34,13 @@ RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): r
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file with what its name and its directory say of it."""
+    """A file with the facts from its name and its directory entry."""
 
     root: str  # name of the file's directory
     name: FileName
     nbytes: int
     used_at: float  # seconds since the epoch
-    is_read: bool = True  # whether a server of this version can read it
+    is_read: bool = True  # whether a server of this version can read the file
 
     @property
     def start(self) -> RootedPrefix:

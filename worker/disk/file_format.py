@@ -220,7 +220,7 @@ def write(handle: int, parts: Iterable[memoryview]) -> None:
 def _header(record: Record) -> bytes:
     """Return the header's length and the header, with zeros in place of the checksum."""
     metadata = {
-        "checksum": _UNSIGNED,  # first, because `_OPENING` ends before its value
+        "checksum": _UNSIGNED,  # first, because `_OPENING` has this key
         "schema": SCHEMA,
         "kind": record.kind,
         "quality": record.name.quality,

@@ -66,7 +66,7 @@ class UsageCounters:
     day: int = 0  # days since the epoch, UTC
     bytes_written: int = 0  # bytes written on that day
     bytes_used: int | None = None  # None = unknown, so that the files have to be counted
-    changes: int = 0  # number of changes to the files; while it stays, no listing is needed
+    changes: int = 0  # number of changes to the files; an equal number means no new listing
     handle: int = -1
     was_damaged: bool = False
 

@@ -145,7 +145,7 @@ class DiskTier:
                 if names[end] != name.end:
                     continue
                 if is_exact and following.get(reached.position) != end:
-                    continue  # this prompt has no cut there
+                    continue  # the prompt has no cut at the file's end
                 if is_exact and not name.is_canonical:
                     self.counts["recalls_not_exact"] += 1
                     continue
@@ -474,7 +474,7 @@ class DiskTier:
         return position - node.position
 
     def _is_worth(self, node: PrefixNode, share: int = 1) -> bool:
-        """Whether a resume point at `node` is worth its bytes.
+        """Whether a resume point at `node` is worth the bytes that it takes.
 
         The rows of the tokens since the last point must take at least 1 / `share` of these bytes.
         """

@@ -244,7 +244,7 @@ class IdleExpiry:
     # ------------------------------------------------------------ to disk
 
     def _offer(self, disk: "DiskTier", pending: Sequence[Extent]) -> bool:
-        """Queue extents for the disk; return whether it accepts more at once."""
+        """Queue extents for the disk; return whether the disk accepts more at once."""
         holders = {slot.number: slot for slot in self._kv_manager.slots}
         end = time.perf_counter() + STEP_S
         for extent in pending:

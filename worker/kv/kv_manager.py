@@ -1,4 +1,4 @@
-"""Manages the live slots and the kept KV of one model: requests check slots out and in here.
+"""Manages the live slots and the kept KV of one model. Requests check slots out and in.
 
 worker/cache/ decides and `KVTransfer` copies; this module calls both for each request.
 """
@@ -159,9 +159,9 @@ class KVManager:
         assert slot.capacity >= rows, (slot.capacity, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
-        """Make room for `rows` and for a draft; return how many draft rows there is room for.
+        """Make room for `rows` and for a draft; return how many rows of the draft fit.
 
-        A draft gets no rows if its rows would be packed in part.
+        A draft gets no rows if some of these would be packed.
         """
         self.grow(slot, rows)
         if slot.format is None and self.rules.format_at(rows + draft_rows) is not None:
@@ -183,7 +183,7 @@ class KVManager:
         return min(tokens * self.row_bytes(slot.format), self.store.budget.free_bytes)
 
     def lend(self, slot: LiveSlot) -> None:
-        """Copy out rows that only this slot holds, before its cache is merged into a batch."""
+        """Copy out rows that only this slot holds, before the cache is merged into a batch."""
         assert slot.is_busy and not slot.lent_extents, "the slot's rows are in a batch"
         slot.lent_extents = slot.held_extents
         self.transfer.release_rows(slot, 0)
@@ -228,9 +228,9 @@ class KVManager:
         self.transfer.evictor.make_room(0, 0, math.inf, time.monotonic())
 
     def _release_surplus_slots(self) -> None:
-        """Release idle slots above their limit, so that kept KV has its share of the memory.
+        """Release idle slots above the slots' limit, so that kept KV has its share of the memory.
 
-        The most needed idle slot always stays: its conversation continues without a copy.
+        The most needed idle slot always stays, so that its conversation continues without a copy.
         """
         idle = self.memory.idle()
         surplus = sum(map(self.slot_bytes, idle)) - self.idle_bytes_max
@@ -351,7 +351,7 @@ class KVManager:
         """Return the disk's figures for `/v1/cache`; None where there is no disk."""
         if self.disk is None:
             return None
-        report, counts = self.disk.thread.report(), +self.disk.counts  # those above 0
+        report, counts = self.disk.thread.report(), +self.disk.counts  # `+` drops counts of 0
         return report | {"counts": report["counts"] | dict(counts)}
 
     def queue_unwritten(self) -> None:

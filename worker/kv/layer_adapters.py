@@ -201,7 +201,7 @@ class LayerMap:
                 )
                 put_rows(leaf, LayerRows(empty).converted(_format(leaf)))
                 leaf.offset = 0
-                mx.eval(rows_of(leaf).arrays)  # MLX counts them before the next request is admitted
+                mx.eval(rows_of(leaf).arrays)  # counted by MLX before the next admission
                 room = min(room, tokens)
                 continue
             old = rows_of(leaf)
@@ -441,10 +441,10 @@ class RewindPoint:
     """The state of a live cache before a forward of several rows, to take the forward back.
 
     A point is valid until the next forward; until then `cut` and `back` may both be called, in any
-    order. Layers with rows of every token lose their last rows. So does a window layer: its array
-    became longer in the forward of several rows. A state layer gets its earlier array back. Only
-    the rows of a branch are copied, to their new positions. A forward of one row overwrites a
-    window in place, so that at most one forward can be taken back.
+    order. Layers with rows of every token lose their last rows. Window layers do too: the forward
+    of several rows made a longer array. A state layer gets the earlier array back. Only the rows of
+    a branch are copied, to their new positions. A forward of one row overwrites a window in place,
+    so that at most one forward can be taken back.
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:

@@ -34,7 +34,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """The cache of encoded images. An evicted image is encoded again when a prompt needs it.
+    """The cache of encoded images. An evicted image is encoded again when needed.
 
     All images that no running prefill reads go at once.
     """

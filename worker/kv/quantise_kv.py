@@ -205,7 +205,7 @@ class KVRows:
     """
 
     layers: tuple[LayerRows, ...]
-    nbytes: int = field(init=False)  # computed once: reports sum thousands of them every second
+    nbytes: int = field(init=False)  # computed once, because reports add up thousands every second
 
     def __post_init__(self) -> None:
         nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
@@ -244,7 +244,7 @@ class LayerStates:
 
 
 def rows_of(layer: Any) -> LayerRows:
-    """Return all rows of a KVCache or QuantizedKVCache in its format, spare capacity included."""
+    """Return all rows of a KVCache or QuantizedKVCache as they are, spare capacity included."""
     if isinstance(layer.keys, tuple | list):
         form = QuantFormat(layer.bits, layer.group_size)
         return LayerRows((*layer.keys, *layer.values), form)
@@ -256,7 +256,7 @@ def put_rows(layer: Any, rows: LayerRows) -> None:
     if rows.format is None:
         layer.keys, layer.values = rows.arrays
     else:
-        # Lists, because QuantizedKVCache assigns to single arrays of them.
+        # Lists, because QuantizedKVCache replaces single arrays.
         layer.keys, layer.values = list(rows.arrays[:3]), list(rows.arrays[3:])
 
 
@@ -300,7 +300,7 @@ def _turbo_cache(bits: float) -> Any:
 # Kept for everybody: TurboQuant's tables
 @cache
 def _unpacker(bits: float, widths: tuple[int, ...]) -> Any:
-    """Return an mlx-vlm cache that can unpack rows of these widths: it has packed such rows."""
+    """Return an mlx-vlm cache that has packed rows of these widths, as unpacking requires."""
     unpacker = _turbo_cache(bits)
     unpacker.update_and_fetch(*(mx.zeros((1, 1, 2, width)) for width in widths))
     return unpacker

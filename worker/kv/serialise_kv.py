@@ -105,7 +105,7 @@ def _array(name: str, array: mx.array) -> Array:
 
 
 def _rows(parts: list[tuple[str, mx.array | None]]) -> LayerRows:
-    """Return a layer's rows after checking them against their labels."""
+    """Return a layer's rows after checking the arrays against their labels."""
     labels = {label for label, _ in parts}
     arrays = tuple(array for _, array in parts if array is not None)
     if len(labels) != 1 or len(arrays) != len(parts):

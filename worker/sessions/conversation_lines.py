@@ -83,7 +83,7 @@ class Line:
     `conversation` is the number of the conversation that the last request's tokens continue, mostly
     the number of the conversation's first line. KV is ranked and reported by `conversation`.
     `past` maps the chain of each earlier request to the request's numbers of messages and tokens.
-    Owner: the ConversationLines that hold it.
+    Owner: the ConversationLines that hold the line.
     """
 
     number: int
@@ -159,7 +159,7 @@ class Session:
         return "side" if line.shape.is_side else "sub-agent"
 
     def line_report(self, line: Line, count: int) -> dict[str, Any]:
-        """Return the report of `line`, with its last `count` requests."""
+        """Return the report of `line`, with the last `count` requests of the line."""
         return {
             "line": line.number,
             "agent": self.speaker.agent,
@@ -262,7 +262,7 @@ class ConversationLines:
     def restore(
         self, speaker: Speaker, loaded: Mapping[str, bytes], line: Line | None, used_at: float
     ) -> None:
-        """Restore a session and one of its lines as the most recently used.
+        """Restore a session and one of its lines; both then count as used last.
 
         A line whose number is taken gets another number.
         """
@@ -290,7 +290,7 @@ class ConversationLines:
         }
         lines = []
         for line in session.lines.values():
-            # A newer line has rewritten this line: a request that extends it begins a conversation.
+            # If a newer line continues the conversation, a request that extends this line does not.
             number = line.conversation if newest[line.conversation] is line else 0
             lines.append(
                 EarlierLine(
@@ -459,7 +459,7 @@ def match_line(session: Session, known: list[EarlierLine], shape: PromptShape) -
 def _most_similar(
     known: list[EarlierLine], shape: PromptShape, is_named: bool
 ) -> tuple[EarlierLine | None, bool]:
-    """Return the line that shares most messages with this request, and whether these are many.
+    """Return the line that shares most messages with this request, and whether it shares many.
 
     In a named session, the latest line with the same system prompt and tools also counts: a client
     that compacts a conversation keeps only system prompt and tools.

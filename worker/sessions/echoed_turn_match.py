@@ -71,7 +71,7 @@ _DIRECTORY_COMMAND: Final = re.compile(
 )  # commands that change the directory
 _MOVING_TOOL: Final = "worktree"  # part of the names of tools that move the whole session
 _TYPED: Final = re.compile(r"(?s)<bash-input>(.*?)</bash-input>")  # the user's shell commands
-_SPECIAL_IN_QUOTES: Final = {'"': '"`$!\n', "'": "'\n"}  # quote -> special characters in it
+_SPECIAL_IN_QUOTES: Final = {'"': '"`$!\n', "'": "'\n"}  # quote -> special characters in quotes
 _SHELL_SPECIAL: Final = frozenset(" \t\n\"'`$&|;<>()[]{}*?!#~")  # characters special to a shell
 
 
@@ -149,7 +149,7 @@ def _text_rules(record: TurnContent, echo: TurnContent) -> list[str] | None:
     if rules is not None:
         return rules
     # <think> blocks are split off only after the texts differed: equal answers may be about <think>
-    # tags. A block must be split off in only one of the texts: in both, it is part of the answer.
+    # tags. Only one of the two texts may have a block: a block in both is part of the answer.
     split = _with_split_thinking(recorded), _with_split_thinking(echoed)
     if (split[0] == recorded) is (split[1] == echoed):
         return None

@@ -1,4 +1,4 @@
-"""Finds the message at which a prompt leaves its own conversation line, and names the cause."""
+"""Finds the message at which a prompt leaves its conversation line, and names the cause."""
 
 import bisect
 import itertools
@@ -154,7 +154,7 @@ def _end_of_shared(
     end = at
     if last is not None:
         found = boundary(last + 1)
-        # If later messages change a message's rendering, its end is unknown.
+        # If later messages change the rendering of a message, the end of that message is unknown.
         end = found[0] if found is not None and found[1] else len(context.tokens)
     answer = before.tokens[before.prompt_tokens :]
     echo = tokens_read_again(answer, context.tokens[at:]) + at
@@ -264,7 +264,7 @@ def cause_of(
     if turn == "dropped" and not preserves_thinking:
         return Cause("thinking dropped", message_at)
     if turn == "kept" and not preserves_thinking:
-        return Cause("template", message_at)  # the template renders thinking that it had left out
+        return Cause("template", message_at)  # thinking that was left out is rendered now
     return _turn_cause(before, now, at, message_at, turn)
 
 
@@ -339,5 +339,5 @@ def _turn_cause(
     if is_assistant and turn == "rendered":
         return Cause("turn not recorded" if at >= before.prompt_tokens else "template", message_at)
     message_at = min(message_at, len(now.names) - 1)
-    # The same message has other tokens: the template renders a message by what follows it.
+    # The same message has other tokens: the messages that follow change the rendering.
     return Cause("unexplained" if is_assistant else "template", message_at)

@@ -1,4 +1,4 @@
-"""Keeps turns and sessions on disk, so that they outlive the worker, however the worker ends.
+"""Keeps turns and sessions on disk, so that both outlive the worker, however the worker ends.
 
 A record holds the turn, the line and the session of one request. If the file already holds a line,
 only the line's new part is written. Records hold prompts and answers; shared/durable_journal.py

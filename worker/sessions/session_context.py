@@ -134,7 +134,7 @@ class SessionContext:
     turns: list[Turn | None]  # recorded turn of each message
     states: dict[int, str]  # assistant message -> KEPT, CHANGED, RENDERED or DROPPED
     loaded: list[str] = field(default_factory=list)  # tools to show without a reference
-    conversation: int = 0  # its number; 0 = only the messages extend the line, not the tokens
+    conversation: int = 0  # the conversation's number; 0 = the tokens do not continue the line
     images: PromptImages = field(default_factory=dict)  # images of the messages, by digest
     kind: str = "main"  # role in the session: main, agent or side
     healed: int = 0  # number of messages whose thinking was put back

@@ -170,7 +170,7 @@ class SessionManager:
             if message["role"] == "assistant"
         }
         command_directories = directories_of_turns(facts.directory, messages, contents)
-        ids: dict[Any, str] = {}  # the client's call id -> the call id sent to it
+        ids: dict[Any, str] = {}  # call id from the client -> call id sent to the client
         for at, message in enumerate(messages):
             turn = None
             if at in contents:
@@ -206,7 +206,7 @@ class SessionManager:
     def _find(
         self, context: SessionContext, at: int, echo: TurnContent, facts: SessionFacts
     ) -> Turn | None:
-        """Return the one turn that says what message `at` says, if there is exactly one."""
+        """Return the turn that says what message `at` says, if there is exactly one such turn."""
         found = self._turns_under(lookups_by_ids(context.api_key, context.prompt.messages[at]))
         if not found:
             found = self._turns_under(

@@ -24,7 +24,7 @@ from hearth.worker.sessions.echoed_turn_match import TurnContent
 TURNS_MAX = 20_000
 SIBLINGS_MAX = 64  # most turns after the same messages, as after a repeated prompt
 BYTES_MAX = 64 * 1024 * 1024
-OBJECTS_BYTES = 512  # bytes of a turn's objects, and of its entry in the store
+OBJECTS_BYTES = 512  # bytes of a turn's objects, its entry in the store included
 STRING_BYTES = 64  # bytes of a string without its characters
 LOOKUP_BYTES = 576  # bytes of a lookup key under which a turn is listed
 
