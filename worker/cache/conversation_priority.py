@@ -11,7 +11,7 @@ from hearth.worker.cache.block_hash import PrefixHash
 HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
 CONTINUED = 2.0  # factor for a line that has continued once, and so is likely to do so again
 SPONSORED = 0.4  # factor for a line opened while another line waited: a sub-agent or a side call
-SPONSOR_SILENT_S = 7200.0  # a line that has not run for this long no longer waits
+SPONSOR_SILENT_S = 7200.0  # most time without a request in which a line counts as waiting
 SPONSOR_WAIT_S = 600.0  # a line that was used this recently can become the sponsor of a new line
 
 
