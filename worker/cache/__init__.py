@@ -1,1 +1,1 @@
-"""Decides which KV is kept, found, resumed from and evicted. Has no tensors and no files."""
+"""Decides which KV is kept, found, reused and evicted. Has no tensors and no files."""

@@ -1,9 +1,9 @@
 """Names prefixes of tokens by chained hashes over packed integers, never over text.
 
 A block is the tokens of one prefill forward (worker/prompt/prefill_cuts.py), some hundreds of
-tokens. The name of a prefix is the hash of the root and of every block up to its end. The root
-is a hash of everything that changes the KV of given tokens, so that models, settings and backends
-share no KV.
+tokens. The name of a prefix is the hash of the root and of every block in the prefix. The root is a
+hash of everything that changes the KV of given tokens, so that models, settings and backends share
+no KV.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 PrefixHash = NewType("PrefixHash", bytes)
 Tokens = NDArray[np.int32]
 
-HASH_BYTES = 16  # 128 bits: a collision would serve another prompt's KV
-ROOT_SCHEMA = 3  # version of the kept data and of its file names
+HASH_BYTES = 16  # so many because a collision would serve another prompt's KV
+ROOT_SCHEMA = 3  # version of the kept data and of the file names
 
 
 def pack(ids: Sequence[int] | Tokens) -> Tokens:
@@ -35,9 +35,9 @@ def root_hash(parts: Iterable[str]) -> PrefixHash:
 
 
 def schema_root(parts: Iterable[str]) -> PrefixHash:
-    """Return `root_hash` of the parts with ROOT_SCHEMA as its first byte.
+    """Return `root_hash` of the parts, with ROOT_SCHEMA as the first byte.
 
-    The first byte of a directory's name thus says whether this version can read its files.
+    The first byte of a directory's name thus says whether this version can read the files in it.
     """
     return PrefixHash(bytes([ROOT_SCHEMA]) + root_hash(parts)[1:])
 
@@ -69,7 +69,7 @@ def prefix_hashes(root: PrefixHash, tokens: Tokens, ends: Sequence[int]) -> list
 
 
 def common_length(first: Tokens, second: Tokens) -> int:
-    """Return how many leading tokens both share."""
+    """Return how many tokens at the beginning are the same in both."""
     length = min(len(first), len(second))
     differ = np.flatnonzero(first[:length] != second[:length])
     return int(differ[0]) if len(differ) else length

@@ -1,7 +1,7 @@
-"""Evicts kept KV to make room: the least worth first, and nothing worth more than the new KV.
+"""Evicts kept KV to make room: KV of least worth first, and no KV worth more than the new KV.
 
 Worth is likelihood of need x tokens to prefill again / bytes. Eviction goes leaf by leaf, so that
-a shared extent outlives its branches. Bytes that a live slot holds too go before all others.
+a shared extent outlives its branches. Kept KV that a live slot has too goes before all other KV.
 Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines for frequency.
 """
 
@@ -25,29 +25,30 @@ from hearth.worker.cache.extent_store import (
 )
 from hearth.worker.cache.prefill_grid import PrefillGrid
 
-SLACK = 0.02  # share of the budget freed beyond the need, so that not every need sorts all parts
+SLACK = 0.02  # share of the budget that is freed in advance, so that parts are sorted less often
 LAST_MAX = 32  # number of lines whose evictions are remembered
 
-# How likely a request of a line resumes at a node, which decides what snapshots and windows stay.
-# A snapshot of a big hybrid is as large as the KV of thousands of tokens, and every cut takes a
-# snapshot. Under pressure the snapshots go first that save the fewest tokens for their bytes: they
-# thin out evenly, and those at the nodes listed first below stay longest.
-TIP: Final = 1.0  # at the end of a line
-NEWEST: Final = 1.0  # in the last messages of its last prompt: some clients rewrite them each time
-TRUNK: Final = 0.2  # where several requests have resumed before
-PARTING: Final = 0.1  # where one request has resumed, at a prompt's end, within system and tools
-HEADER: Final = 0.05  # at an older message, where an edit would diverge
-GRID: Final = 0.01  # within a message
-NEAR: Final = 2_048  # tokens before the end of a prompt that count as its last messages
+# How likely a request of a line resumes at a node, by the kind of node. The likelihoods decide
+# which snapshots and windows stay. A snapshot of a big hybrid is as large as the KV of thousands of
+# tokens, and every cut takes a snapshot. When memory is short, the snapshots that save the fewest
+# tokens for their bytes go first. So snapshots thin out evenly, and stay longest at nodes of the
+# kinds listed first.
+TIP: Final = 1.0  # the end of a line
+NEWEST: Final = 1.0  # a node in the last messages of a prompt, which some clients rewrite each time
+TRUNK: Final = 0.2  # a node at which several requests have resumed
+PARTING: Final = 0.1  # a node where one request resumed, a prompt's end, or within system and tools
+HEADER: Final = 0.05  # an older message's beginning, at which an edit would diverge
+GRID: Final = 0.01  # a node within a message
+NEAR: Final = 2_048  # length of a prompt's end, in tokens, that counts as the last messages
 
 
 @dataclass(slots=True)
 class EvictedEntry:
-    """All that was evicted of one line so far."""
+    """Everything evicted so far of one line."""
 
     line: LinePriority
-    root: PrefixNode  # root of its prompts; an API key can have its own
-    at: float = 0.0  # last eviction, in seconds since the epoch
+    root: PrefixNode  # root of the line's prompts: an API key can have its own root
+    at: float = 0.0  # time of the last eviction, in seconds since the epoch
     parts: Counter[str] = field(default_factory=Counter)  # evicted parts by kind
     nbytes: int = 0
     tokens: int = 0  # tokens without rows in memory now
@@ -64,7 +65,7 @@ class EvictedEntry:
 
 # The groups in the order of eviction: see docs/cache.md. Parts of one group go by their worth.
 NEEDLESS, KEPT, LIVE = range(3)
-Rank = tuple[float, ...]  # (group, worth, ...): the lowest rank goes first
+Rank = tuple[float, ...]  # (group, worth, ...); the lowest rank goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Freed:
     tokens: int = 0  # tokens without rows in memory now
     exposed: "Sequence[Candidate]" = ()  # new candidates: parts that could not go before
     parts: int = 1
-    is_loss: bool = True  # False where prompts can resume from a copy elsewhere
+    is_loss: bool = True  # False if prompts can resume from a copy elsewhere
 
 
 class Candidate(Protocol):
@@ -83,26 +84,26 @@ class Candidate(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in reports of evictions."""
+        """The part's name in reports of evictions."""
 
     @property
     def extent(self) -> Extent | None:
-        """The last extent that the part serves; None where it belongs to no prompt."""
+        """The last extent that needs the part; None if the part belongs to no prompt."""
 
     def is_held(self) -> bool:
         """Whether the part is still in memory."""
 
     def rank(self, evictor: "Evictor", now: float) -> Rank:
-        """Return its rank in the order of eviction."""
+        """Return the part's rank in the order of eviction."""
 
     def evict(self, evictor: "Evictor") -> Freed:
         """Free the part."""
 
 
 class Evictor:
-    """Evicts parts of kept KV and slots, for every reason by the same ranking.
+    """Evicts parts of kept KV and of slots, by one ranking for all reasons.
 
-    Invariant: pinned KV and the path to a running request's node stay.
+    Invariant: pinned KV and the path to a running request's node are not evicted.
     Owner: the inference thread.
     """
 
@@ -112,10 +113,10 @@ class Evictor:
         self._ttl_s = ttl_s
         self.evicted: Counter[str] = Counter()  # evicted parts by kind
         self.evicted_bytes: Counter[str] = Counter()  # freed bytes by kind
-        # Called with an extent before any part of it is evicted.
+        # Called with an extent before any part of the extent is evicted.
         self.before_eviction: Callable[[Extent], None] = lambda _: None
-        # Kept for one key: hashes of what was evicted, for `/v1/cache`
-        self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # the newest at the end
+        # Kept for one key: hashes of evicted KV, for `/v1/cache`
+        self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # newest last
 
     @property
     def evictions(self) -> int:
@@ -123,13 +124,13 @@ class Evictor:
 
     @property
     def last(self) -> list[EvictedEntry]:
-        """The lines with the last evictions, LAST_MAX at most, the newest first."""
+        """The lines with the last evictions, newest first, LAST_MAX at most."""
         return list(reversed(self._last.values()))
 
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
-        """Free room in kept KV's budget for `nbytes` in `buffers`; say whether they fit now.
+        """Free room in kept KV's budget for `nbytes` in `buffers`; return whether they fit now.
 
-        `worth` is the worth of the new KV (`worth_of`). Only parts worth no more are evicted.
+        `worth` is the worth of the new KV (`worth_of`). No part worth more is evicted.
         """
         assert nbytes >= 0 and buffers >= 0, (nbytes, buffers)
         budget = self.store.budget
@@ -155,7 +156,7 @@ class Evictor:
         rank_max: Rank = (math.inf,),
         among: Container[Extent] | None = None,
     ) -> int:
-        """Evict candidates, the lowest rank first, until it is enough; return the freed bytes.
+        """Evict candidates, lowest rank first, until `is_enough`; return the freed bytes.
 
         `is_enough` gets the bytes freed so far and the rank of the next candidate. No candidate
         above `rank_max` is evicted, and no newly exposed extent outside `among`.
@@ -168,13 +169,13 @@ class Evictor:
             if not candidate.is_held():
                 continue
             rank = candidate.rank(self, now)
-            if rank > last_rank:  # its worth has grown: a neighbour was evicted meanwhile
+            if rank > last_rank:  # the part's worth grew when a neighbour was evicted
                 heapq.heappush(heap, (rank, next(order), candidate))
                 continue
             if rank > rank_max:
                 break
             extent = candidate.extent
-            entry = self._entry_of(extent)  # before eviction, which cuts the path to the root
+            entry = self._entry_of(extent)  # before the eviction cuts the path to the root
             result = candidate.evict(self)
             assert result.nbytes >= 0, (candidate.kind, result)
             for exposed in result.exposed:
@@ -186,7 +187,7 @@ class Evictor:
         return freed
 
     def _entry_of(self, extent: Extent | None) -> EvictedEntry | None:
-        """Return the entry of an extent's line and make it the newest; None without an extent."""
+        """Return the entry of an extent's line, now the newest entry; None without an extent."""
         if extent is None:
             return None
         if extent.line not in self._last:
@@ -210,7 +211,7 @@ class Evictor:
     ) -> float:
         """Return the worth of `nbytes` of the line's KV that save the prefill of `tokens`.
 
-        `weight` is the likelihood that a request of the line resumes where they help.
+        `weight` is the likelihood that a request of the line resumes from this KV.
         """
         return line.likelihood(now, self._ttl_s) * weight * tokens / max(1, nbytes)
 
@@ -222,19 +223,20 @@ class Evictor:
         return self.worth_of(node.arrival.line, weight, tokens, nbytes, now)
 
     def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
-        """Return the worth of an extent's window rows, by the tokens prefilled again without them.
+        """Return the worth of an extent's window rows: the prefill that they save.
 
-        A resume needs all rows of the window before its node, often of several extents; where some
-        are missing, the others save nothing. The tokens up to the next resumable node count too: a
-        prompt that diverges before it would prefill them again. So resumable nodes thin out evenly.
+        A resume needs all window rows before its node, often from several extents; if some rows are
+        missing, the other rows save nothing. The tokens up to the next resumable node count too: a
+        prompt that diverges before that node would prefill these tokens again. So resumable nodes
+        thin out evenly.
         """
         window, worth, todo = self.store.layout.window, 0.0, [extent.end]
         before = self._resumable_to(extent.start)
         while todo:
             node = todo.pop()
-            is_tip = not node.leaving or node.pins  # its missing parts may be on disk
+            is_tip = not node.leaving or node.pins  # missing parts of the resume may be on disk
             if is_tip or self._is_resumable(node):
-                assert node.arrival is not None, "windows are of extents"
+                assert node.arrival is not None, "the root has no window"
                 weight, tokens = likelihood(node, self._grid), self._next_after(node) - before
                 line = node.arrival.line
                 worth = max(worth, self.worth_of(line, weight, tokens, nbytes, now))
@@ -243,12 +245,12 @@ class Evictor:
         return worth
 
     def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
-        """Return the worth of a leaf's bytes: zero where no prompt can resume at its end."""
+        """Return the worth of a leaf's bytes; zero if no prompt can resume at the leaf's end."""
         is_of_use = self._is_resumable(extent.end)
         return self.resume_worth(extent.end, nbytes, now) if is_of_use else 0.0
 
     def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:
-        """Return how likely any line needs this extent and each extent that hangs from it."""
+        """Return how likely any line needs this extent, and the same for its descendants."""
         likelihoods: dict[Extent, float] = {}
         for branch in reversed([*extents_from(extent)]):  # children before their parents
             beyond = (likelihoods[later] for later in branch.end.leaving)
@@ -262,7 +264,7 @@ class Evictor:
         return node.position
 
     def _next_after(self, node: PrefixNode) -> int:
-        """Return the first position after `node` at which a prompt can resume, or the last kept."""
+        """Return the next position after `node` to resume at; if none, the last kept position."""
         position, todo = node.position, [extent.end for extent in node.leaving]
         while todo:
             node = todo.pop()
@@ -273,7 +275,7 @@ class Evictor:
         return position
 
     def _is_resumable(self, node: PrefixNode) -> bool:
-        """Whether a prompt can resume here: with a snapshot and the whole window, where needed."""
+        """Whether a prompt can resume at `node`: the needed snapshot and window are kept."""
         layout = self.store.layout
         if layout.has_state and node.snapshot is None:
             return False
@@ -284,7 +286,7 @@ class Evictor:
     def expired(self, among: Iterable[Extent]) -> "list[Candidate]":
         """Return the extents of `among` that may go because of their age, with their end nodes.
 
-        Unlike other leaves they may have rows in slots too.
+        Unlike other leaves, these extents may have rows in slots.
         """
         return [_KeptPart("expired", extent) for extent in among if _is_end(extent)]
 
@@ -310,11 +312,11 @@ class Evictor:
 class _KeptPart:
     """A part of an extent's kept KV.
 
-    "copy"      its rows where a slot holds them too, so that evicting them costs nothing
-    "window"    its window rows
-    "snapshot"  the snapshot at its end
-    "extent"    all of it, where nothing hangs from it
-    "expired"   all of it, because of its age
+    "copy"      rows that a slot holds too, so that evicting them costs nothing
+    "window"    window rows
+    "snapshot"  the snapshot at the extent's end
+    "extent"    the whole extent, if it has no branch
+    "expired"   the whole extent, because of its age
     """
 
     kind: Literal["copy", "window", "snapshot", "extent", "expired"]
@@ -370,7 +372,7 @@ class _KeptPart:
 
 
 def _is_leaf(extent: Extent) -> bool:
-    """Whether the extent may go alone: it has no branch, no request at its end, no slot's rows."""
+    """Whether the extent may go alone: no branch, no request at its end, no rows in a slot."""
     return _is_end(extent) and not extent.holders
 
 
@@ -401,12 +403,12 @@ def find_expired(
 ) -> tuple[list[Extent], float]:
     """Return the extents that no line and no slot has used for `ttl_s`, and the next expiry.
 
-    Pinned extents never expire. The extents come children before their parents, and with an extent
-    comes all that hangs from it. The second value is when the next extent expires, or infinity.
+    Pinned extents never expire. Children come before their parents, and an extent comes with all
+    its descendants. The second value is the time when the next extent expires, or infinity.
 
-    `standing` are the nodes of slots, with each slot's last use. An extent is as young as the
-    youngest extent that hangs from it: a trunk stays as long as one of its branches. A line that
-    waits for its sub-agents is as young as the sub-agents.
+    `standing` are the nodes of slots, with each slot's last use. An extent is as young as its
+    youngest descendant: a trunk stays as long as any of its branches. A line that waits for
+    sub-agents is as young as the sub-agents.
     """
     assert ttl_s > 0, ttl_s
     lines = _used_lines({extent.line for extent in store.extents})
@@ -430,12 +432,12 @@ def find_expired(
 
 
 def _used_lines(lines: Iterable[LinePriority]) -> dict[LinePriority, float]:
-    """Return when each line was used last, by itself or by a line that it waits for."""
+    """Return when each line, or a line that it waits for, was last used."""
     used_at: dict[LinePriority, float] = {}
     for line in lines:
         at = math.inf if line.is_running else line.used_at
         used_at[line] = max(at, used_at.get(line, -math.inf))
         if (waiting := line.sponsor) is not None:
-            at = min(at, waiting.ended_at + SPONSOR_SILENT_S)  # from then on it does not wait
+            at = min(at, waiting.ended_at + SPONSOR_SILENT_S)  # the end of the wait
             used_at[waiting] = max(at, used_at.get(waiting, -math.inf))
     return used_at

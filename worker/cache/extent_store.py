@@ -1,8 +1,8 @@
 """Keeps the tree of prefix nodes, extents and snapshots, and counts its bytes. Has no arrays.
 
-A prefix node is a prefix of tokens at which a prefill can resume. An extent is the immutable KV
-between two nodes, as one forward or one generated turn wrote it. Branches share all extents up to
-the node where they part, so that no KV is kept twice and a divergence copies nothing.
+A prefix node is a prefix of tokens at whose end a prefill can resume. An extent is the immutable KV
+between two nodes that one forward or one generated turn wrote. Branches share all extents up to the
+node where the branches part, so that no KV is kept twice and a divergence copies nothing.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.image_keys import image_count
 
 MB: Final = 1024 * 1024
-BUFFERS_MAX: Final = 400_000  # Metal allows 499,000 a process; weights and steps need the rest
+BUFFERS_MAX: Final = 400_000  # of Metal's 499,000 per process; weights and steps need the rest
 
 
 @dataclass(slots=True)
 class Budget:
     """The limits of kept KV, and how much is used. Live slots are not counted.
 
-    `bytes_max` moves with the worker's share of the machine (`KVManager.share_out`).
+    `bytes_max` changes with the worker's share of the machine (`KVManager.share_out`).
     Invariant: the used bytes and buffers are never negative. Owner: the inference thread.
     """
 
@@ -43,7 +43,7 @@ class Budget:
         return max(0, self.bytes_max - self.bytes_used)
 
     def missing(self, nbytes: int, buffers: int) -> tuple[int, int]:
-        """Return the bytes and buffers to free before these fit; (0, 0) if they fit already."""
+        """Return the bytes and buffers to free so that `nbytes` in `buffers` fit; (0, 0) = none."""
         return (
             max(0, self.bytes_used + nbytes - self.bytes_max),
             max(0, self.buffers_used + buffers - self.buffers_max),
@@ -51,7 +51,7 @@ class Budget:
 
 
 class KVArrays(Protocol):
-    """Arrays that worker/kv/ keeps; opaque here."""
+    """Arrays that worker/kv/ keeps, opaque to this module."""
 
     @property
     def nbytes(self) -> int:
@@ -66,9 +66,9 @@ class KVArrays(Protocol):
 class Layout:
     """The kinds of KV that the model's layers need to resume."""
 
-    has_state: bool  # some layer keeps a state: resuming needs a snapshot at exactly the position
-    window: int  # tokens that the widest window layer looks back; 0 = no window layer
-    has_rows: bool = True  # some layer keeps K and V of every token
+    has_state: bool  # whether any layer keeps a state: a resume needs a snapshot at its position
+    window: int  # length of the widest window layer, in tokens; 0 = no window layer
+    has_rows: bool = True  # whether any layer keeps K and V of every token
 
     @property
     def resumes_anywhere(self) -> bool:
@@ -81,26 +81,26 @@ class PrefixNode:
 
     name: PrefixHash
     position: int
-    arrival: "Extent | None" = field(default=None, repr=False)  # extent ending here; None: root
-    leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)  # extents from here on
-    snapshot: KVArrays | None = None  # as canonical as `arrival` ...
-    is_snapshot_fast: bool = False  # ... unless read from a file that had it in fewer bits
+    arrival: "Extent | None" = field(default=None, repr=False)  # extent ending here; None = root
+    leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)  # extents starting here
+    snapshot: KVArrays | None = None  # canonical if `arrival` is, unless `is_snapshot_fast`
+    is_snapshot_fast: bool = False  # whether the snapshot's file had fewer bits
     pins: int = 0  # number of running requests at this node
-    snapshot_pinned: int = 0  # number of pins on its snapshot (worker/cache/pinned_prompts.py)
-    resumed: int = 0  # number of requests that resumed here
-    is_prompt_end: bool = False  # the last cut of some prompt
-    is_in_head: bool = False  # within system and tools of some prompt, or at their end
-    is_left_out: bool = False  # in an end that the conversation's next prompt left out
+    snapshot_pinned: int = 0  # number of pins on the snapshot (worker/cache/pinned_prompts.py)
+    resumed: int = 0  # number of requests that resumed at this node
+    is_prompt_end: bool = False  # whether this is the last cut of a prompt
+    is_in_head: bool = False  # whether the node is within system and tools, or at their end
+    is_left_out: bool = False  # whether the conversation's next prompt left this node out
     is_dropped: bool = False
-    is_stored: bool = False  # the disk has been given all that resuming here needs
+    is_stored: bool = False  # whether the disk was given all KV that a resume at this node needs
 
 
 @dataclass(eq=False, slots=True)
 class Extent:
-    """The tokens between two nodes, with their KV in arrays of its own (`body`) or in live slots.
+    """The tokens between two nodes. Their KV is in the extent's `body` or in live slots.
 
     Invariant: `body` is set or `holders` is not empty, unless no layer keeps rows.
-    Canonical means made by a prefill at the canonical cuts over a canonical prefix.
+    Canonical KV was written by a prefill at the canonical cuts after a canonical prefix.
     """
 
     start: PrefixNode
@@ -109,36 +109,36 @@ class Extent:
     is_canonical: bool
     line: LinePriority = field(repr=False)
     body: KVArrays | None = None  # rows of the layers that keep every token
-    window: KVArrays | None = None  # rows of the window layers, from position `window_from` on
+    window: KVArrays | None = None  # rows of the window layers from position `window_from` on
     window_from: int = 0
-    holders: set[int] = field(default_factory=set)  # numbers of the slots that hold its rows
-    pinned: int = 0  # number of pins on the extent and its body
-    window_pinned: int = 0  # number of pins on its window
-    is_stored: bool = False  # its rows were handed to the disk ...
-    is_stored_canonical: bool = False  # ... as canonical rows
-    is_window_stored: bool = False  # its window was handed to the disk
-    images: int = 0  # number of images that begin in its tokens
+    holders: set[int] = field(default_factory=set)  # numbers of the slots that hold the rows
+    pinned: int = 0  # number of pins on the extent and on `body`
+    window_pinned: int = 0  # number of pins on `window`
+    is_stored: bool = False  # whether the rows were handed to the disk
+    is_stored_canonical: bool = False  # whether the rows were handed to the disk as canonical
+    is_window_stored: bool = False  # whether the window rows were handed to the disk
+    images: int = 0  # number of images that begin in `tokens`
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in (self.body, self.window) if part is not None)
 
     def window_covers(self, position: int) -> bool:
-        """Whether its window rows reach back to `position`, or to the extent's start."""
+        """Whether the extent's window rows reach back to `position`, or to the extent's start."""
         return self.window is not None and self.window_from <= max(self.start.position, position)
 
 
 class ExtentStore:
-    """All nodes, extents and snapshots, with the count of their bytes.
+    """All nodes, extents and snapshots, and the sum of their bytes.
 
     Invariants (`scripts/harness/store_builders.py` checks them):
       rooted     every node has exactly one arriving extent; only roots, at position 0, have none
       pure       the extent before a canonical extent is canonical too
       findable   `_nodes[name]` is the node with this name
       counted    the budget's use is the sum over bodies, windows and snapshots
-      backed     every extent has bytes of its own, or a slot that holds them
-      versioned  `version` is a new object after every change that a search can see
-    Owner: the inference thread. No method blocks, and none may be called from elsewhere.
+      backed     every extent has arrays of its own, or a slot that holds its rows
+      versioned  `version` is a new object after every change that can alter a search
+    Owner: the inference thread, which alone may call methods. No method blocks.
     """
 
     def __init__(self, root: PrefixHash, layout: Layout, budget: Budget) -> None:
@@ -174,14 +174,14 @@ class ExtentStore:
         return iter(self._nodes.values())
 
     def invalidate_plans(self) -> None:
-        """Invalidate all plans: a search may find something else from now on."""
+        """Invalidate all plans: from now on a search may find other KV."""
         self.version = object()
 
     def node(self, name: PrefixHash) -> PrefixNode | None:
         return self._nodes.get(name)
 
     def tip_of(self, line: LinePriority) -> PrefixNode | None:
-        """Return the last cut of a line's last prompt; None if it is not kept."""
+        """Return the node at the last cut of a line's last prompt; None if it is not kept."""
         return self._nodes.get(line.tip) if line.tip is not None else None
 
     def commit(
@@ -194,8 +194,9 @@ class ExtentStore:
     ) -> tuple[PrefixNode, Extent | None]:
         """Add the extent `tokens` from `start` to the node `name`; return node and extent.
 
-        The extent is None where the kept one is as good: a canonical extent always, a fast extent
-        if the new one would be fast too. A new extent has no bytes yet: the caller adds a holder.
+        The extent is None if the kept extent is as good. A canonical extent always is; a fast
+        extent is if the new extent would be fast. A new extent has no bytes until the caller adds a
+        holder.
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
         assert self._nodes.get(start.name) is start, start
@@ -214,7 +215,7 @@ class ExtentStore:
         start.leaving[extent] = None
         end.arrival = extent
         self._extents[extent] = None
-        if old is not None:  # a fast extent, now replaced; its start may lead nowhere else
+        if old is not None:  # a fast extent, now replaced; no other extent may leave its start
             self.set_snapshot(end, None)
             end.is_stored = False
             before = old.start
@@ -249,20 +250,20 @@ class ExtentStore:
                 self.budget.add(sign * part.nbytes, sign * part.buffers)
 
     def make_fast(self, extent: Extent) -> None:
-        """Mark an extent and all that follow it fast: its rows are about to be stored quantised."""
+        """Mark an extent and its descendants fast, before its rows are stored quantised."""
         self.invalidate_plans()
         for later in extents_from(extent) if extent.is_canonical else ():
             later.is_canonical = False
 
     def remove_holder(self, extent: Extent, slot: int) -> None:
-        """Remove a slot from the holders. An extent without any bytes left goes, with children."""
+        """Remove a slot from the holders. An extent without bytes goes, with its descendants."""
         extent.holders.discard(slot)
         if extent.body is None and not extent.holders and self.layout.has_rows:
             self.remove(extent)
         self.prune(extent.end)
 
     def prune(self, node: PrefixNode) -> None:
-        """Forget the extents that lead here, back to the first that is still of use."""
+        """Forget the extents that lead to `node`, back to the first extent still of use."""
         while not (node.leaving or node.pins or node.snapshot):
             extent = node.arrival
             if extent is None or extent.nbytes or extent.holders or extent.pinned:
@@ -271,7 +272,7 @@ class ExtentStore:
             self.remove(extent)
 
     def remove(self, extent: Extent) -> None:
-        """Forget an extent and everything that hangs from it."""
+        """Forget an extent and all its descendants."""
         if extent not in self._extents:
             return
         for removed in [*extents_from(extent)]:
@@ -284,7 +285,7 @@ class ExtentStore:
         self.invalidate_plans()
         del self._extents[extent]
         extent.start.leaving.pop(extent, None)
-        if extent.line.tip == extent.end.name:  # its conversation resumes from further back
+        if extent.line.tip == extent.end.name:  # the conversation now resumes further back
             extent.line.tip = extent.start.name if extent.start.position else None
         if extent.end.arrival is extent:
             extent.end.arrival = None
@@ -301,25 +302,25 @@ class ExtentStore:
 
 
 def extents_back(node: PrefixNode) -> Iterator[Extent]:
-    """Yield the extents that lead from the root to a node, the last first."""
+    """Yield the extents from a node back to the root."""
     while (extent := node.arrival) is not None:
         yield extent
         node = extent.start
 
 
 def path_to(node: PrefixNode) -> list[Extent]:
-    """Return the extents that lead from the root to a node."""
+    """Return the extents from the root to a node."""
     return [*extents_back(node)][::-1]
 
 
 def within_window(node: PrefixNode, window: int) -> list[Extent]:
-    """Return the extents of the last `window` tokens before a node, the last first."""
+    """Return the extents of the last `window` tokens before a node, last extent first."""
     back_to = node.position - window
     return [*takewhile(lambda extent: extent.end.position > back_to, extents_back(node))]
 
 
 def extents_from(extent: Extent) -> Iterator[Extent]:
-    """Yield an extent and all extents that hang from it, parents before their children."""
+    """Yield an extent and all its descendants, parents before their children."""
     todo = [extent]
     while todo:
         yield (extent := todo.pop())
@@ -327,5 +328,5 @@ def extents_from(extent: Extent) -> Iterator[Extent]:
 
 
 def same_tokens(extent: Extent, tokens: Tokens) -> bool:
-    """Whether `tokens`, a whole prompt, has the extent's tokens at the extent's position."""
+    """Whether a whole prompt, `tokens`, has the extent's tokens at the extent's position."""
     return np.array_equal(extent.tokens, tokens[extent.start.position : extent.end.position])

@@ -1,8 +1,8 @@
-"""Makes the keys of a prompt: its token ids, and for an image's tokens a hash of its content.
+"""Makes the keys of a prompt, which the cache hashes and compares.
 
-The token ids of all images are the same, so the cache cannot compare ids alone. It hashes and
-compares keys: token ids, and for an image's tokens negative numbers made from its content. Two
-prompts with different images differ from the image's first token on.
+The keys are the token ids of text, and negative numbers made from an image's content in place of
+the image's tokens: the token ids of all images are the same. The keys of two prompts with different
+images thus differ from the image's first token on.
 """
 
 import hashlib
@@ -17,26 +17,26 @@ from hearth.worker.cache.block_hash import Tokens
 
 IDENTITY_BYTES: Final = 16
 
-ImageName = tuple[str, bytes]  # an image's owner and its identity
+ImageName = tuple[str, bytes]  # (owner, identity) of an image
 
 _SIGN: Final = 0x8000_0000
-_INSIDE: Final = 0x4000_0000  # set in every key of an image except its first
+_INSIDE: Final = 0x4000_0000  # bit that is set in all keys of an image except the first
 _FIRST_MAX: Final = -(1 << 30) - 1  # the highest key that begins an image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image as the model's processor made it. Its arrays are large and not kept here."""
+    """An image as the model's processor made it, without the arrays, which are large."""
 
     identity: bytes  # hash of the encoder's whole input: pixels, sizes
-    ids: tuple[int, ...]  # its tokens in a prompt, with the marker tokens around it
-    grid: tuple[tuple[int, ...], ...]  # its patches (time, height, width); () where unknown
-    inputs: Callable[[], Mapping[str, NDArray[Any]]]  # makes the encoder's input. Any thread.
-    owner: str = ""  # API key digest that the encoded rows are kept for; "" = all keys
+    ids: tuple[int, ...]  # the image's tokens in a prompt, with the marker tokens around them
+    grid: tuple[tuple[int, ...], ...]  # numbers of patches (time, height, width); () = unknown
+    inputs: Callable[[], Mapping[str, NDArray[Any]]]  # makes the encoder's input; for any thread
+    owner: str = ""  # digest of the API key whose prompts share the encoded rows; "" = all keys
 
     @property
     def name(self) -> ImageName:
-        """The name that its encoded rows are kept under."""
+        """The name under which the image's encoded rows are kept."""
         return self.owner, self.identity
 
     def bare(self) -> "PromptImage":
@@ -86,7 +86,7 @@ def keys_of(ids: Sequence[int], runs: Iterable[ImageRun]) -> Tokens:
 
 
 def ids_of(keys: Tokens, runs: Iterable[ImageRun]) -> Tokens:
-    """Return the token ids behind `keys`. `runs` are all images in `keys`, and maybe later ones."""
+    """Return the token ids of `keys`. `runs` are all images in `keys`, and maybe later images."""
     ids = keys.copy()
     for run in runs:
         ids[run.start : run.end] = run.image.ids[: max(0, len(ids) - run.start)]
@@ -108,7 +108,7 @@ def is_inside(keys: Tokens, position: int) -> bool:
 
 
 def image_borders(keys: Tokens) -> tuple[list[int], list[int]]:
-    """Return where images begin, and where text follows an image, both ascending."""
+    """Return the positions where images begin, and those where text follows an image, ascending."""
     starts = np.flatnonzero(keys <= _FIRST_MAX)
     is_image = keys < 0
     ends = np.flatnonzero(is_image[:-1] & ~is_image[1:]) + 1

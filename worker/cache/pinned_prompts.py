@@ -16,16 +16,16 @@ SHARE: Final = 2  # pins may hold 1 / 2 of the budget
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One prompt's path from the root, with its windows and snapshots when it was pinned."""
+    """One prompt's path from the root, with the windows and snapshots that it had when pinned."""
 
-    api_key: str  # digest of the API key that the pin belongs to
+    api_key: str  # digest of the API key that owns the pin
     path: tuple[Extent, ...]
     windows: tuple[Extent, ...]  # extents with a pinned window
     snapshots: tuple[PrefixNode, ...]  # nodes with a pinned snapshot
 
     @classmethod
     def of(cls, api_key: str, path: Sequence[Extent]) -> "Pin":
-        """Return a pin of a path and of its present windows and snapshots."""
+        """Return a pin of a path and of the path's present windows and snapshots."""
         windows = tuple(extent for extent in path if extent.window is not None)
         snapshots = tuple(extent.end for extent in path if extent.end.snapshot is not None)
         return cls(api_key, tuple(path), windows, snapshots)
@@ -60,14 +60,14 @@ class Pin:
 
 
 class Pins:
-    """All pins, by the id of the request that asked for each.
+    """All pins, each under the id of the request that asked for it.
 
-    The API keys share 1 / `SHARE` of the budget equally; no key can use or see another's share.
-    API keys that the settings do not name (LiteLLM's) are counted once they pin something. All
+    The API keys share 1 / `SHARE` of the budget equally; no key can use or see another key's share.
+    An API key that the settings do not name (LiteLLM's) is counted once it pins a prompt. All
     shares then shrink, and a key above its new share loses its oldest pins when other keys need
     the room.
-    Invariant: all pins together fit 1 / `SHARE` of the budget, so that the rest can always be
-    freed.
+    Invariant: all pins together fit into 1 / `SHARE` of the budget, so that the rest of the budget
+    can always be freed.
     Owner: the inference thread.
     """
 
@@ -90,9 +90,9 @@ class Pins:
     def check(
         self, pin_id: str, api_key: str, path: Sequence[Extent], nbytes: int, buffers: int
     ) -> None:
-        """Refuse a path that would take too much, with `nbytes` in `buffers` still to be copied.
+        """Refuse a path that would take too much; `nbytes` in `buffers` are still to be copied.
 
-        Pins of API keys that hold more than their share are dropped where that makes room for it.
+        Pins of API keys above their share are dropped if that makes room for the path.
 
         Raises:
             RequestError: 409; the key's pins would hold more than its share, or be too many.
@@ -125,9 +125,9 @@ class Pins:
         return max(self._api_keys_min, len({api_key, *(pin.api_key for pin in self)}))
 
     def used_share(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
-        """Return the share of the room for all pins that `pins` and `nbytes` in `buffers` take.
+        """Return which share of the room for pins `pins` and `nbytes` in `buffers` take.
 
-        The largest of three shares counts: bytes, buffers, number of pins.
+        This is the largest of three shares: of the bytes, of the buffers and of the number of pins.
         """
         used = _total(pins)
         return max(
@@ -137,7 +137,7 @@ class Pins:
         )
 
     def _drop_oldest(self, spared: str) -> Pin:
-        """Drop and return the oldest pin of the API key with the largest share, never `spared`."""
+        """Drop and return the oldest pin of the API key with the largest share, except `spared`."""
         api_keys = {pin.api_key for pin in self} - {spared}
         largest = max(
             api_keys,
@@ -151,9 +151,9 @@ class Pins:
     def add(self, pin_id: str, api_key: str, path: Sequence[Extent]) -> None:
         """Pin a path that `check` has accepted, with its present windows and snapshots.
 
-        The new pin replaces an earlier pin with this id.
+        The new pin replaces an earlier pin with the same id.
         """
-        assert path and path[0].start.arrival is None, "a path begins at the root"
+        assert path and path[0].start.arrival is None, "the path does not begin at a root"
         pin = Pin.of(api_key, path)
         pin.mark(1)
         if (old := self._pins.pop(pin_id, None)) is not None:
@@ -161,12 +161,12 @@ class Pins:
         self._pins[pin_id] = pin
 
     def drop(self, pin_id: str, api_key: str = "") -> bool:
-        """Drop a pin of `api_key`, "" = any key; say whether there was such a pin."""
+        """Drop a pin of `api_key` ("" = any key); return whether there was such a pin."""
         pin = self._pins.get(pin_id)
         if pin is None or api_key not in ("", pin.api_key):
             return False
         self._pins.pop(pin_id).mark(-1)
-        if pin.path:  # its extents may have lost their last rows while they were pinned
+        if pin.path:  # pinned extents may have lost their last rows
             self._store.prune(pin.path[-1].end)
         return True
 
@@ -187,7 +187,7 @@ class Pins:
 
 
 def _total(pins: Iterable[Pin]) -> tuple[int, int]:
-    """Return the bytes and buffers that pins hold; a part that several pins hold counts once."""
+    """Return the bytes and buffers that pins hold; a part of several pins counts once."""
     parts = {id(part): part for pin in pins for part in pin.parts()}.values()
     return sum(part.nbytes for part in parts), sum(part.buffers for part in parts)
 

@@ -1,23 +1,23 @@
-"""Says how long the forwards of a prefill are where nothing else cuts it: positions alone decide.
+"""Sets the lengths of a prefill's forwards, by their positions alone, where nothing else cuts.
 
-A forward takes more time and memory the more tokens come before it. A Mac's GPU aborts a command
-that takes some seconds, and the display freezes until then.
+The more tokens come before a forward, the more time and memory the forward takes. A Mac's GPU
+aborts a command that takes some seconds, and the display freezes until then.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-FULL_TO: Final = 65_536  # tokens
-STEP_MIN: Final = 256  # tokens
-HEADER_GAP: Final = 64  # tokens: a message header closer to the last cut gets no cut of its own
+FULL_TO: Final = 65_536  # tokens before which forwards have full length
+STEP_MIN: Final = 256  # least length of a forward, in tokens
+HEADER_GAP: Final = 64  # least distance of a message header from the last cut to get its own cut
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillGrid:
-    """The multiples of the chunk up to `full_to`, of half the chunk up to twice that, and so on.
+    """The multiples of the chunk up to `full_to`, of half a chunk up to twice `full_to`, and so on.
 
-    The product of a forward's length and its depth thus stays about what it is at `full_to`.
-    Source: mlx-lm's pull request 1087 (step * 65536 / depth); here in halves, rounded down.
+    After `full_to`, the product of a forward's length and its depth thus stays about the same.
+    Source: mlx-lm's pull request 1087 (step * 65536 / depth), with the steps rounded to halves.
     Invariant: each step divides the earlier steps, so points are at most a chunk apart. Immutable.
     """
 
@@ -48,7 +48,7 @@ class PrefillGrid:
         return position % self.step_at(position) == 0
 
     def step_ends(self, depth: int) -> list[int]:
-        """Return the positions up to `depth` at which a step length ends; `depth` is the last."""
+        """Return the positions at which a step length ends, up to `depth`, which is the last."""
         step_ends, limit = [], self.full_to
         while limit < depth and self.step_at(limit) < self.step_at(limit - 1):
             step_ends.append(limit)
@@ -56,4 +56,4 @@ class PrefillGrid:
         return [*step_ends, depth]
 
 
-WHOLE: Final = PrefillGrid(1 << 40)  # longer than any prompt: it has no points
+WHOLE: Final = PrefillGrid(1 << 40)  # a grid without points: its chunk is longer than any prompt

@@ -1,6 +1,6 @@
 """Finds how much of a prompt is kept, plans where the prompt resumes, and updates its line.
 
-The search decides nothing about slots or bytes. A plan is a value; worker/kv/ carries it out.
+The search decides nothing about slots or bytes. A plan is a value that worker/kv/ carries out.
 """
 
 import time
@@ -29,8 +29,8 @@ from hearth.worker.cache.image_keys import ImageRun, is_inside
 
 KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
-# Tokens that a resume within a forward must save: all KV after that position stays fast, and the
-# saved tokens become an extent of their own, in RAM and on disk.
+# Least tokens that a resume within a forward must save. The price of such a resume: all later KV
+# stays fast, and the saved tokens become an extent of their own, in RAM and on disk.
 INSIDE_TOKENS_MIN: Final = 32
 
 
@@ -38,19 +38,19 @@ INSIDE_TOKENS_MIN: Final = 32
 class PrefixQuery:
     """A prompt as the cache sees it: its tokens, and where its prefill is cut.
 
-    With images, `tokens` are keys (worker/cache/image_keys.py). Only `plan` ever changes: the
-    inference thread keeps it here.
+    With images, `tokens` are keys (worker/cache/image_keys.py). Only `plan` ever changes; the
+    inference thread sets it.
     """
 
     tokens: Tokens
-    cuts: Sequence[int]  # ascending; one last forward reads the rest of the tokens for the logits
+    cuts: Sequence[int]  # ascending; a last forward reads the tokens after the last cut
     names: Sequence[PrefixHash]  # hash of the prefix up to each cut
     conversation: Conversation = UNKNOWN
     root: PrefixHash | None = None  # name of the empty prefix; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
     system_end: int = 0  # the cut at the end of system and tools; 0 = no such cut
-    adapter: str = ""  # adapter of its forwards, which has a root of its own; "" = none
-    plan: "ResumePlan | None" = field(default=None, init=False, repr=False)  # its last plan
+    adapter: str = ""  # adapter of the forwards, with a root of its own; "" = none
+    plan: "ResumePlan | None" = field(default=None, init=False, repr=False)  # last plan
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
@@ -73,16 +73,16 @@ class FoundPrefix:
     path: tuple[Extent, ...]
     is_canonical: bool
     matched: int  # tokens that the prompt shares with any kept prompt
-    is_diverging: bool  # a kept prompt continues after `matched` with other tokens
-    is_prompt: bool  # an earlier prompt ended at this prompt's last cut
-    reached: Mapping[PrefixNode, bool]  # kept prefixes of the prompt: True where canonical
+    is_diverging: bool  # whether a kept prompt continues after `matched` with other tokens
+    is_prompt: bool  # whether an earlier prompt ended at this prompt's last cut
+    reached: Mapping[PrefixNode, bool]  # kept prefixes of the prompt; True = canonical
     version: object  # version of the searched store
 
 
 class PrefixSearch:
     """One search for a prompt. `is_exact` allows canonical extents only.
 
-    Costs one dictionary lookup a cut, and one comparison for each branch that leaves the path.
+    A search costs one dictionary lookup per cut, and one comparison per branch off the path.
     """
 
     def __init__(self, store: ExtentStore, query: PrefixQuery, is_exact: bool) -> None:
@@ -90,9 +90,9 @@ class PrefixSearch:
         self._root = store.root_of(query.root)
         self._query = query
         self._is_exact = is_exact
-        self._reached = {self._root: True}  # nodes: True where the path is canonical
-        self._partial: list[tuple[int, Extent]] = []  # (end of the match, extent that it ends in)
-        self._diverges_at = -1  # the last position at which kept tokens differ
+        self._reached = {self._root: True}  # node -> whether the path to it is canonical
+        self._partial: list[tuple[int, Extent]] = []  # (end of a match, extent around the end)
+        self._diverges_at = -1  # last position at which kept tokens differ from the prompt's
         self._by_cut = dict(zip(query.cuts, query.names, strict=True))
 
     def run(self) -> FoundPrefix:
@@ -157,7 +157,7 @@ class PrefixSearch:
             self._diverges_at = max(self._diverges_at, start + shared)
 
     def _candidates(self) -> Iterator[tuple[int, bool, PrefixNode, Extent | None]]:
-        """Yield (position, is canonical, node, extent from there to the position), best first."""
+        """Yield (position, is canonical, node, extent from node to position), best first."""
         limit = self._query.limit
         candidates: list[tuple[int, bool, PrefixNode, Extent | None]] = [
             (node.position, is_canonical and not node.is_snapshot_fast, node, None)
@@ -176,7 +176,7 @@ class PrefixSearch:
         """Whether the prompt may resume at `position` within an extent.
 
         A fast extent may always be left. A canonical extent may be left only after the end of
-        system and tools: other conversations share the KV before that, which stays canonical.
+        system and tools: other conversations share the KV before that end, which stays canonical.
         """
         saved = position - extent.start.position
         if not extent.is_canonical:
@@ -206,29 +206,29 @@ class PrefixSearch:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """An idle live slot, as the planner sees it: the tokens that its layers hold."""
+    """An idle live slot as the planner sees it."""
 
     number: int
-    tokens: Tokens  # all tokens in its layers
-    canonical_cuts: tuple[int, ...]  # cuts of its canonical prefill, which ends at the last
-    floor: int = 0  # the lowest position that it can be rewound to
-    root: PrefixHash | None = None  # name of its root; None = the model's own
+    tokens: Tokens  # all tokens in the slot's layers
+    canonical_cuts: tuple[int, ...]  # cuts of the canonical prefill, which ends at the last cut
+    floor: int = 0  # lowest position to which the slot can be rewound
+    root: PrefixHash | None = None  # name of the slot's root; None = the model's own
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
     """Where a request resumes, and from which extents or slot.
 
-    `kind` says how the prompt relates to kept prompts (KINDS). `hybrid_trimmed` says that rows are
-    kept further than the layers' states and windows allow a resume. `is_retreat` says that the
-    plan is cold because the prompt would resume within an image. A plan is valid while the store
-    has the version of `found` and its slot exists.
+    `kind` says how the prompt relates to kept prompts (KINDS). `hybrid_trimmed`: more rows are kept
+    than states and windows allow to reuse. `is_retreat`: the plan is cold because the prompt would
+    resume within an image. A plan is valid while the store has the version of `found` and the
+    plan's slot exists.
     """
 
     position: int  # prompt tokens that need no prefill
-    is_canonical: bool  # the KV that the request's prefill will add is canonical
-    path: tuple[Extent, ...]  # from the root to `position`; empty if the slot just continues
-    slot: int | None  # slot to continue in, without a copy
+    is_canonical: bool  # whether the request's prefill will write canonical KV
+    path: tuple[Extent, ...]  # from the root to `position`; empty if the slot continues at its end
+    slot: int | None  # slot that the request continues in, without a copy
     kind: str
     matched: int
     hybrid_trimmed: bool
@@ -256,7 +256,7 @@ class ResumePlan:
 def make_plan(
     store: ExtentStore, slots: Iterable[SlotView], query: PrefixQuery, is_exact: bool
 ) -> ResumePlan:
-    """Return the plan with the fewest tokens to prefill; it uses a slot where that is as good."""
+    """Return the plan with the fewest tokens to prefill; among equal plans, one with a slot."""
     found = PrefixSearch(store, query, is_exact).run()
     plan = choose_slot(found, store, slots, query, is_exact)
     if is_inside(query.tokens, plan.position):
@@ -271,8 +271,8 @@ def choose_slot(
     query: PrefixQuery,
     is_exact: bool,
 ) -> ResumePlan:
-    """Return the plan that resumes from the found prefix, or from one of `slots` where better."""
-    # The last cut that would be reused if states and windows did not limit the resume:
+    """Return the plan that resumes from the found prefix, or from a slot if that is better."""
+    # The last cut at which the prompt would resume if states and windows did not limit that:
     wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
     is_trimmed = not store.layout.resumes_anywhere and found.position < wanted
     best = ResumePlan(
@@ -315,7 +315,7 @@ def choose_slot(
 
 
 def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exact: bool) -> bool:
-    """Whether the prompt begins with all of the slot's tokens, and does not resume in an image."""
+    """Whether the prompt begins with all of the slot's tokens and can resume after them."""
     is_within = 0 < tip <= min(shared, query.limit) and not is_inside(query.tokens, tip)
     return is_within and (not is_exact or canonical == tip)
 
@@ -323,7 +323,7 @@ def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exa
 def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> bool:
     """Whether to rewind the slot rather than copy kept KV into another slot.
 
-    A slot that would lose more tokens than a copy takes is left to its own conversation.
+    A slot that would lose more tokens than a copy has is left to the slot's own conversation.
     """
     position = best.position
     usable = canonical if best.is_canonical else shared
@@ -332,7 +332,7 @@ def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> b
 
 
 def shared_cuts(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the cuts that both begin with."""
+    """Return the cuts at the beginning that are the same in both."""
     same = takewhile(lambda cuts: cuts[0] == cuts[1], zip(first, second, strict=False))
     return [cut for cut, _ in same]
 
@@ -357,9 +357,9 @@ def line_for(
 ) -> LinePriority:
     """Begin a request of the line that the prompt continues, or of a new line; return the line.
 
-    A prompt continues the line of the last extent that it resumes from, if the line has the
-    prompt's conversation number, or if the prompt contains the line's last prompt: the session
-    store does not know raw and aborted prompts. The line must be of the same family and idle.
+    A prompt continues the line of the last extent that is reused, if that line has the prompt's
+    conversation number, or if the prompt contains the line's last prompt (the session store does
+    not know raw and aborted prompts). The line must be idle and of the same family.
     `slot_line` is the line of the plan's slot, if the plan has a slot.
     """
     conversation, turns = query.conversation, 1 + sum(e.end.is_prompt_end for e in plan.path)
@@ -373,7 +373,7 @@ def line_for(
     if slot_line is None or slot_line.is_running or slot_line.family != conversation.family:
         return lines.open(time.monotonic(), turns, conversation)
     lines.begin_request(slot_line, time.monotonic(), turns)
-    if plan.path:  # else the prompt contains all of the slot's tokens
+    if plan.path:  # without a path, the prompt contains all of the slot's tokens
         _mark_left_out(store, slot_line, plan)
     return slot_line
 
@@ -382,12 +382,12 @@ def _mark_left_out(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> 
     """Mark the end of the line's last prompt that the next prompt does not contain.
 
     Some clients rewrite the last messages of a prompt in the next prompt. No prompt resumes from
-    such an end, so it must not evict the KV that the next prompt resumes from.
+    the rewritten end, so KV of this end must not evict the KV that the next prompt resumes from.
     """
     tip = store.tip_of(line)
     if tip is None or _contains(tip, plan):
         return
-    assert tip.arrival is not None, "a prompt's last cut is behind the root"
+    assert tip.arrival is not None, "the line's last prompt ends at the root"
     for extent in extents_from(tip.arrival):
         extent.end.is_left_out = True
     line.tip = None
@@ -396,9 +396,9 @@ def _mark_left_out(store: ExtentStore, line: LinePriority, plan: ResumePlan) -> 
 def take_over_path(
     line: LinePriority, plan: ResumePlan, query: PrefixQuery, now: float, ttl_s: float
 ) -> None:
-    """Give the plan's extents to the line, except those of a line more likely to continue.
+    """Give the plan's extents to the line, except extents of a line more likely to continue.
 
-    Nodes up to the end of system and tools are marked here again: those from disk are not yet.
+    Nodes up to the end of system and tools are marked again: nodes from disk have no mark yet.
     """
     likelihood = line.likelihood(now, ttl_s)
     for extent in plan.path:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from hearth.worker.disk.file_format import FileName, Record
 from hearth.worker.disk.file_store import FileStore
 
-QUEUE_BYTES_MIN: Final = 1 << 28  # room for arrays that wait to be written and cannot be freed yet
-READS_MAX: Final = 1_000  # waiting reads
-REFRESH_S: Final = 2.0  # between listings of the directory, which find other workers' files
+QUEUE_BYTES_MIN: Final = 1 << 28  # least room for arrays that wait to be written
+READS_MAX: Final = 1_000  # most reads that wait at once
+REFRESH_S: Final = 2.0  # time between listings of the directory, which find other workers' files
 CLOSE_WAIT_S_MAX: Final = 2.0
 UNLIMITED: Final = 1 << 62
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class DiskThread:
-    """The I/O thread. It alone reads, writes and sweeps `file_store`; reads go before writes.
+    """The I/O thread, which alone reads, writes and sweeps `file_store`; reads go before writes.
 
     Every accepted read is answered exactly once, with None for each record that could not be read;
-    after `close` all are None. An error of the disk, the file store or a caller ends only its job:
-    the thread counts it and continues.
+    after `close`, with None for every record. An error of the disk, the file store or a caller ends
+    only the job at hand: the thread counts the error and continues.
     The arrays of records must be evaluated and never change again.
     Invariant: at most `queue_bytes_max` bytes and READS_MAX reads wait.
     Any thread may call any method; only `flush` and `close` block.
@@ -41,26 +41,26 @@ class DiskThread:
         # Kept for a moment: work that waits for the disk
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[tuple[Record, bool]] = deque()
-        self._queue_bytes = 0  # bytes of `_writes` and of the record that is being written
+        self._queue_bytes = 0  # bytes of `_writes` and of the record in progress
         self._is_open = True
-        self._refresh_waiters: list[threading.Event] = []  # set once the directory was listed
+        self._refresh_waiters: list[threading.Event] = []  # set after a listing
         self._refreshed_at = time.monotonic()
         # Kept for a moment: work that waits for the disk
         self._discards: deque[FileName] = deque()  # files to remove before all other work
         self._drops: set[FileName] = set()  # files to remove once no write waits
-        self._clears = False  # whether to empty the file store before all other work
+        self._clears = False  # whether to empty the file store before reads and writes
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self.thread.start()
 
     def lift_limit(self) -> None:
-        """Accept every write from now on: at shutdown, when no further requests come."""
+        """Accept every write from now on. For shutdown, when no further requests come."""
         self.queue_bytes_max = UNLIMITED
 
     def accepts(self, nbytes: int) -> bool:
         """Whether `write` would accept a record of `nbytes` now; False counts as a refused write.
 
-        A caller asks before it copies rows, so that it copies none that would be refused.
+        Callers check this before copying rows, so that no rows are copied in vain.
         """
         with self._changed:
             fits = self._queue_bytes + nbytes <= self.queue_bytes_max
@@ -68,9 +68,9 @@ class DiskThread:
             return fits and self._is_open
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
-        """Queue a record to be written; return False where the queue has no room for it.
+        """Queue a record to be written; return False if the queue has no room for the record.
 
-        `is_needed` as in `FileStore.put`.
+        `is_needed` is passed to `FileStore.put`.
         """
         with self._changed:
             fits = self._queue_bytes + record.nbytes <= self.queue_bytes_max
@@ -85,9 +85,9 @@ class DiskThread:
             return True
 
     def read(self, names: Sequence[FileName], on_read: OnRead) -> bool:
-        """Queue a read: `on_read(records)` runs on the I/O thread, with a record or None per name.
+        """Queue a read. `on_read(records)` runs on the I/O thread, with a record or None per name.
 
-        Return False, and never call `on_read`, after `close` and while READS_MAX reads wait.
+        After `close`, or while READS_MAX reads wait, return False and never call `on_read`.
         """
         with self._changed:
             if not self._is_open or len(self._reads) >= READS_MAX:
@@ -101,7 +101,7 @@ class DiskThread:
     def refresh(self) -> threading.Event | None:
         """List the directory before all other work; the returned event is set afterwards.
 
-        None where no other worker has written there: a listing would find nothing new.
+        None if no other worker has written to the directory: a listing would find nothing new.
         """
         with self._changed:
             if not (self._is_open and self.file_store.is_shared):
@@ -112,7 +112,7 @@ class DiskThread:
             return refreshed
 
     def discard(self, name: FileName) -> None:
-        """Remove an undamaged file that this worker cannot use. It is not found from now on."""
+        """Remove an undamaged file that this worker cannot use. Lookups no longer find the file."""
         self.file_store.hide(name)
         with self._changed:
             self._discards.append(name)
@@ -123,13 +123,13 @@ class DiskThread:
         return name not in self._drops and self.file_store.holds(name)
 
     def drop(self, names: Iterable[FileName]) -> None:
-        """Remove files once all queued records are written: their replacements are among those."""
+        """Remove files once all queued records, with the files' replacements, are written."""
         with self._changed:
             self._drops.update(names)
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Empty the file store. Waiting writes are dropped, and no file is found from now on."""
+        """Empty the file store. Waiting writes are dropped, and lookups find no old file."""
         with self._changed:
             self.file_store.hide_all()
             self._queue_bytes -= sum(record.nbytes for record, _ in self._writes)
@@ -155,7 +155,7 @@ class DiskThread:
             return self._queue_bytes
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until all queued records are written; say whether they are."""
+        """Wait at most `seconds` for all queued records to be written; return whether all are."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._queue_bytes:
@@ -188,7 +188,7 @@ class DiskThread:
             pass
 
     def _step(self) -> bool:
-        """Do one job, after a listing of the directory if it is due; return False once closed."""
+        """Do one job, after a listing of the directory if one is due; return False once closed."""
         with self._changed:
             waiting = (self._reads, self._writes, self._clears, self._discards, self._drops)
             if not any((*waiting, self._refresh_waiters)) and self._is_open:
@@ -221,7 +221,7 @@ class DiskThread:
         return True
 
     def _refresh_if_due(self, waiters: Sequence[threading.Event]) -> None:
-        """List the directory where a caller waits for that, and every REFRESH_S."""
+        """List the directory every REFRESH_S, and at once if a caller waits for a listing."""
         if waiters or time.monotonic() - self._refreshed_at >= REFRESH_S:
             self._guarded(self.file_store.refresh)
             self._refreshed_at = time.monotonic()
@@ -247,7 +247,7 @@ class DiskThread:
             self._changed.notify_all()
 
     def _guarded(self, job: Callable[[], object]) -> object:
-        """Run a job and return its result; an error is counted and gives None."""
+        """Run a job and return its result; count an error and return None."""
         try:
             return job()
         except Exception:

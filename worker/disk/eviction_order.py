@@ -1,13 +1,14 @@
-"""Decides in which order KV files are evicted. A rule over values, no I/O.
+"""Decides in which order KV files are evicted. Computes with values and does no I/O.
 
-The worth of a file is tokens to prefill again / bytes. It falls with the time since the last use.
+The worth of a file is tokens to prefill again / bytes, and falls with the time since the last use.
 The worth of a snapshot or a window, which serves a single prefix, also falls with the number of
-tokens from there to where the conversation ends or branches.
-A snapshot saves all tokens since the snapshot before it, so it gains worth as its neighbours go:
-snapshots thin out evenly, and go before rows, which save many more tokens for their bytes.
-Eviction goes leaf by leaf: the files that follow an extent go before its own.
+tokens from that prefix to where the conversation ends or branches.
+A snapshot saves all tokens since the snapshot before it, so a snapshot gains worth when its
+neighbours go. Snapshots thus thin out evenly, and go before rows, which save many more tokens for
+their bytes.
+Eviction goes leaf by leaf: the files that follow an extent go before the extent's own files.
 Files that no server of this version reads are worth nothing and go first.
-Source: worker/cache/eviction.py, which ranks by conversations; a directory knows only times.
+Source: worker/cache/eviction.py, which ranks by conversations. A directory has only times.
 """
 
 import heapq
@@ -20,26 +21,26 @@ from typing import Final
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_format import FileKind, FileName
 
-# The chance that a conversation continues falls as 1 / t with the time t since its last request;
-# within one hour all conversations count alike.
+# The chance that a conversation continues falls in proportion to 1 / t, with t the time since its
+# last request; within one hour all conversations count alike.
 AGE_UNIT_S: Final = 3600.0
-# Tokens before a conversation's end at which a resume is half as likely. At 256 tokens it is a
-# fifth as likely, as worker/cache/eviction.py assumes for the turn before the last.
+# A resume this many tokens before a conversation's end is half as likely as at the end. At 256
+# tokens it is a fifth as likely, as worker/cache/eviction.py assumes for the last turn but one.
 DISTANCE_UNIT_TOKENS: Final = 64
-REACH_TOKENS_MAX: Final = 16_384  # limit of a walk along a chain of files
+REACH_TOKENS_MAX: Final = 16_384  # longest walk along a chain of files
 
 RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file, as its directory shows it."""
+    """A file with the facts from its name and its directory entry."""
 
-    root: str  # name of its directory
+    root: str  # name of the file's directory
     name: FileName
     nbytes: int
     used_at: float  # seconds since the epoch
-    is_read: bool = True  # whether a server of this version can read it
+    is_read: bool = True  # whether a server of this version can read the file
 
     @property
     def start(self) -> RootedPrefix:
@@ -51,7 +52,7 @@ class StoredFile:
 
     @property
     def needs(self) -> RootedPrefix:
-        """The prefix that has to be resumed before this file is of use."""
+        """The prefix that has to be restored before this file is of use."""
         return self.start if self.name.kind is FileKind.ROWS else self.end
 
 
@@ -64,7 +65,7 @@ def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFi
     while heap:
         last_worth, _, file = heapq.heappop(heap)
         current = chains.worth(file, now)
-        if current > last_worth:  # its worth has grown: a neighbour was removed meanwhile
+        if current > last_worth:  # the file's worth grew when a neighbour was removed
             heapq.heappush(heap, (current, next(order), file))
             continue
         exposed = chains.remove(file)
@@ -76,7 +77,7 @@ def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFi
 
 
 class _FileChains:
-    """The chains that files form: which files arrive at a prefix, and which files need it.
+    """The chains that files form: the files that end at a prefix, and the files that need it.
 
     Invariant: `_needed_by` and `_arrivals` hold exactly the files in `files`.
     """
@@ -119,11 +120,11 @@ class _FileChains:
         return worth / (1 + age)
 
     def _since_last_state(self, state: StoredFile) -> tuple[int, int]:
-        """Return the tokens since the state before this one, and the bytes of their rows.
+        """Return the tokens since the state before `state`, and the bytes of these tokens' rows.
 
-        Without this state those tokens would be prefilled again, and their rows would be useless.
-        Counting the state's own bytes alone would let the last state of an old conversation, and
-        all rows before it, outlive the rows of a new conversation.
+        Without `state`, these tokens would be prefilled again, and the rows would be useless.
+        If only the state's own bytes counted, the last state of an old conversation, and all rows
+        before that state, would outlive the rows of a new conversation.
         """
         tokens, row_bytes, prefix = 0, 0, state.end
         while tokens < REACH_TOKENS_MAX:
@@ -138,7 +139,7 @@ class _FileChains:
         return tokens, row_bytes
 
     def _tokens_after(self, prefix: RootedPrefix) -> int:
-        """Return how many tokens follow until the conversation ends or branches."""
+        """Return how many tokens follow `prefix` until the conversation ends or branches."""
         tokens = 0
         while tokens < REACH_TOKENS_MAX:
             leaving = [file for file in self._needed_by[prefix] if file.name.kind is FileKind.ROWS]

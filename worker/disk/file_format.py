@@ -1,13 +1,14 @@
 """Defines the format of KV files: names a record's file, encodes the record, and decodes it.
 
-Plain functions, no owner. The name identifies the record, so no file is opened to find a record. A
-name on disk proves nothing: the file's own metadata must agree with it.
+Plain functions, no owner. A file's name identifies the record, so a record is found without opening
+a file. A name on disk proves nothing: the metadata in the file must agree with the name.
 
 A file is valid safetensors: the header's length (8 bytes), a JSON header, the arrays' bytes. The
-header begins with a checksum over everything else, which is checked before anything is parsed. Its
-`__metadata__` names the record, so that an undamaged file under a wrong name is rejected.
-The checksum is xxh3 of 128 bits (21 GB/s here; blake2b 0.5, sha256 0.9). It detects damage, not
-forgery: a user who can write in a 0700 directory could also change the model.
+header begins with a checksum over the rest of the file, which is checked before the header is
+parsed. The header's `__metadata__` names the record, so that an undamaged file under a wrong name
+is rejected. The checksum is xxh3 of 128 bits, which is much faster (21 GB/s) than blake2b (0.5) and
+sha256 (0.9). The checksum detects damage, not forgery: a user who can write into a 0700 directory
+could also change the model.
 Source: https://github.com/huggingface/safetensors#format
 """
 
@@ -32,9 +33,9 @@ from xxhash import xxh3_128
 from hearth.worker.cache.block_hash import HASH_BYTES, ROOT_SCHEMA, PrefixHash, Tokens
 
 SUFFIX: Final = ".safetensors"
-TEMP_PREFIX: Final = ".writing-"  # begins the names of unfinished files
+TEMP_PREFIX: Final = ".writing-"  # beginning of the names of unfinished files
 
-RULE_LENGTH_MAX: Final = 24  # characters of a cut rule's label
+RULE_LENGTH_MAX: Final = 24  # most characters of a cut rule's label
 FAST: Final = "fast"
 
 _HEX: Final = f"[0-9a-f]{{{2 * HASH_BYTES}}}"
@@ -47,8 +48,8 @@ _FILE: Final = re.compile(
 SCHEMA: Final = "1"
 HEADER_BYTES_MAX: Final = 16 * 1024 * 1024  # room for three million tokens
 POSITION_MAX: Final = 1 << 40  # tokens
-IO_BYTES_MAX: Final = 1 << 30  # limit of one call: macOS refuses two gigabytes
-ALIGNMENT: Final = 64  # bytes: alignment of the data in the file, and of the views in the buffer
+IO_BYTES_MAX: Final = 1 << 30  # most bytes of one read or write: macOS refuses two gigabytes
+ALIGNMENT: Final = 64  # alignment of the data in the file, and of the views in the buffer, in bytes
 
 # bfloat16 is stored as uint16 bits: numpy has no bfloat16.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -72,7 +73,7 @@ _UNSIGNED: Final = "0" * (_CHECKSUM_TO - _CHECKSUM_FROM)
 class FileKind(StrEnum):
     """The kinds of record."""
 
-    ROWS = "rows"  # an extent's rows in layers that keep every token; no arrays without such layers
+    ROWS = "rows"  # an extent's rows in layers that keep every token, if the model has such layers
     WINDOW = "window"  # an extent's rows in window layers
     STATE = "state"  # the snapshot at an extent's end
 
@@ -81,8 +82,8 @@ class FileKind(StrEnum):
 class FileName:
     """The name of a record of the extent from `start` to `end`, which has `token_count` tokens.
 
-    `rule` is the label of the cut rule that the KV was made by, "" for fast KV. `is_canonical`
-    says that this server cuts by the same rule.
+    `rule` is the label of the cut rule by which the KV was made ("" = fast KV). `is_canonical`
+    says whether this server cuts by the same rule.
     """
 
     kind: FileKind
@@ -97,7 +98,7 @@ class FileName:
 
     @property
     def quality(self) -> str:
-        """The part of the file name that says by which cut rule the KV was made."""
+        """The part of the file name for the cut rule by which the KV was made."""
         return f"canonical.{self.rule}" if self.is_canonical or self.rule else FAST
 
     @property
@@ -107,7 +108,7 @@ class FileName:
 
 
 def parse(file_name: str, rule: str) -> FileName | None:
-    """Return the record's name from a file's name; None for a file of another kind.
+    """Return the name of the record in the file `file_name`; None if the file is no KV file.
 
     `rule` is the label of this server's cut rule.
     """
@@ -123,7 +124,7 @@ def parse(file_name: str, rule: str) -> FileName | None:
 
 
 def is_root(directory_name: str) -> bool:
-    """Whether a directory of this name holds the files of one root."""
+    """Whether a directory with this name holds the files of a root."""
     return _ROOT.fullmatch(directory_name) is not None
 
 
@@ -133,7 +134,7 @@ def is_of_today(root: str) -> bool:
 
 
 class Damaged(Exception):
-    """A file is not the record that its name says. `reason` is one of a few words, for counts."""
+    """A file does not hold the record of its name. `reason` is one of a few words, for counters."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail:.200}")  # a detail may quote a long file header
@@ -142,7 +143,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Array:
-    """One array. `dtype` is its name in safetensors; `values` have the numpy type in `DTYPES`."""
+    """One array. `dtype` is a type's name in safetensors; `values` have the type in `DTYPES`."""
 
     name: str
     dtype: str
@@ -157,9 +158,9 @@ class Array:
 class Record:
     """The KV of one file: rows or window rows of an extent, or the snapshot at its end.
 
-    `tokens` are the extent's tokens, `position` is where the extent starts, `rule` is as in
-    FileName. `source`, the rows or states that the record was made from, is not stored in the
-    file. The arrays never change.
+    `tokens` are the extent's tokens, `position` is the start of the extent, `rule` is the rule of
+    the FileName. `source` holds the rows or states that the record was made from, and is not
+    stored in the file. The arrays never change.
     """
 
     root: PrefixHash
@@ -219,7 +220,7 @@ def write(handle: int, parts: Iterable[memoryview]) -> None:
 def _header(record: Record) -> bytes:
     """Return the header's length and the header, with zeros in place of the checksum."""
     metadata = {
-        "checksum": _UNSIGNED,  # first: `_OPENING` and what follows it
+        "checksum": _UNSIGNED,  # first, because `_OPENING` has this key
         "schema": SCHEMA,
         "kind": record.kind,
         "quality": record.name.quality,
@@ -246,7 +247,7 @@ def _header(record: Record) -> bytes:
 
 
 def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
-    """Return the checksum of a file: `head`, at least its whole header, and then `rest`."""
+    """Return the checksum of a file: of `head`, at least the whole header, and of `rest`."""
     digest = xxh3_128(head[:_CHECKSUM_FROM])
     digest.update(head[_CHECKSUM_TO:])
     for part in rest:
@@ -260,7 +261,7 @@ def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
 def read(path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
     """Return the record of the file at `path`, which must be record `name` under `root`.
 
-    The file is read into one buffer, and the arrays are views of it. A file larger than
+    The file is read into one buffer, and the arrays are views of that buffer. A file larger than
     `bytes_max` is not read.
 
     Raises:
@@ -329,7 +330,7 @@ def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Recor
 
 
 def _check_sum(buffer: NDArray[np.uint8]) -> int:
-    """Verify the checksum; return where the data begins."""
+    """Verify the checksum; return the position at which the data begins."""
     head = buffer.data
     if len(head) < _CHECKSUM_TO:
         raise Damaged("truncated", f"{len(head)} bytes")
@@ -382,7 +383,7 @@ def _check_names(metadata: Metadata, token_count: int, root: PrefixHash, name: F
 
 
 def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
-    """Yield the arrays as views of `data`, in order; they must cover it without gaps."""
+    """Yield the arrays as views of `data`, in order; the arrays must cover `data` without gaps."""
     offset = 0
     for name, entry in header.items():
         dtype, shape, count = _layout(name, entry)
@@ -391,7 +392,7 @@ def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
             raise Damaged("layout", f"array {name!r} is not at {offset:,} to {end:,}")
         try:
             values = data[offset:end].view(DTYPES[dtype]).reshape(shape)
-        except ValueError as error:  # no elements, with sizes too large for numpy
+        except ValueError as error:  # an empty array with sizes too large for numpy
             raise Damaged("layout", f"array {name!r} has an absurd shape") from error
         yield Array(name, dtype, values)
         offset = end

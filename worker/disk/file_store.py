@@ -35,17 +35,17 @@ from hearth.worker.disk.file_format import (
     write,
 )
 
-FILE_BYTES_MIN: Final = 64 * 1024  # a smaller file counts as much, which limits the number of files
-SLACK: Final = 0.05  # share of the limit freed beyond the need, so that sweeps stay rare
+FILE_BYTES_MIN: Final = 64 * 1024  # least bytes that a file counts as, to limit the number of files
+SLACK: Final = 0.05  # share of the limit that is freed in advance, so that sweeps stay rare
 LOCK_WAIT_S_MAX: Final = 2.0
 RESERVE_SHARE: Final = 4  # 1 / 4 of a day's writing is reserved for live conversations
-PAUSE_S: Final = 60.0  # pause of all writes after the disk has refused one
-TOUCH_S: Final = 60.0  # resolution of a file's last use
+PAUSE_S: Final = 60.0  # pause of all writes after the disk has refused a write
+TOUCH_S: Final = 60.0  # resolution of the time of a file's last use
 RACY_NS: Final = 2_000_000_000  # some file systems store times in steps of two seconds
 DAY_S: Final = 86_400
 
 COUNTERS_NAME: Final = ".ledger"
-COUNTERS_BYTES: Final = 256  # fixed, so that the file can be rewritten on a full disk
+COUNTERS_BYTES: Final = 256  # fixed size, so that the file can be rewritten on a full disk
 POLL_S: Final = 0.002
 _INTEGER_MAX: Final = 1 << 62
 
@@ -57,16 +57,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class UsageCounters:
-    """The content of the directory's counter file, while its lock is held. `save` writes it.
+    """The content of the directory's counter file while the directory's lock is held.
 
     Invariant: `bytes_used` is never less than the bytes that workers have written and not removed.
-    It may be more (a user has removed a file); the next sweep corrects it.
+    If a user has removed a file, `bytes_used` is too large until the next sweep.
     """
 
     day: int = 0  # days since the epoch, UTC
     bytes_written: int = 0  # bytes written on that day
-    bytes_used: int | None = None  # None = unknown: the files have to be counted
-    changes: int = 0  # number of changes to the files; the same number means no new listing
+    bytes_used: int | None = None  # None = unknown, so that the files have to be counted
+    changes: int = 0  # number of changes to the files; an equal number means no new listing
     handle: int = -1
     was_damaged: bool = False
 
@@ -76,7 +76,7 @@ class UsageCounters:
             self.day, self.bytes_written = day, 0
 
     def save(self) -> None:
-        assert self.handle >= 0, "counters are saved only under their lock"
+        assert self.handle >= 0, "counters are saved without their lock"
         fields = {k: v for k, v in asdict(self).items() if k not in ("handle", "was_damaged")}
         text = json.dumps(fields).encode().ljust(COUNTERS_BYTES - 1) + b"\n"
         assert len(text) == COUNTERS_BYTES, len(text)
@@ -85,7 +85,9 @@ class UsageCounters:
 
 @contextmanager
 def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
-    """Hold the directory's lock and yield its counters. The system frees a dead process's lock.
+    """Hold the directory's lock and yield the directory's counters.
+
+    The system frees the lock of a dead process.
 
     Raises:
         TimeoutError: another worker has held the lock for `wait_s`.
@@ -182,12 +184,12 @@ class FileIndex:
             return _sorted(self._by_end.get(end, ()))
 
     def nbytes(self, name: FileName) -> int:
-        """Return the counted bytes of a record's file, 0 where it is not in the index."""
+        """Return the counted bytes of a record's file; 0 if the file is not in the index."""
         with self._lock:
             return self._files.get(name, 0)
 
     def alternatives(self, name: FileName) -> list[FileName]:
-        """Return the records of the same kind at the same end: any of them can replace it."""
+        """Return the records of the same kind at the same end, any of which can replace `name`."""
         return [other for other in self.at(name.end) if other.kind is name.kind]
 
     def add(self, name: FileName, nbytes: int) -> None:
@@ -199,7 +201,7 @@ class FileIndex:
             self._by_end.setdefault(name.end, set()).add(name)
 
     def discard(self, name: FileName) -> int:
-        """Remove a name; return the counted bytes of its file, 0 where it was not in the index."""
+        """Remove a name; return the counted bytes of the file, 0 if it was not in the index."""
         with self._lock:
             if name not in self._files:
                 return 0
@@ -215,24 +217,24 @@ class FileIndex:
 
 
 def _sorted(names: Iterable[FileName]) -> list[FileName]:
-    """Return the names, canonical ones first, and rows before windows and states."""
+    """Return the names in order: canonical before fast, and rows before windows and states."""
     kinds = list(FileKind)
     return sorted(names, key=lambda name: (not name.is_canonical, kinds.index(name.kind)))
 
 
 class FileStore:
-    """Stores records of KV as files, finds them by chain hash, and evicts them beyond a limit.
+    """Stores records of KV as files, finds records by chain hash, and evicts files beyond a limit.
 
     Invariants:
-      one of a kind  one record of a kind stays at each prefix, a canonical one rather than a fast
-                     one. Two workers that write at once may leave two until the next refresh.
+      one of a kind  each prefix has one record of each kind, preferably a canonical record. Two
+                     workers that write at once may leave two until the next refresh.
       capped         the files of all roots together take at most `bytes_max` after each put
       needed         the last part of a day's writing is reserved for live conversations
       lock           files are written and evicted only under the directory's lock: an unfinished
-                     file seen under the lock was left by a dead writer. Reads take no lock: a file
-                     that is removed meanwhile is a miss.
-    No method raises for an error of the disk or a damaged file: it is counted, and the first of
-    each kind is logged as a warning.
+                     file found under the lock was left by a dead writer. Reads take no lock: a file
+                     that is removed before the read is a miss.
+    No method raises for an error of the disk or a damaged file: errors are counted, and the first
+    error of each kind is logged as a warning.
     Owner: the I/O thread. Any thread may call `leaving`, `at`, `holds`, `hide`, `nbytes`,
     `bytes_used`, `is_reserved`, `is_shared` and `report`.
     """
@@ -248,9 +250,9 @@ class FileStore:
     ) -> None:
         """List the directory, without opening any file.
 
-        `bytes_max` is for all roots in `directory`; `write_bytes_per_day` is for all workers,
-        0 = no limit. `rule` is the label of this server's cut rule: KV that is canonical by
-        another rule counts as fast here.
+        `bytes_max` is the limit of all roots in `directory` together, `write_bytes_per_day` that of
+        all workers together (0 = no limit). `rule` is the label of this server's cut rule: KV that
+        is canonical by another rule counts as fast.
         """
         self.counts: Counter[str] = Counter()
         self._directory = directory
@@ -261,34 +263,34 @@ class FileStore:
         self.write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
-        self._found = self._index  # the index for lookups: an empty one until `clear` has run
+        self._found = self._index  # the index for lookups, empty while `clear` is awaited
         # Kept for one key: KV on disk, by the key's own root
-        self._listed: dict[str, FileName] = {}  # names by file name, as last listed
+        self._listed: dict[str, FileName] = {}  # names by file name at the last listing
         self._seen_at = 0  # the directory's mtime at the last refresh; 0 = refresh again
         self._changes_seen: int | None = None  # `UsageCounters.changes` at the last refresh
         self._paused_at = -math.inf
         self._is_full = False
         self._warned: set[str] = set()
-        self._counters_seen = UsageCounters()  # as last read under the lock
+        self._counters_seen = UsageCounters()  # the counters last read under the lock
         self.refresh()
-        self.is_shared = False  # whether other workers are known to write here
+        self.is_shared = False  # whether other workers are known to write to the directory
 
     # ------------------------------------------------------------ any thread
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
-        """Return the records of all extents that start at prefix `start`, canonical ones first."""
+        """Return the records of all extents that start at prefix `start`, canonical before fast."""
         return self._found.leaving(start)
 
     def at(self, end: PrefixHash) -> list[FileName]:
-        """Return the records of all extents that end at prefix `end`, canonical ones first."""
+        """Return the records of all extents that end at prefix `end`, canonical before fast."""
         return self._found.at(end)
 
     def holds(self, name: FileName) -> bool:
-        """Whether this record or an equally good one is stored, so that `put` would do nothing."""
+        """Whether this record or an equally good record is stored: `put` would do nothing."""
         return bool(self._as_good_as(name))
 
     def nbytes(self, name: FileName) -> int:
-        """Return the counted bytes of a record's file, 0 where there is no file."""
+        """Return the counted bytes of a record's file; 0 if there is no file."""
         return self._found.nbytes(name)
 
     def hide_all(self) -> None:
@@ -296,7 +298,7 @@ class FileStore:
         self._found = FileIndex()
 
     def hide(self, name: FileName) -> None:
-        """Hide a record from lookups; the I/O thread removes its file later."""
+        """Hide a record from lookups; the I/O thread removes the file later."""
         self._index.discard(name)
 
     @property
@@ -306,7 +308,7 @@ class FileStore:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether only the reserve of today's writing is left, as of the last write."""
+        """Whether only the reserve of today's writing was left after the last write."""
         written = self._written_today(self._counters_seen)
         return bool(self.write_bytes_per_day) and written >= self.write_bytes_per_day - self.reserve
 
@@ -319,7 +321,7 @@ class FileStore:
         return counters.bytes_written if counters.day == self._day() else 0
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for `/v1/cache`; `directory_` figures are for all workers."""
+        """Return the figures for `/v1/cache`. Figures named `directory_` cover all workers."""
         shared = read_counters(self._directory) or self._counters_seen
         written, per_day = self._written_today(shared), self.write_bytes_per_day
         return {
@@ -341,7 +343,7 @@ class FileStore:
     # ------------------------------------------------------------ reading
 
     def get(self, name: FileName) -> Record | None:
-        """Return a record; None is a counted miss. A damaged file is removed."""
+        """Return a record, or None, which counts as a miss. A damaged file is removed."""
         path = self._home / name.file_name
         try:
             record = read(path, self.root, name, self.bytes_max)
@@ -364,7 +366,7 @@ class FileStore:
         return record
 
     def refresh(self) -> None:
-        """List the files that other workers have written or removed. Cheap where they have not."""
+        """List the files that other workers have written or removed. Cheap without such changes."""
         counters = read_counters(self._directory)
         changes = None if counters is None else counters.changes
         try:
@@ -385,9 +387,9 @@ class FileStore:
             if name is not None:
                 assert name.file_name == file_name, (name, file_name)
                 self.is_shared = True
-                if not self._list(name):  # gone again
+                if not self._list(name):  # the file is already gone
                     self.counts["scans_missed"] += 1
-        # A later change within the same clock tick would leave the mtime as it is.
+        # A later change within the same clock tick would not change the mtime.
         is_past = time.time_ns() - changed_at > RACY_NS
         self._seen_at = changed_at if is_past else 0
         self._changes_seen = changes
@@ -403,7 +405,7 @@ class FileStore:
                 self._seen_at = os.stat(self._home).st_mtime_ns
 
     def _list(self, name: FileName) -> bool:
-        """Add the file of this name to the index; return False if there is no such file."""
+        """Add the file called `name` to the index; return False if there is no such file."""
         try:
             size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
         except OSError:
@@ -432,10 +434,10 @@ class FileStore:
     # ------------------------------------------------------------ writing
 
     def put(self, record: Record, is_needed: bool = False) -> bool:
-        """Write a record's file atomically; return whether it or an equally good one is stored.
+        """Write a record's file atomically; return whether it or an equally good file is stored.
 
-        `is_needed` says that a live conversation continues from the record, which may then use the
-        day's reserve. Lists no directory.
+        `is_needed`: a live conversation continues from the record, so the day's reserve may be
+        used. Lists no directory.
         """
         assert record.root == self.root, (record.root, self.root)
         if 0 <= self._now() - self._paused_at < PAUSE_S:
@@ -458,7 +460,7 @@ class FileStore:
         self._under_lock(remove)
 
     def drop(self, names: Collection[FileName]) -> None:
-        """Remove files that newer ones have replaced."""
+        """Remove files that newer files have replaced."""
 
         def drop(counters: UsageCounters) -> None:
             freed = sum(self._remove(name) for name in names)
@@ -469,7 +471,7 @@ class FileStore:
         self._under_lock(drop)
 
     def clear(self) -> None:
-        """Remove all files of this root; those of other roots stay."""
+        """Remove all files of this root; files of other roots stay."""
 
         def remove(counters: UsageCounters) -> None:
             self.refresh()
@@ -481,7 +483,7 @@ class FileStore:
         self._found = self._index
 
     def _under_lock(self, act: Callable[[UsageCounters], object]) -> object:
-        """Run `act` under the directory's lock and return its result; None where the disk fails."""
+        """Run `act` under the directory's lock and return its result; None if the disk fails."""
         try:
             with locked_counters(self._directory, LOCK_WAIT_S_MAX) as counters:
                 if counters.was_damaged:
@@ -500,7 +502,7 @@ class FileStore:
 
     def _put(self, record: Record, is_needed: bool, counters: UsageCounters) -> bool:
         name = record.name
-        for before in self.at(record.start):  # the files before it must not be evicted first
+        for before in self.at(record.start):  # earlier files must not be evicted before this file
             self._touch(before)
         known = self._as_good_as(name)
         if any([self._touch(other) for other in known]) or self._list(name):
@@ -529,7 +531,7 @@ class FileStore:
     def _write_charged(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Count a file, then write it: a worker that dies in between leaves the counts too high."""
+        """Count a file, then write it: a worker's death in between leaves the counts too high."""
         if _bytes_used(counters) + _counted_bytes(size) > self.bytes_max:
             self._sweep(counters, self.bytes_max - _counted_bytes(size))
         self._charge(counters, size, _counted_bytes(size))
@@ -547,7 +549,10 @@ class FileStore:
     def _write_making_room(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Write a file. On a full disk evict twice its size and retry, once until it has room."""
+        """Write a file. On a full disk, evict twice the file's size and retry.
+
+        After a failed retry, no further file is evicted until a write succeeds.
+        """
         try:
             self._write(name, parts)
         except OSError as error:
@@ -570,7 +575,7 @@ class FileStore:
                 os.close(handle)
             os.replace(temp, self._home / name.file_name)
         except OSError:
-            with suppress(OSError):  # the next sweep removes it
+            with suppress(OSError):  # otherwise the next sweep removes the file
                 os.unlink(temp)
             raise
 
@@ -613,11 +618,11 @@ class FileStore:
                     self._unlink(Path(entry.path))
                     self.counts["temps_removed"] += 1
             if not entries and home.path != str(self._home):
-                with suppress(OSError):  # another worker has just written there
+                with suppress(OSError):  # another worker may just have written into the directory
                     os.rmdir(home.path)
 
     def _remove(self, name: FileName) -> int:
-        """Remove a file of this root; return its counted bytes, 0 if it could not be removed."""
+        """Remove a file of this root; return the file's counted bytes, 0 if the removal failed."""
         size = self._index.discard(name)
         if not self._unlink(self._home / name.file_name):
             return 0
@@ -644,17 +649,17 @@ class FileStore:
 
 
 def _counted_bytes(size: int) -> int:
-    """Return the bytes that a file of `size` bytes counts as."""
+    """Return as how many bytes a file of `size` bytes counts."""
     return max(size, FILE_BYTES_MIN)
 
 
 def _bytes_used(counters: UsageCounters) -> int:
-    assert counters.bytes_used is not None, "_under_lock has counted"
+    assert counters.bytes_used is not None, "bytes are unknown outside `_under_lock`"
     return counters.bytes_used
 
 
 def _reason_of(error: OSError) -> tuple[str, str]:
-    """Return the word that an error is counted under, and the remedy for the user."""
+    """Return the word under which an error is counted, and the remedy for the user."""
     if isinstance(error, TimeoutError):
         return "busy", "Another worker may be stopped."
     if error.errno in _FULL:

@@ -1,7 +1,6 @@
-"""Opens the directory of KV files as the settings say, and keeps it private and out of backups.
+"""Opens the directory of KV files by the settings, and keeps it private and out of backups.
 
-Time Machine would copy every file that the cache writes, and keep evicted files in its local
-snapshots.
+Time Machine would copy every file that the cache writes, and keep evicted files in local snapshots.
 """
 
 import ctypes
@@ -20,10 +19,10 @@ from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_store import FileStore
 
 GB: Final = 1 << 30
-DISK_SHARE: Final = 10  # by default kept KV takes at most 1 / 10 of its volume ...
-FREE_DISK_SHARE: Final = 2  # ... and at most 1 / 2 of the free space ...
-DISK_BYTES_MIN: Final = 10 * GB  # ... but may always take this much
-# The attribute that `tmutil addexclusion` sets: it stays with the directory and covers its files.
+DISK_SHARE: Final = 10  # by default, kept KV takes at most 1 / 10 of the volume
+FREE_DISK_SHARE: Final = 2  # by default, kept KV takes at most 1 / 2 of the free space
+DISK_BYTES_MIN: Final = 10 * GB  # bytes that kept KV may always take
+# The attribute that `tmutil addexclusion` sets. It moves with the directory and covers all files.
 ATTRIBUTE: Final = "com.apple.metadata:com_apple_backup_excludeItem"
 EXCLUDED: Final = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
 NEVER_INDEX: Final = ".metadata_never_index"  # Spotlight skips a directory with this file
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 def open_file_store(
     root: PrefixHash, settings: Settings, cut_label: str, ranks_here: int = 1
 ) -> FileStore | None:
-    """Return the file store of a root; None where the settings turn the disk off.
+    """Return the file store of a root; None if the settings turn the disk off.
 
     `ranks_here` is the number of the model's ranks on this machine, which share the limits.
 
@@ -45,7 +44,7 @@ def open_file_store(
     """
     if settings.max_kv_size_gb == 0:
         return None
-    if settings.kv_cache_dir.exists():  # else the file store creates it if the disk allows that
+    if settings.kv_cache_dir.exists():  # a missing directory is created by the file store
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
     exclude_from_backup(settings.kv_cache_dir)
     return FileStore(
@@ -60,7 +59,7 @@ def open_file_store(
 def disk_bytes_max(settings: Settings) -> int:
     """Return how many bytes kept KV may take on disk: the setting, or a share of the volume.
 
-    A conversation of 60,000 tokens takes 4 GB on a model of 27 billion parameters.
+    With a model of 27 billion parameters, a conversation of 60,000 tokens takes 4 GB.
     """
     if settings.max_kv_size_gb is not None:
         return settings.max_kv_size_gb * GB

@@ -1,11 +1,11 @@
 """Writes committed KV of one model to disk, and reads back the KV that prompts resume from.
 
-A prompt's KV is read into the store before the prompt gets a slot: planning sees RAM only. Rows are
-written at once. To resume after them, a model with states or windows needs a resume point too: the
-snapshot and the window rows at one node. On a large hybrid a resume point takes as many bytes as
-the rows of thousands of tokens. So it is written only where a prompt is likely to resume, and only
-once the tokens since the last point have rows of as many bytes. A killed worker loses no more
-prefill than that.
+A prompt's KV is read into the store before the prompt gets a slot, because plans are made from RAM
+alone. Rows are written at once. To resume after rows, a model with states or windows also needs a
+resume point: the snapshot and the window rows at one node. In a large hybrid a resume point takes
+as many bytes as the rows of thousands of tokens. A resume point is therefore written only where a
+prompt is likely to resume, and only once the rows since the last point take as many bytes. A killed
+worker loses no more prefill than these rows.
 """
 
 import logging
@@ -43,12 +43,12 @@ from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 
 log = logging.getLogger(__name__)
 
-RECALL_S_MAX: Final = 20.0  # limit of a request's wait for the disk
+RECALL_S_MAX: Final = 20.0  # limit of the time that a request waits for the disk
 QUIET_S: Final = 30.0  # a conversation that is silent for this long may be silent for hours
 COLD_TOKENS: Final = 8_192  # most tokens of a long prefill that a killed worker loses
-EARLY_SHARE: Final = 4  # 1 / 4 of a resume point's worth is enough where prompts may branch
-ROWLESS_WORTH_TOKENS: Final = 2_048  # worth of a resume point in a model that keeps states only
-SHUTDOWN_TOKENS: Final = 64  # at shutdown fewer tokens are not worth a resume point
+EARLY_SHARE: Final = 4  # where prompts may branch, a resume point needs only 1 / 4 of the worth
+ROWLESS_WORTH_TOKENS: Final = 2_048  # worth of a resume point in a model with states only
+SHUTDOWN_TOKENS: Final = 64  # fewest tokens that are worth a resume point at shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DiskRecall:
     """The records that a prompt needs from disk, in the order of insertion into the store."""
 
     names: tuple[FileName, ...]
-    position: int  # where the prompt can resume afterwards
+    position: int  # position at which the prompt can resume afterwards
     asked_at: float = field(default_factory=awake_s)
 
     @property
@@ -66,7 +66,7 @@ class DiskRecall:
 
 @dataclass(frozen=True, slots=True)
 class _ReachedPrefix:
-    """A prefix of the prompt that is in RAM or on disk, with the files that lead to it."""
+    """A prefix of the prompt that is in RAM or on disk, with the files on the path to its end."""
 
     position: int
     is_canonical: bool
@@ -75,11 +75,11 @@ class _ReachedPrefix:
 
 
 class DiskTier:
-    """The SSD tier of one model's KV, above the thread that reads and writes files.
+    """The SSD tier of one model's KV, on top of the thread that reads and writes files.
 
     Invariants: a record is inserted only after a node of the store, and only with the prompt's own
     tokens; no record is written twice, and a refused record is offered again. `_tips` maps the end
-    nodes of conversations without a resume point on disk to the time when their requests ended.
+    nodes of conversations that lack a resume point on disk to the times when the requests ended.
     Owner: the inference thread.
     """
 
@@ -106,11 +106,11 @@ class DiskTier:
     # ------------------------------------------------------------ what a prompt needs
 
     def wanted(self, query: PrefixQuery, plan: ResumePlan, is_exact: bool) -> DiskRecall | None:
-        """Return the records to read so that the prompt resumes further on than by its plan.
+        """Return the records with which the prompt resumes at a later position than in `plan`.
 
         None where the disk has no such records. Opens no file.
         """
-        assert plan.found is not None, "what is on disk is wanted behind a search"
+        assert plan.found is not None, "the plan was made without a search"
         by_end = self._reached(query, is_exact, plan.found.reached)
         best = sorted(by_end.values(), key=lambda reached: (reached.position, reached.is_canonical))
         for reached in reversed(best):
@@ -124,7 +124,7 @@ class DiskTier:
     def _reached(
         self, query: PrefixQuery, is_exact: bool, kept: Mapping[PrefixNode, bool]
     ) -> dict[PrefixHash, _ReachedPrefix]:
-        """Return all prefixes of the prompt that are in RAM or that files lead to, by name."""
+        """Return all prefixes of the prompt in RAM and on disk, by name."""
         todo: dict[PrefixHash, _ReachedPrefix] = {
             node.name: _ReachedPrefix(node.position, is_canonical, node)
             for node, is_canonical in kept.items()
@@ -145,7 +145,7 @@ class DiskTier:
                 if names[end] != name.end:
                     continue
                 if is_exact and following.get(reached.position) != end:
-                    continue  # this prompt has no cut there
+                    continue  # the prompt has no cut at the file's end
                 if is_exact and not name.is_canonical:
                     self.counts["recalls_not_exact"] += 1
                     continue
@@ -155,7 +155,7 @@ class DiskTier:
         return done
 
     def _files_needed(self, reached: _ReachedPrefix, is_exact: bool) -> tuple[FileName, ...] | None:
-        """Return all files that a resume there needs; None where the disk lacks a file."""
+        """Return all files that a resume at the prefix needs; None if one is not on disk."""
         windows = self._windows(reached)
         if windows is None:
             return None
@@ -169,7 +169,7 @@ class DiskTier:
         return tuple(files)
 
     def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
-        """Return the window files that a resume needs beside RAM; None where the disk lacks one."""
+        """Return the window files that a resume needs, besides RAM; None if one is missing."""
         position, back_to = reached.position, max(0, reached.position - self._layout.window)
         lacking, node = [], reached.node
         for rows in reversed(reached.path):
@@ -181,7 +181,7 @@ class DiskTier:
             if extent.window is None:
                 lacking.append(self._rows_file_name(extent.end))
             elif not extent.window_covers(back_to):
-                return None  # its file has no more rows than the window in RAM
+                return None  # the extent's file has no more rows than the window in RAM
         found = [self._file_beside(rows, FileKind.WINDOW) for rows in lacking]
         windows = [name for name in found if name is not None]
         return windows if len(windows) == len(lacking) else None
@@ -189,10 +189,10 @@ class DiskTier:
     def _file_beside(
         self, rows: FileName, kind: FileKind, has_to_be_as_good: bool = True
     ) -> FileName | None:
-        """Return the window or state of the same extent as `rows`; None where there is none.
+        """Return the window or state file of the extent of `rows`; None where there is none.
 
-        Beside canonical rows it must be canonical too, unless `has_to_be_as_good` is false: a
-        state in fewer bits is fast although its rows are canonical.
+        If the rows are canonical, the file must be canonical too, unless `has_to_be_as_good` is
+        false: a state in fewer bits is fast although the rows are canonical.
         """
         for name in self._file_store.at(rows.end):
             is_as_good = name.is_canonical or not (rows.is_canonical and has_to_be_as_good)
@@ -205,14 +205,14 @@ class DiskTier:
         rows = [name for name in files if name.kind is FileKind.ROWS]
         row_bytes, buffers = self._layers.row_cost(None)
         budget = self._store.budget
-        # A file of packed rows is smaller than its rows. A small file counts more than it holds.
+        # A file of packed rows is smaller than the unpacked rows. A small file counts as larger.
         nbytes = sum(
             min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
         )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
     def _rows_file_name(self, node: PrefixNode) -> FileName:
-        """Return the name of the rows of the extent that ends at a node in RAM."""
+        """Return the name of the rows file of the extent that ends at a node in RAM."""
         arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
         return file_name(arrival, FileKind.ROWS, arrival.is_canonical, self._rules.cut_label)
@@ -229,7 +229,7 @@ class DiskTier:
         """Put records into the store; return how many tokens were restored.
 
         `tip` is the last node of the prompt in RAM. Stops at the first record that is missing, does
-        not fit the prompt or finds no room: the later records are of no use without it.
+        not fit the prompt or finds no room: later records are of no use without this record.
         """
         count = 0
         tips = [tip]
@@ -253,7 +253,7 @@ class DiskTier:
                 break
             if record.kind is FileKind.ROWS:
                 count += len(record.tokens)
-                line.tip = record.end  # so that the prompt continues this line
+                line.tip = record.end  # the prompt then continues this line
         assert count <= query.limit, (count, query.limit)
         self.counts["recalled_tokens"] += count
         return count
@@ -261,7 +261,7 @@ class DiskTier:
     def _take_in(
         self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[PrefixNode]
     ) -> bool:
-        """Put one record into the store; return whether the store has it now.
+        """Put one record into the store; return whether the store has the record now.
 
         Making room evicts nothing on the paths to `tips`.
         """
@@ -293,7 +293,7 @@ class DiskTier:
         return node.snapshot is not None
 
     def _fits_beside(self, record: Record, arrival: Extent) -> bool:
-        """Whether a window or a snapshot belongs to this extent, and is canonical if it must be."""
+        """Whether a window or snapshot belongs to this extent, and is canonical where required."""
         may_be_fast = record.kind is FileKind.STATE and not self._rules.is_exact
         is_as_good = record.is_canonical or may_be_fast or not arrival.is_canonical
         return arrival.start.name == record.start and is_as_good
@@ -318,7 +318,7 @@ class DiskTier:
         )
         assert node.position == end and not node.is_dropped, (node.position, end)
         tips[1:] = [node]
-        if extent is not None:  # else an equally good extent was committed meanwhile
+        if extent is not None:  # None: an equally good extent was committed meanwhile
             extent.is_stored, extent.is_stored_canonical = True, record.is_canonical
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, rows)
@@ -327,11 +327,11 @@ class DiskTier:
         return True
 
     def _rows_of(self, record: Record) -> tuple[KVRows, set[PackedFormat | None]]:
-        """Return a record's rows in the record's own format, and which formats slots do not use.
+        """Return a record's rows in the record's own format, and those formats that no slot uses.
 
         Raises:
-            UnreadableRecord: the rows are not this model's, or they are called canonical although
-                they are packed in another format than a live slot's.
+            UnreadableRecord: the rows are not this model's, or rows that are called canonical are
+                packed in another format than a live slot's.
         """
         rows = self._layers.rows_from(record)
         if not self._layers.are_rows(rows, len(record.tokens)):
@@ -344,7 +344,7 @@ class DiskTier:
     def _has_room(self, nbytes: int, buffers: int, tips: Sequence[PrefixNode]) -> bool:
         """Make room for a record without evicting the paths to `tips`; return whether it fits.
 
-        The record is needed now, so it may evict anything else: that KV is on disk, or is less
+        The record is needed now, so all other KV may be evicted: other KV is on disk, or is less
         likely to be needed.
         """
         path = Pin.of("", tuple({extent: None for tip in tips for extent in path_to(tip)}))
@@ -358,10 +358,10 @@ class DiskTier:
     # ------------------------------------------------------------ a request's life
 
     def begin(self, slot: LiveSlot, query: PrefixQuery) -> None:
-        """Record that a prompt continues in the slot: the nodes on its path are ends no more.
+        """Record that a prompt continues in the slot: nodes on its path are no longer ends.
 
-        A resume point is written at the slot's node if other extents leave it: prompts branch
-        there, and another prompt may resume there.
+        A resume point is written at the slot's node if other extents start at the node: prompts
+        branch at such a node, and another prompt may resume there.
         """
         slot.system_end, slot.cuts = query.system_end, query.cuts
         node = slot.node
@@ -371,7 +371,7 @@ class DiskTier:
             self._tips.pop(passed, None)
 
     def record_read(self, slot: LiveSlot) -> None:
-        """Write the slot's rows after a prefill forward, and a resume point where it is due."""
+        """Write the slot's rows after a prefill forward, and a resume point if one is due."""
         self.write_slot(slot)
         node = slot.node
         if self._layout.resumes_anywhere or node.is_stored or node.position != slot.position:
@@ -382,7 +382,7 @@ class DiskTier:
             return
         number = bisect_right(slot.cuts, node.position)
         if is_amid := number < len(slot.cuts):
-            # The next chance is the next cut: a point taken there is on disk by the cut after it.
+            # The next chance is the next cut: a point at that cut is on disk one cut later.
             later = slot.cuts[min(number + 1, len(slot.cuts) - 1)]
             is_due = self._tail_tokens(node) + later - node.position > COLD_TOKENS
         else:
@@ -392,7 +392,7 @@ class DiskTier:
             slot.cold_point = node if is_amid else None
 
     def end(self, slot: LiveSlot) -> None:
-        """Write the slot's rows after its request, and resume points where they are due."""
+        """Write the slot's rows after the request, and the resume points that are due."""
         self.write_slot(slot)
         slot.cold_point = None
         if self._layout.resumes_anywhere:
@@ -409,7 +409,7 @@ class DiskTier:
             self._write_tip(slot.node, slot, EARLY_SHARE)
 
     def write_before_eviction(self, extent: Extent) -> None:
-        """Write the resume points that need an extent, before a part of it is evicted."""
+        """Write the resume points that need an extent, before a part of the extent is evicted."""
         for node in list(self._tips):
             if extent is node.arrival or extent in within_window(node, self._layout.window):
                 self._write_tip(node, None, EARLY_SHARE)
@@ -423,7 +423,7 @@ class DiskTier:
             self._write_tip(node, by_node.get(node), EARLY_SHARE)
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
-        """Queue all KV that conversations continue from and that is not on disk: at shutdown."""
+        """At shutdown, queue all KV that conversations continue from and that is not on disk."""
         self.thread.lift_limit()
         if self.thread.has_lost:
             for extent in self._store.extents:  # records still on disk are not written again
@@ -443,16 +443,16 @@ class DiskTier:
             for slot in slots
             if slot.position == slot.node.position
             and (not slot.is_busy or self._layers.depth(slot.cache) == slot.position)
-        }  # slots with exactly their node's tokens: no request has decoded further in them
+        }  # slots with exactly the tokens of their nodes, and no decoded tokens after those
         newest_first = sorted(self._tips, key=lambda node: -self._tips[node])
         for node in newest_first:
             self._write_tip(node, by_node.get(node), None)
 
     def _ends_of(self, slot: LiveSlot) -> list[PrefixNode]:
-        """Return the nodes where a conversation may continue: its prompt's end, its answer's end.
+        """Return the nodes where a conversation may continue: the prompt's end, the answer's end.
 
-        The next prompt may leave out the answer's reasoning, and then continues at the prompt's
-        end. Nodes with a resume point on disk are left out.
+        A next prompt without the answer's reasoning continues at the end of this prompt. Nodes with
+        a resume point on disk are left out.
         """
         found = [self._store.tip_of(slot.line), slot.node]
         return [
@@ -474,9 +474,9 @@ class DiskTier:
         return position - node.position
 
     def _is_worth(self, node: PrefixNode, share: int = 1) -> bool:
-        """Whether a resume point at `node` is worth its bytes.
+        """Whether a resume point at `node` is worth the bytes that it takes.
 
-        It is if the rows of the tokens since the last point take at least 1 / `share` of them.
+        The rows of the tokens since the last point must take at least 1 / `share` of these bytes.
         """
         if self._layout.resumes_anywhere or node.is_stored or node.arrival is None:
             return False
@@ -496,10 +496,10 @@ class DiskTier:
         return [extent for extent in near if not extent.is_window_stored]
 
     def _write_tip(self, node: PrefixNode, slot: LiveSlot | None, share: int | None) -> None:
-        """Write the resume point at a conversation's end if it is worth its bytes.
+        """Write the resume point at a conversation's end if the point is worth its bytes.
 
-        `share` is as in `_is_worth`; None = at shutdown, where SHUTDOWN_TOKENS are enough. A point
-        that is not worth it yet stays in `_tips`.
+        `share` is the `share` of `_is_worth`; None = at shutdown, when SHUTDOWN_TOKENS are enough.
+        The node of a point that is not yet worth its bytes stays in `_tips`.
         """
         if node.is_dropped or node.is_stored:
             del self._tips[node]
@@ -512,10 +512,10 @@ class DiskTier:
     def _write_point(
         self, node: PrefixNode, slot: LiveSlot | None, is_needed: bool = False
     ) -> bool:
-        """Queue the resume point at `node`, from the store or from `slot`, which ends there.
+        """Queue the resume point at `node`, from the store or from `slot`, which ends at `node`.
 
-        Return whether the point is done with: queued, or impossible because a part of it is not in
-        memory any more. False means that it has to be offered again.
+        Return True if the point is queued, or if a part of the point is no longer in memory. False
+        means that the point has to be offered again.
         """
         arrival = node.arrival
         assert arrival is not None, "nothing is kept at the root"
@@ -542,7 +542,7 @@ class DiskTier:
     def _hand_over(
         self, extent: Extent, kind: FileKind, kept: KVRows | LayerStates, is_needed: bool
     ) -> bool:
-        """Queue a record of an extent; return whether it is queued or already on disk."""
+        """Queue a record of an extent; return whether the record is queued or already on disk."""
         name = self._file_name(extent, kind)
         if self.thread.holds(name):
             return True
@@ -566,7 +566,7 @@ class DiskTier:
         return file_name(extent, kind, is_canonical, self._rules.cut_label)
 
     def _window(self, extent: Extent, node: PrefixNode, slot: LiveSlot | None) -> KVRows | None:
-        """Return an extent's window rows that a resume at `node` needs; None: not in memory."""
+        """Return an extent's window rows for a resume at `node`; None: not in memory."""
         back_to = max(0, node.position - self._layout.window)
         if extent.window_covers(back_to):
             return as_rows(extent.window)
@@ -583,7 +583,7 @@ class DiskTier:
         return None if slot is None else self._layers.take_state(slot.cache)
 
     def _drop_last_point(self, slot: LiveSlot) -> None:
-        """Remove the resume point within the slot's prefill that a later point has replaced."""
+        """Remove the prefill's last resume point from disk: a later point has replaced it."""
         node, slot.cold_point = slot.cold_point, None
         if node is None or node.is_dropped or len(node.leaving) != 1 or node.resumed:
             return
@@ -608,17 +608,17 @@ class DiskTier:
         """
         for extent in slot.held_extents:
             if not extent.is_stored and extent in self._store:
-                self.write(extent, slot)  # a short one may fit where a long one does not
+                self.write(extent, slot)  # a short extent may fit where a long extent does not
 
     def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        """Queue an extent's rows, from its body or from `slot`; return whether they were accepted.
+        """Queue an extent's rows, from the body or from `slot`; return whether the queue took them.
 
         No rows are copied that the queue would refuse.
         """
         form = None
         if extent.body is None and slot is not None and self._layout.has_rows:
-            # All files of a packed extent are fast. A canonical snapshot beside packed rows would
-            # later be used with a canonical extent of other cuts at the same node.
+            # All files of a packed extent are fast. A canonical snapshot of packed rows would later
+            # be used with a canonical extent that reaches the same node by other cuts.
             form = self._rules.packing(slot, extent.end.position)
         follows_own = form is None and self._follows_own_cuts(extent)
         extent.is_stored_canonical = extent.is_canonical and follows_own
@@ -629,7 +629,7 @@ class DiskTier:
         if extent.body is not None:
             rows = as_rows(extent.body)
         elif self._layout.has_rows:
-            assert slot is not None, "rows that the store does not hold are a slot's"
+            assert slot is not None, "neither the store nor a slot holds the rows"
             start, end = extent.start.position, extent.end.position
             assert end <= slot.position, (end, slot.position)
             rows = self._layers.copy_rows(slot.cache, start, end, form)
@@ -638,17 +638,17 @@ class DiskTier:
         return extent.is_stored
 
     def _rows_bytes(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> int:
-        """Return the bytes of an extent's rows in a file."""
+        """Return the bytes that an extent's rows take in a file."""
         if extent.body is not None:
             return extent.body.nbytes
         slot_format = slot.format if slot is not None else None
         return len(extent.tokens) * self._layers.row_cost(form or slot_format)[0]
 
     def _follows_own_cuts(self, extent: Extent) -> bool:
-        """Whether the extents on disk before this extent have the same cuts as those in RAM.
+        """Whether the earlier extents of this path have the same cuts on disk as in RAM.
 
-        Another worker may have reached the same prefix by other cuts. An extent after those would
-        not be what a prefill writes.
+        Another worker may have reached the same prefix by other cuts. No prefill would write this
+        extent after those cuts.
         """
         before = extent.start.arrival
         if before is None:

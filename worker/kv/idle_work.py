@@ -39,9 +39,9 @@ class IdleWork:
     """The part of a KVManager that idle time uses. Owner: the inference thread.
 
     There are two kinds of work. Tokens that the session's next request would prefill are prefilled
-    in the session's own slot, from where that request would resume: no token is read twice, and no
-    KV is copied. A trunk with fast KV is prefilled again in a spare slot: other requests restore
-    its canonical copy.
+    in the session's own slot, from the position at which that request would resume: no token is
+    read twice, and no KV is copied. A trunk with fast KV is prefilled again in a spare slot, and
+    other requests restore the canonical copy.
     """
 
     def __init__(self, kv_manager: "KVManager", slots: dict[int, LiveSlot]) -> None:
@@ -51,10 +51,10 @@ class IdleWork:
     # ------------------------------------------------------------ finding work
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
-        """Return the beginning of a live slot's tokens that idle time should prefill; None: none.
+        """Return the first tokens of a live slot that idle time should prefill; None: no work.
 
-        `natural` returns the cuts of every prompt that begins with the given tokens. There is no
-        work where KV is stored in fewer bits, and so is never canonical.
+        `natural` returns the cuts of every prompt that begins with the given tokens. KV that is
+        stored in fewer bits is never canonical, so with such a setting there is no work.
         """
         rules, store = self._kv_manager.rules, self._kv_manager.store
         if rules.store_format is not None:
@@ -62,7 +62,7 @@ class IdleWork:
         for slot in sorted(self._slots.values(), key=lambda s: -s.used_at):
             if slot.is_busy or slot.is_spare or slot.is_idle_work_done:
                 continue
-            # Exact mode does not reuse KV from decoding: the next request would prefill it again.
+            # Exact mode does not reuse decoded KV: the next request would prefill the tokens again.
             end = slot.position if rules.is_exact else slot.system_end
             if slot.canonical_to >= end:
                 continue
@@ -86,7 +86,7 @@ class IdleWork:
         """Return the position at which a request for the query's tokens would resume now."""
         is_in_slot = any(slot.tokens is query.tokens for slot in self._slots.values())
         if is_in_slot and not self._kv_manager.rules.is_exact:
-            return query.limit  # the request would continue after all of the slot's tokens
+            return query.limit  # the request would continue after the slot's last token
         return min(query.limit, self._kv_manager.plan(query).position)
 
     # ------------------------------------------------------------ slots for the work
@@ -96,9 +96,9 @@ class IdleWork:
     ) -> LiveSlot | None:
         """Check out a slot for idle work, which ends at the query's last cut.
 
-        `is_foreseen` says that the tokens are those of an expected request. `has_room(nbytes)` says
-        whether `nbytes` may be allocated. Return None where they may not, where sessions use all
-        slots, or where there is nothing to prefill.
+        `is_foreseen`: a request with these tokens is expected. `has_room(nbytes)` says whether
+        `nbytes` may be allocated. Return None without room, if sessions use all slots, or if there
+        is nothing to prefill.
         """
         if is_foreseen or self._kv_manager.rules.is_exact:
             return self._open_own(query, has_room)
@@ -109,7 +109,7 @@ class IdleWork:
         is_exact, best = self._kv_manager.rules.is_exact, self._kv_manager.plan(query)
         found = best.found
         if found is None or best.position >= query.limit:
-            return None  # the request would prefill only the tokens after its last cut
+            return None  # the request would prefill only tokens after the last cut
         line = found.path[-1].line if found.path else None
         own = [
             slot
@@ -123,17 +123,17 @@ class IdleWork:
         ]
         plan = choose_slot(found, self._kv_manager.store, [s.view() for s in own], query, is_exact)
         if plan.position < best.position:
-            return None  # only another session's slot holds it
+            return None  # only another session's slot holds the KV
         for slot in own:
-            # The tokens of all other slots are not those that will be requested.
+            # The next request will not have the tokens of any other slot.
             slot.is_idle_work_done |= slot.number != plan.slot
         return self._filled(plan, query, is_exact, has_room)
 
     def _open_spare(self, query: PrefixQuery, has_room: Callable[[int], bool]) -> LiveSlot | None:
-        """Check out a spare slot, beside the slots of sessions, to make KV canonical.
+        """Check out a spare slot, which is no session's, to make KV canonical.
 
-        Return None also where this work was done before and its KV was evicted: idle time prefills
-        no tokens twice.
+        Also return None if this work was done before and the KV was evicted since: idle time
+        prefills no tokens twice.
         """
         rules, slots = self._kv_manager.rules, self._slots.values()
         if rules.slots_max < 2:
@@ -149,7 +149,7 @@ class IdleWork:
     def _filled(
         self, plan: ResumePlan, query: PrefixQuery, is_exact: bool, has_room: Callable[[int], bool]
     ) -> LiveSlot | None:
-        """Return a busy slot filled by the plan. A new slot replaces the spare slots."""
+        """Return a busy slot with the KV of the plan. A new slot replaces the spare slots."""
         kv_manager, rows = self._kv_manager, query.limit
         spares = [slot for slot in self._slots.values() if slot.is_spare]
         if plan.slot is None and len(self._slots) - len(spares) >= kv_manager.rules.slots_max:
@@ -185,9 +185,9 @@ class IdleWork:
 
 
 class IdleExpiry:
-    """Drops KV that was unused for the TTL, step by step, and only after the disk was offered it.
+    """Drops KV that was unused for the TTL, step by step, after offering the KV to the disk.
 
-    KV that the disk refuses, for lack of room or of its daily budget, is dropped all the same.
+    KV that the disk refuses, for lack of room or because of the daily budget, is dropped too.
     Invariants: no KV is dropped while a request runs, and no pinned KV is dropped; before
     `_next_at` no KV can expire, since a use only makes KV younger.
     Owner: the inference thread.
@@ -200,9 +200,9 @@ class IdleExpiry:
         self._clock = clock
         self._ttl_s = kv_manager.rules.ttl_s
         self._next_at = 0.0 if self._ttl_s else math.inf
-        self._offered: set[Extent] = set()  # expired extents that the disk was offered
+        self._offered: set[Extent] = set()  # expired extents that were offered to the disk
         self._waits_for_disk = False  # whether to wait until the disk has written its queue
-        self._freed_bytes = 0  # freed since nothing was left to expire
+        self._freed_bytes = 0  # bytes freed since the last time that no expired KV was left
 
     def step(self) -> bool:
         """Work for some milliseconds; return whether there is more to do at once."""
@@ -235,7 +235,7 @@ class IdleExpiry:
         if not is_drained:
             self._waits_for_disk = True
             return False
-        memory = self._kv_manager.memory  # slots go whole and last: no prompt may find half a slot
+        memory = self._kv_manager.memory  # slots go last, each as a whole: no prompt finds a half
         self._freed_bytes += memory.free(
             Reason.AGE, STEP_BYTES, slots=slots, expired=dict.fromkeys(expired)
         )
@@ -244,16 +244,16 @@ class IdleExpiry:
     # ------------------------------------------------------------ to disk
 
     def _offer(self, disk: "DiskTier", pending: Sequence[Extent]) -> bool:
-        """Queue extents for the disk; return whether it accepts more at once."""
+        """Queue extents for the disk; return whether the disk accepts more at once."""
         holders = {slot.number: slot for slot in self._kv_manager.slots}
         end = time.perf_counter() + STEP_S
         for extent in pending:
             was_drained = disk.thread.is_drained
             slot = holders[min(extent.holders)] if extent.holders else None
             if not disk.write(extent, slot) and not was_drained:
-                self._waits_for_disk = True  # its queue is full
+                self._waits_for_disk = True  # the disk's queue is full
                 return False
-            self._offered.add(extent)  # even if refused: an empty queue refuses what never fits
+            self._offered.add(extent)  # even if refused: what an empty queue refuses never fits
             if time.perf_counter() > end:
                 break
         return True

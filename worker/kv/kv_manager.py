@@ -1,4 +1,4 @@
-"""Manages the live slots and the kept KV of one model: requests check slots out and in here.
+"""Manages the live slots and the kept KV of one model. Requests check slots out and in.
 
 worker/cache/ decides and `KVTransfer` copies; this module calls both for each request.
 """
@@ -47,7 +47,7 @@ class KVManager:
     """All live slots and all kept KV of one model.
 
     `open` checks a slot out, `commit` follows each forward that fills the slot, and `close` checks
-    it in, however its request ends. Prefilled KV is dropped only where there is no room for it.
+    the slot in, however the request ends. Prefilled KV is dropped only for lack of room.
     Invariants: a slot's layers hold exactly its tokens; a busy slot pins its node; there are at
     most `slots_max` slots.
     Owner: the inference thread.
@@ -83,7 +83,7 @@ class KVManager:
     # ------------------------------------------------------------ a request's life
 
     def plan(self, query: PrefixQuery) -> ResumePlan:
-        """Return the plan that `open` would execute now: the query's last plan while valid."""
+        """Return the plan that `open` would execute now: the query's last plan, if still valid."""
         plan = query.plan
         if plan is None or not self._is_valid(plan):
             idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
@@ -91,7 +91,7 @@ class KVManager:
         return plan
 
     def _is_valid(self, plan: ResumePlan) -> bool:
-        """Whether a search would find the same: the store is unchanged, and the slot exists."""
+        """Whether a new search gives this plan: the store is unchanged, and the slot exists."""
         is_same = plan.found is not None and plan.found.version is self.store.version
         return is_same and (plan.slot is None or plan.slot in self._slots)
 
@@ -103,9 +103,9 @@ class KVManager:
         plan = self.plan(query)
         if plan.slot is None and len(self._slots) >= self.rules.slots_max:
             # The KV of the least needed slot is kept, but never at the cost of the KV that this
-            # prompt resumes from. The plan is made again: if there was no room to keep it, the
-            # slot may have taken a part of the prompt with it.
-            first, *_ = self.memory.idle()  # at least one slot is idle: fewer requests run
+            # prompt resumes from. The plan is made again: without room for the slot's KV, a part
+            # of this prompt's KV may have gone with the slot.
+            first, *_ = self.memory.idle()  # at least one: fewer requests run than there are slots
             self.memory.free(Reason.SLOTS, slots=[first], spared=self._spared(query))
             plan = self.plan(query)
         self.counts[f"match_{plan.kind}"] += 1
@@ -130,9 +130,9 @@ class KVManager:
     def commit(
         self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
     ) -> None:
-        """Keep the KV up to the cut at the end of `tokens`, which is called `name`.
+        """Keep the KV up to the cut `name` at the end of `tokens`.
 
-        `is_fast` says that the forwards were smaller than a cold run's.
+        `is_fast`: the forwards were smaller than those of a cold run.
         """
         start, end = slot.position, len(tokens)
         assert slot.is_busy and start < end, (slot.is_busy, start, end)
@@ -149,7 +149,7 @@ class KVManager:
         self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
-        """Make room for `rows` tokens before a decode step; quantise the slot where that is due."""
+        """Make room for `rows` tokens before a decode step; quantise the slot if that is due."""
         assert slot.is_busy and rows > slot.position, (slot.is_busy, rows, slot.position)
         if rows > slot.capacity:
             slot.capacity = self.layers.reserve(slot.cache, rows)
@@ -159,9 +159,9 @@ class KVManager:
         assert slot.capacity >= rows, (slot.capacity, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
-        """Make room for `rows` and for a draft; return how many draft rows there is room for.
+        """Make room for `rows` and for a draft; return how many rows of the draft fit.
 
-        A draft gets no rows where they would cross into packed rows.
+        A draft gets no rows if some of these would be packed.
         """
         self.grow(slot, rows)
         if slot.format is None and self.rules.format_at(rows + draft_rows) is not None:
@@ -170,11 +170,11 @@ class KVManager:
         return draft_rows
 
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
-        """Let live caches grow by a quarter only where `has_room(nbytes)` for the growth."""
+        """Let live caches grow by a quarter only if `has_room(nbytes)` is true for the growth."""
         self.layers.has_room = has_room
 
     def set_images(self, images: EncodedImages) -> None:
-        """Release encoded images too where memory is needed."""
+        """Release encoded images too when memory is needed."""
         self.memory.images = images
 
     def lend_bytes(self, slot: LiveSlot) -> int:
@@ -183,22 +183,22 @@ class KVManager:
         return min(tokens * self.row_bytes(slot.format), self.store.budget.free_bytes)
 
     def lend(self, slot: LiveSlot) -> None:
-        """Copy out rows that only this slot holds, before its cache is merged into a batch."""
-        assert slot.is_busy and not slot.lent_extents, "its rows are in a batch"
+        """Copy out rows that only this slot holds, before the cache is merged into a batch."""
+        assert slot.is_busy and not slot.lent_extents, "the slot's rows are in a batch"
         slot.lent_extents = slot.held_extents
         self.transfer.release_rows(slot, 0)
         slot.cache, slot.capacity = [], 0
 
     def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
-        """Give a slot its rows back from a batch: `cache` holds them, and generated rows too."""
-        assert slot.is_busy and not slot.cache, "it holds rows of its own"
+        """Give a slot its rows back from a batch. `cache` holds these and the generated rows."""
+        assert slot.is_busy and not slot.cache, "the slot holds rows of its own"
         slot.cache = cache
         self.transfer.hold_lent_extents(slot)
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         """Check the slot in. `cache` holds `tokens`, generated tokens included.
 
-        `is_prefilled` says that the prompt was prefilled to its last cut.
+        `is_prefilled`: the prompt was prefilled to its last cut.
         """
         assert slot.is_busy and slot.position <= len(tokens), (slot.position, len(tokens))
         slot.cache, slot.tokens = cache, tokens
@@ -228,9 +228,9 @@ class KVManager:
         self.transfer.evictor.make_room(0, 0, math.inf, time.monotonic())
 
     def _release_surplus_slots(self) -> None:
-        """Release idle slots above their limit, so that kept KV has its share of the memory.
+        """Release idle slots above the slots' limit, so that kept KV has its share of the memory.
 
-        The most needed idle slot always stays: its conversation continues without a copy.
+        The most needed idle slot always stays, so that its conversation continues without a copy.
         """
         idle = self.memory.idle()
         surplus = sum(map(self.slot_bytes, idle)) - self.idle_bytes_max
@@ -250,9 +250,9 @@ class KVManager:
         return max(0, self.uncached.cold_bytes(rows) - allocated)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
-        """Return the bytes of kept rows that the prompt's new slot will hold a copy of.
+        """Return the bytes of the kept rows that will be copied into the prompt's new slot.
 
-        The kept rows then go before all other KV when memory is needed.
+        When memory is needed, these kept rows then go before all other KV.
         """
         plan = self.plan(query)
         return self.transfer.copied_bytes(plan) if plan.slot is None else 0
@@ -278,12 +278,12 @@ class KVManager:
     ) -> None:
         """Free `nbytes` of KV that neither running requests nor the prompt `query` need.
 
-        The KV stays on disk where the model has one.
+        If the model has a disk, the KV stays there.
         """
         self.memory.free(reason, nbytes, spared=self._spared(query))
 
     def _spared(self, query: PrefixQuery | None) -> Spared:
-        """Return the KV and the slot that a prompt would resume from now."""
+        """Return the KV and the slot from which a prompt would resume now."""
         if query is None:
             return NOTHING_SPARED
         return Spared.of(self.plan(query), self.store.layout.window)
@@ -293,7 +293,7 @@ class KVManager:
     def pin(self, slot: LiveSlot, pin_id: str, api_key: str) -> None:
         """Pin the slot's prompt, which was prefilled to its last cut, until `unpin`.
 
-        Its KV is copied into the store at once, so that the pin does not depend on a slot.
+        The prompt's KV is copied into the store at once, so that the pin does not depend on a slot.
 
         Raises:
             RequestError: 400, 409 or 503; nothing is pinned, but other KV may have been evicted.
@@ -316,7 +316,7 @@ class KVManager:
         self.pins.add(pin_id, api_key, path)  # again, with the copied windows and snapshots
 
     def unpin(self, pin_id: str, api_key: str) -> bool:
-        """Drop a pin of `api_key`, "" = any key; say whether there was such a pin."""
+        """Drop a pin of `api_key` ("" = any key); return whether there was such a pin."""
         return self.pins.drop(pin_id, api_key)
 
     # ------------------------------------------------------------ the disk
@@ -336,14 +336,14 @@ class KVManager:
         )
 
     def take_in(self, records: Sequence[Record | None], query: PrefixQuery) -> int:
-        """Put the records read for a prompt into the store; return how many tokens they restore."""
+        """Put records that were read for a prompt into the store; return the restored tokens."""
         assert self.disk is not None
-        line = LinePriority(0, 0.0, 0.0)  # not used where no record was read
+        line = LinePriority(0, 0.0, 0.0)  # not used if no record was read
         if records and records[0] is not None:
             line = self.lines.open(time.monotonic(), 1, query.conversation)
             self.lines.end_request(line, time.monotonic())
         found = self.plan(query).found
-        assert found is not None, "what was read is of a prompt that was searched"
+        assert found is not None, "records were read for a prompt without a search"
         tip = max(found.reached, key=lambda node: node.position)
         return self.disk.take_in(records, query, tip, line)
 
@@ -351,16 +351,16 @@ class KVManager:
         """Return the disk's figures for `/v1/cache`; None where there is no disk."""
         if self.disk is None:
             return None
-        report, counts = self.disk.thread.report(), +self.disk.counts  # those above 0
+        report, counts = self.disk.thread.report(), +self.disk.counts  # `+` drops counts of 0
         return report | {"counts": report["counts"] | dict(counts)}
 
     def queue_unwritten(self) -> None:
-        """Queue all KV that conversations continue from and that is not on disk: at shutdown."""
+        """At shutdown, queue all KV that conversations continue from and that is not on disk."""
         if self.disk is not None:
             self.disk.write_rest(self._slots.values())
 
     def close_disk(self, flush_s: float) -> None:
-        """Write queued records for at most `flush_s`, then end the I/O thread. Any thread."""
+        """Write queued records for at most `flush_s`, then end the I/O thread. For any thread."""
         if self.disk is not None:
             self.disk.thread.flush(flush_s)
             self.disk.thread.close()
@@ -383,7 +383,7 @@ class KVManager:
         self._check_in(slot)
 
     def sweep(self) -> bool:
-        """Release the slots of sessions that were idle for long; say whether there were any."""
+        """Release the slots of sessions that were idle for long; return whether there were any."""
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
         if self.disk is not None:
@@ -396,9 +396,9 @@ class KVManager:
     # ------------------------------------------------------------ operators
 
     def clear(self) -> None:
-        """Forget all kept KV, also on disk, where other workers' files of this model go too.
+        """Forget all kept KV, also on disk, including other workers' files of this model.
 
-        Slots of running requests stay and are kept when the requests end. The freed memory goes
+        Slots of running requests stay, and are kept when the requests end. The freed memory goes
         back to the system.
         """
         for slot in self.slots:
@@ -434,7 +434,7 @@ class KVManager:
 
     def fill(self, plan: ResumePlan, query: PrefixQuery, line: LinePriority, rows: int) -> LiveSlot:
         """Return a busy slot filled with the KV that the plan resumes from."""
-        assert plan.position == 0 or self._is_valid(plan), "a plan is carried out as it was made"
+        assert plan.position == 0 or self._is_valid(plan), "the plan is no longer valid"
         self.store.invalidate_plans()  # no other prompt may continue in this slot
         if plan.slot is not None:
             slot = self._slots[plan.slot]
@@ -446,7 +446,7 @@ class KVManager:
             root = self.store.root_of(query.root)
             slot = self._slots[number] = LiveSlot(number, [], root, line)
             self.transfer.restore(slot, plan, rows)
-        assert slot.root is self.store.root_of(query.root), "keys and adapters share no KV"
+        assert slot.root is self.store.root_of(query.root), "the slot's root is not the prompt's"
         slot.adapter = query.adapter  # one adapter may have two names
         slot.node.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
@@ -457,7 +457,7 @@ class KVManager:
     def release_slot(self, slot: LiveSlot, kept: Collection[Extent] | None = None) -> None:
         """Empty an idle slot. Rows that only this slot holds are copied out first.
 
-        With `kept`, only these extents are copied. None copies each extent that is worth its room.
+        With `kept`, only these extents are copied; None = each extent that is worth its room.
         """
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
         if self.disk is not None:
@@ -467,17 +467,18 @@ class KVManager:
         del self._slots[slot.number]
 
     def _check_depth(self, slot: LiveSlot) -> None:
-        """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
+        """Assert that the slot's layers hold `slot.position` tokens."""
         depth = self.layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
 
 
 class NullKVManager:
-    """The KV manager that keeps nothing: each request runs in an empty slot of its own.
+    """A KV manager that keeps nothing: each request runs in an empty slot of its own.
 
     With `layers` and `rules`, slots grow and are packed as in `KVManager`, so that a request
-    computes the same as there with an empty cache. Without them a slot's bytes are unknown, and
-    reported as 0. Tests compare a warm cache with this class. Owner: the inference thread.
+    computes the same as with an empty `KVManager`. Without these arguments a slot's bytes are
+    unknown, and reported as 0. Tests compare a warm cache with this class.
+    Owner: the inference thread.
     """
 
     def __init__(
@@ -601,14 +602,14 @@ class NullKVManager:
         return []
 
     def _fit(self, slot: LiveSlot, position: int, rows: int) -> None:
-        """Pack the slot's rows if `position` tokens are enough for that; make room for `rows`."""
+        """Pack the slot's rows if `position` tokens are enough to pack; make room for `rows`."""
         was_packed = self._quantise(slot, position)
         if self._layers is not None and (was_packed or rows > slot.capacity):
             slot.capacity = self._layers.reserve(slot.cache, rows)
             assert slot.capacity >= rows, (slot.capacity, rows)
 
     def _quantise(self, slot: LiveSlot, position: int) -> bool:
-        """Pack the slot's rows once there are enough; return whether this call packed them."""
+        """Pack the slot's rows once there are enough; return whether this call did so."""
         form = self._rules.format_at(position)
         if form is None or slot.format is not None or self._layers is None:
             return False

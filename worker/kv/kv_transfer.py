@@ -37,30 +37,30 @@ class LiveSlot:
     """One live cache.
 
     Invariants: the layers hold exactly `tokens`; this slot holds the rows of `held_extents`, which
-    lie along `tokens`; its KV is canonical up to `canonical_to`.
+    lie along `tokens`; the slot's KV is canonical up to `canonical_to`.
     Owner: the inference thread.
     """
 
     number: int
-    cache: list[Any]  # empty while its rows are in a batch, or while it has no rows
+    cache: list[Any]  # empty while the slot has no rows, or while the rows are in a batch
     node: PrefixNode  # the longest prefix of `tokens` in the store; a root at first
     line: LinePriority
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    images: tuple[ImageRun, ...] = ()  # images of its request's prompt, without their files
-    canonical_cuts: list[int] = field(default_factory=list)  # cuts of its canonical prefill
+    images: tuple[ImageRun, ...] = ()  # images of the request's prompt, without the files
+    canonical_cuts: list[int] = field(default_factory=list)  # cuts of the canonical prefill
     held_extents: list[Extent] = field(default_factory=list)
-    lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
-    floor: int = 0  # the lowest position that it can be rewound to
+    lent_extents: list[Extent] = field(default_factory=list)  # extents held before joining a batch
+    floor: int = 0  # lowest position to which the slot can be rewound
     is_busy: bool = True
     is_spare: bool = False  # filled by idle work: released before the slots of sessions
-    is_idle_work_done: bool = False  # idle work has nothing left to do for it
-    idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
+    is_idle_work_done: bool = False  # idle work has nothing left to do for this slot
+    idle_prefilled_to: int = 0  # end of the tokens that idle time has prefilled once
     capacity: int = 0  # tokens that fit without a copy
-    format: QuantFormat | None = None  # format of its rows
-    adapter: str = ""  # adapter that its rows were computed with; "" = none
+    format: QuantFormat | None = None  # format of the rows
+    adapter: str = ""  # adapter that the rows were computed with; "" = none
     used_at: float = 0.0
-    system_end: int = 0  # end of system and tools in its request's prompt
-    cuts: Sequence[int] = ()  # cuts of that prompt, the last at its end
+    system_end: int = 0  # end of system and tools in the request's prompt
+    cuts: Sequence[int] = ()  # cuts of the request's prompt; the last cut is at the prompt's end
     cold_point: PrefixNode | None = None  # resume point of a long prefill, in case of a crash
     root: PrefixNode = field(init=False)  # the node of the empty prefix
 
@@ -77,7 +77,7 @@ class LiveSlot:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether a prefill of its tokens would have written exactly the same KV."""
+        """Whether a prefill of the slot's tokens would have written exactly the same KV."""
         return self.position == self.canonical_to
 
     def view(self) -> SlotView:
@@ -89,7 +89,7 @@ class IdleMode(Enum):
     """What is prefilled in idle time."""
 
     NEVER = "never"
-    AUTO = "auto"  # tokens that the next request would prefill, and fast KV of a trunk again
+    AUTO = "auto"  # tokens that the next request would prefill, and trunks whose KV is fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,23 @@ class KeepRules:
     slots_max: int
     chunk: int  # tokens of one prefill forward
     is_exact: bool  # canonical KV only: warm equals cold to the bit
-    cut_label: str = ""  # label of the prefill's cut rule, as in file names
-    ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = no limit
+    cut_label: str = ""  # label of the prefill's cut rule in file names
+    ttl_s: float = 0.0  # KV unused for longer is evicted first, and in idle time; 0 = no limit
     session_idle_s: float = 0.0  # a slot unused for longer is released; 0 = never
     store_format: PackedFormat | None = None  # format of rows in the store and on disk
-    store_from: int = 256  # tokens: shorter prefixes are stored unpacked
+    store_from: int = 256  # least tokens of a prefix that is stored packed
     store_ignored: str = ""  # why rows are stored unpacked although the settings ask for bits
-    running_format: QuantFormat | None = None  # format of a live slot's rows ...
-    running_from: int = 0  # ... once it has this many tokens
+    running_format: QuantFormat | None = None  # format of the rows of a long live slot
+    running_from: int = 0  # least tokens of a live slot in `running_format`
     idle_prefill: IdleMode = IdleMode.AUTO
     api_keys: int = 1  # number of API keys in the settings, which share the room for pins
 
     def format_at(self, tokens: int) -> QuantFormat | None:
-        """Return the format of a live slot's rows once it has `tokens` tokens; None is raw."""
+        """Return the format of the rows of a live slot with `tokens` tokens; None = raw."""
         return self.running_format if tokens >= self.running_from else None
 
     def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
-        """Return the format to store the slot's rows up to `end` in; None is the slot's own."""
+        """Return the format for storing the slot's rows up to `end`; None = the slot's own."""
         is_kept_raw = slot.format is not None or end < self.store_from
         return None if is_kept_raw else self.store_format
 
@@ -123,8 +123,8 @@ class KeepRules:
 class KVTransfer:
     """Copies KV out of slots and back into slots.
 
-    Invariant: rows that only one slot holds are copied into the store before they leave the slot;
-    where there is no room, the extent is forgotten and counted.
+    Invariant: rows that only one slot holds are copied into the store before the slot loses them;
+    without room for the rows, the extent is forgotten and counted.
     Owner: the inference thread.
     """
 
@@ -149,9 +149,10 @@ class KVTransfer:
     def index(
         self, slot: LiveSlot, start: int, end: int, name: PrefixHash, is_canonical: bool
     ) -> None:
-        """Make the slot's tokens [start, end) findable; the slot holds their rows.
+        """Make the slot's tokens [start, end) findable; the slot holds the rows of these tokens.
 
-        Windows and states are copied if the slot ends at `end`: the next forward overwrites them.
+        If the slot ends at `end`, windows and states are copied before the next forward overwrites
+        them.
         """
         if slot.node.is_dropped:
             self.counts["commits_detached"] += 1
@@ -161,9 +162,9 @@ class KVTransfer:
         tokens = slot.tokens[start:end].copy()
         node, extent = self.store.commit(slot.node, name, tokens, is_canonical, slot.line)
         node.is_in_head |= end <= slot.system_end
-        node.is_left_out = False  # this prompt contains it
+        node.is_left_out = False  # this prompt contains the node
         if extent is None and node.arrival is not None:
-            # The kept extent is as good. The slot holds its rows too if they were made alike.
+            # The kept extent is as good. The slot holds the same rows if both were made alike.
             arrival = node.arrival
             is_same = arrival.is_canonical == is_canonical and arrival.start is slot.node
             extent = arrival if is_same else None
@@ -180,7 +181,7 @@ class KVTransfer:
             self._keep_state(slot, node)
 
     def _keep_window(self, slot: LiveSlot, extent: Extent) -> None:
-        """Keep the window's rows before the extent's end, which a resume there needs."""
+        """Keep the window rows that a resume at the extent's end needs."""
         window = self._layers.layout.window
         if not window or extent.window is not None:
             return
@@ -199,7 +200,7 @@ class KVTransfer:
             self.store.set_snapshot(node, state)
 
     def has_room_at(self, node: PrefixNode, nbytes: int, buffers: int) -> bool:
-        """Make room for a window or a snapshot at `node`; say whether there is room now."""
+        """Make room for a window or a snapshot at `node`; return whether there is room now."""
         now = time.monotonic()
         if self._make_room(nbytes, buffers, self.evictor.resume_worth(node, nbytes, now), now):
             return True
@@ -218,8 +219,8 @@ class KVTransfer:
     ) -> None:
         """Release the slot's extents after `position`; copy out rows that no other slot holds.
 
-        With `kept`, only these extents are copied, at any cost. None copies each extent that is
-        worth its room.
+        With `kept`, only these extents are copied, at any cost; None = each extent that is worth
+        its room.
         """
         now = time.monotonic()
         if kept is not None:
@@ -236,9 +237,9 @@ class KVTransfer:
         ]
 
     def in_use_bytes(self, spared: Sequence[Extent]) -> int:
-        """Return the bytes of kept rows on running requests' paths that no slot holds too.
+        """Return the bytes of kept rows on running requests' paths, without rows in slots.
 
-        Rows of `spared` and of pinned extents are left out: the caller counts them separately.
+        Rows of `spared` and of pinned extents are left out: the caller counts those rows.
         """
         busy = (slot.node for slot in self._slots.values() if slot.is_busy)
         bodies = {e: e.body for node in busy for e in path_to(node) if not (e.holders or e.pinned)}
@@ -248,7 +249,7 @@ class KVTransfer:
     def unshared_extents(
         self, slot: LiveSlot, path: Collection[Extent] | None = None
     ) -> list[Extent]:
-        """Return the extents of `path` with rows in this slot alone; None = all that it holds."""
+        """Return the extents of `path` with rows in this slot alone; None = of all held extents."""
         extents = slot.held_extents if path is None else path
         candidates = extents if self._layers.layout.has_rows else ()
         return [e for e in candidates if e.body is None and e.holders == {slot.number}]
@@ -271,7 +272,7 @@ class KVTransfer:
         self.counts["cut_out_bytes"] += body.nbytes
 
     def hold_lent_extents(self, slot: LiveSlot) -> None:
-        """Mark the slot as a holder again: its rows are back from a batch, unchanged."""
+        """Mark the slot as a holder again after its rows came back from a batch, unchanged."""
         for extent in slot.lent_extents:
             assert extent.end.position <= slot.position, (extent.end.position, slot.position)
             if extent in self.store:
@@ -286,7 +287,7 @@ class KVTransfer:
         slot.node.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
         if slot.format is not None and first_cut and self.rules.format_at(first_cut) is None:
-            slot.canonical_cuts = []  # a shorter cold run would have raw rows here, not packed ones
+            slot.canonical_cuts = []  # a shorter cold run would have raw rows, not packed rows
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
         pieces = pairwise([0, *slot.canonical_cuts])
         for (start, end), name in zip(pieces, names, strict=True):
@@ -295,7 +296,7 @@ class KVTransfer:
     # ------------------------------------------------------------ pins
 
     def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
-        """Return the bytes and buffers that `complete` would copy."""
+        """Return the bytes and the number of buffers that `complete` would copy."""
         rows, windows = self._slot_only(path), self._missing_windows(slot, path)
         costs = [self._layers.row_cost(self._slots[min(e.holders)].format) for e in rows]
         nbytes = sum(len(e.tokens) * cost for e, (cost, _) in zip(rows, costs, strict=True))
@@ -307,10 +308,10 @@ class KVTransfer:
         return nbytes, buffers
 
     def complete(self, slot: LiveSlot, path: Sequence[Extent]) -> bool:
-        """Copy everything that a resume at the path's end needs and only slots hold.
+        """Copy all KV that a resume at the path's end needs and that only slots hold.
 
-        The path must end at the slot's position. Return False and copy nothing where there is no
-        room. Rows keep the slot's format: pinned KV is not stored in fewer bits.
+        The path must end at the slot's position. Without room, copy nothing and return False.
+        Rows keep the slot's format: pinned KV is not stored in fewer bits.
         """
         assert path[-1].end.position == slot.position, (path[-1].end.position, slot.position)
         if not self._make_room(*self.lacking(slot, path), math.inf, time.monotonic()):
@@ -328,11 +329,11 @@ class KVTransfer:
         return True
 
     def _slot_only(self, path: Sequence[Extent]) -> list[Extent]:
-        """Return the extents with rows in live slots only."""
+        """Return the extents of `path` whose rows are in live slots only."""
         return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
 
     def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
-        """Return the extents of the path's last window that lack window rows, and from where."""
+        """Return (extent, start) of all window rows that the path's last window lacks."""
         back_to, end = slot.position - self._layers.layout.window, path[-1].end
         near = reversed(within_window(end, end.position - back_to))
         lacking = (extent for extent in near if not extent.window_covers(back_to))
@@ -345,7 +346,7 @@ class KVTransfer:
         assert slot.floor <= plan.position <= slot.position, (slot.floor, plan.position)
         if plan.position == slot.position:
             return
-        # Read before rows are copied out, which may evict these:
+        # Read first, because copying rows out may evict windows and states:
         windows, state = self._window_runs(plan), plan.path[-1].end.snapshot
         self.release_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
@@ -379,14 +380,14 @@ class KVTransfer:
         self._set_position(slot, plan)
 
     def copied_bytes(self, plan: ResumePlan) -> int:
-        """Return the bytes of kept rows that a slot restored by `plan` would hold too."""
+        """Return the bytes of the kept rows that `plan` would copy into a slot."""
         form = self.rules.format_at(plan.position)
         inside = [e for e in plan.path if e.end.position <= plan.position and not e.pinned]
         return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
         """Set the slot's tokens and node. A plan that ends within an extent makes a new node."""
-        assert plan.path[0].start is slot.root, "KV of one root is never served to another"
+        assert plan.path[0].start is slot.root, "the path begins at another root"
         tokens = np.concatenate([extent.tokens for extent in plan.path])
         slot.tokens = tokens[: plan.position]
         assert slot.position == plan.position, (slot.position, plan.position)
@@ -401,9 +402,9 @@ class KVTransfer:
         slot.node.pins -= slot.is_busy
 
     def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
-        """Return the rows along the path in as few pieces as possible, one for each slot in turn.
+        """Return the rows along the path in few pieces: one for each run of extents in one slot.
 
-        Some are views into other slots, and must be read before those slots write.
+        Some pieces are views of other slots' rows, and must be read before those slots write.
         """
         row_runs = []
         for number, group in groupby(
@@ -421,7 +422,7 @@ class KVTransfer:
         return row_runs
 
     def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
-        """Whether an extent's rows are in `form`, so that a slot in this format holds the same."""
+        """Whether an extent's rows are in `form`, and so equal those of a slot in this format."""
         if extent.body is None:
             return self._slots[min(extent.holders)].format == form
         formats = as_rows(extent.body).formats
@@ -434,7 +435,7 @@ class KVTransfer:
         row_runs = []
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
-                assert extent.window is not None, "the prefix search looked"
+                assert extent.window is not None, "the plan's path lacks window rows"
                 row_runs.append(self._layers.kept_rows(as_rows(extent.window)))
         return row_runs
 
@@ -449,7 +450,7 @@ class KVTransfer:
         if layout.window:
             self._layers.put_window(slot.cache, windows, plan.position)
         if layout.has_state:
-            assert isinstance(state, LayerStates), "the prefix search looked"
+            assert isinstance(state, LayerStates), "the plan's path ends without a snapshot"
             self._layers.put_state(slot.cache, state)
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
@@ -463,6 +464,6 @@ class KVTransfer:
 
 
 def _canonical_to_max(plan: ResumePlan) -> int:
-    """Return the last position that can be a canonical cut: a fast state's node cannot be."""
+    """Return the last position that can be a canonical cut; no cut with a fast state can be."""
     end = plan.path[-1].end
     return plan.position - (end.position == plan.position and end.is_snapshot_fast)

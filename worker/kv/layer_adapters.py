@@ -1,8 +1,8 @@
 """Reads and writes the rows and states of each kind of cache layer, and takes forwards back.
 
 The kind of a layer follows from the name of its cache's class: mlx-lm and mlx-vlm have separate
-classes of the same names. Only this module uses their attributes keys, values, offset, _idx and
-cache; `engine/vision/vlm_language_model.py` reads the offset too.
+classes of the same names. Only this module uses the attributes keys, values, offset, _idx and cache
+of these classes; `engine/vision/vlm_language_model.py` reads the offset too.
 Owner: the inference thread.
 """
 
@@ -26,11 +26,11 @@ from hearth.worker.kv.serialise_kv import rows_from, state_from
 
 STEP = 256  # buffers are rounded up to a multiple of this many rows, as in mlx-lm
 UNBOUNDED = 1 << 40  # tokens: capacity of a cache in which no layer keeps rows
-GROWTH = 1.25  # least growth of a buffer that is too small, so that copies stay rare
+GROWTH = 1.25  # least factor by which a small buffer grows, so that copies stay rare
 
 ROWS, WINDOWS, STATES = "rows", "windows", "states"
-# The kind of a layer's cache, by its class. A new class with the attributes of its kind is
-# registered here and nowhere else.
+# The kind of each cache class. A new class with the attributes of one of these kinds is registered
+# in this table only.
 KINDS: Final = {
     "KVCache": ROWS,
     "QuantizedKVCache": ROWS,
@@ -51,7 +51,7 @@ class UnknownCache(Exception):
 class LayerMap:
     """Reads and writes the caches of one model. `probe` is a cache that has seen some tokens.
 
-    Holds no cache itself. `has_room(nbytes)` says whether `nbytes` may be allocated: where not, a
+    The map holds no cache. `has_room(nbytes)` says whether `nbytes` may be allocated: if not, a
     buffer that is too small grows only as much as needed. Owner: the inference thread.
 
     Raises:
@@ -85,7 +85,7 @@ class LayerMap:
         )
 
     def row_cost(self, form: PackedFormat | None) -> tuple[int, int]:
-        """Return the bytes of one token's rows in `form`, and the number of arrays."""
+        """Return the bytes of one token's rows in `form`, and the number of their arrays."""
         if form not in self._row_costs:
             kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
             self._row_costs[form] = kept.nbytes, kept.buffers
@@ -106,11 +106,11 @@ class LayerMap:
         return list(dict.fromkeys(a.dtype for rows in self._one_row for a in rows.arrays))
 
     def are_rows(self, kept: KVRows, tokens: int) -> bool:
-        """Return whether these are rows of this model for `tokens` tokens, packed or not."""
+        """Return whether `kept` has this model's rows of `tokens` tokens, packed or not."""
         return _are_rows(kept, self._shapes, tokens)
 
     def are_window_rows(self, kept: KVRows, tokens_max: int) -> bool:
-        """Return whether these are window rows of this model for at most `tokens_max` tokens."""
+        """Return whether `kept` has this model's window rows of at most `tokens_max` tokens."""
         if not kept.layers or kept.formats != {None}:
             return False
         keys = kept.layers[0].arrays[0]
@@ -118,7 +118,7 @@ class LayerMap:
         return 0 < tokens <= tokens_max and _are_rows(kept, self._window_shapes, tokens)
 
     def is_state(self, kept: LayerStates) -> bool:
-        """Return whether this is a snapshot of this model; parts not created yet may be None."""
+        """Return whether `kept` is a snapshot of this model; parts not yet created may be None."""
         found = [[_kind_of_part(part) for part in layer] for layer in kept.layers]
         return len(found) == len(self._states) and all(
             len(parts) == len(own)
@@ -137,14 +137,11 @@ class LayerMap:
         return rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
 
     def unwritten_bytes(self, rows: int) -> int:
-        """Return the part of `slot_bytes` that is allocated only when it is written.
-
-        That is windows and states.
-        """
+        """Return the part of `slot_bytes` that the first write allocates: windows and states."""
         return self.window_bytes(min(rows, self.layout.window)) + self.state_bytes
 
     def depth(self, cache: list[Any]) -> int | None:
-        """Return how many tokens the layers hold by their own count; None where none counts."""
+        """Return how many tokens the layers hold by their own count; None if no layer counts."""
         counted = next((leaf for leaf in leaves(cache) if hasattr(leaf, "offset")), None)
         return None if counted is None else int(counted.offset)
 
@@ -155,7 +152,7 @@ class LayerMap:
     # ------------------------------------------------------------ rows of every token
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
-        """Return views of the rows [start, end). Do not keep them: they keep the buffer alive."""
+        """Return views of the rows [start, end). A view keeps the whole buffer alive."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
 
     def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
@@ -177,7 +174,7 @@ class LayerMap:
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        """Fill an empty cache with `row_runs`, together `position` tokens, and room for `rows`."""
+        """Fill an empty cache with the rows of `position` tokens; leave room for `rows` in all."""
         for number, leaf in enumerate(_of_kind(cache, ROWS)):
             form = _format(leaf)
             layer = [run[number].converted(form) for run in row_runs]
@@ -191,9 +188,9 @@ class LayerMap:
             mx.eval(arrays)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
-        """Give every layer room for `rows` tokens, so that writes stay in place.
+        """Give every layer room for `rows` tokens; return the number of tokens that fit.
 
-        Return the number of tokens that there is room for.
+        Writes then stay in place.
         """
         room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
@@ -204,7 +201,7 @@ class LayerMap:
                 )
                 put_rows(leaf, LayerRows(empty).converted(_format(leaf)))
                 leaf.offset = 0
-                mx.eval(rows_of(leaf).arrays)  # counted by MLX before the next request is admitted
+                mx.eval(rows_of(leaf).arrays)  # counted by MLX before the next admission
                 room = min(room, tokens)
                 continue
             old = rows_of(leaf)
@@ -222,13 +219,13 @@ class LayerMap:
         return room
 
     def _grown(self, capacity: int, rows: int, form: PackedFormat | None) -> int:
-        """Return the new capacity in tokens of a buffer that has to grow to hold `rows`."""
+        """Return the new capacity, in tokens, of a buffer that is too small for `rows`."""
         roomy = rounded(max(rows, int(capacity * GROWTH)))
         more = (roomy - capacity) * self.row_cost(form)[0]
         return roomy if self.has_room(more) else rounded(rows)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
-        """Replace the list's layers by quantised ones with the same rows, in `form`."""
+        """Replace the layers in `cache` by quantised layers with the same rows, in `form`."""
         for index, layer in enumerate(cache):
             if type(layer).__name__ == "KVCache":
                 cache[index] = layer.to_quantized(group_size=form.group_size, bits=form.bits)
@@ -237,7 +234,7 @@ class LayerMap:
                     mx.eval(cache[index].keys, cache[index].values)
 
     def trim(self, cache: list[Any], position: int) -> None:
-        """Forget the rows after `position`. The caller puts windows and states again."""
+        """Forget the rows after `position`. The caller then puts windows and states back."""
         for leaf in _of_kind(cache, ROWS):
             assert leaf.offset >= position, (leaf.offset, position)
             leaf.offset = position
@@ -247,7 +244,7 @@ class LayerMap:
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         """Return the window layers' rows of the last `tokens` tokens, oldest first.
 
-        The rows of the very last `behind` tokens are left out.
+        The rows of the last `behind` tokens are left out.
         """
         assert 0 <= behind < tokens, (behind, tokens)
         newest = []
@@ -268,8 +265,7 @@ class LayerMap:
     ) -> None:
         """Fill the window layers with the last rows of `row_runs`, which end at `position`.
 
-        The rows must be exactly as many as the window: with one fewer, MLX's next single-token
-        step fails.
+        A whole window is filled: with one row fewer, MLX's next single-token step fails.
         """
         for number, leaf in enumerate(_of_kind(cache, WINDOWS)):
             wanted = min(position, _size(leaf))
@@ -289,7 +285,7 @@ class LayerMap:
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        """Return the current states. Costs no copy: a later forward makes new arrays."""
+        """Return the current states without a copy: a later forward makes new arrays."""
         layers = tuple(
             tuple(None if array is None else mx.contiguous(array) for array in leaf.cache)
             for leaf in _of_kind(cache, STATES)
@@ -305,7 +301,7 @@ class LayerMap:
     # ------------------------------------------------------------ records from disk
 
     def rows_from(self, record: Record) -> KVRows:
-        """Return the rows of a record, or the window rows, evaluated.
+        """Return the evaluated rows or window rows of a record.
 
         Raises:
             UnreadableRecord: the arrays are not rows, or not in the format that their names say.
@@ -313,8 +309,7 @@ class LayerMap:
         return rows_from(record.arrays)
 
     def state_from(self, record: Record) -> LayerStates:
-        """Return the snapshot of a record, evaluated.
-
+        """Return the evaluated snapshot of a record.
         Raises:
             UnreadableRecord: the arrays are not a snapshot.
         """
@@ -322,7 +317,7 @@ class LayerMap:
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """Yield the layers' caches, with each composite cache replaced by its parts."""
+    """Yield the layers' caches; in place of a composite cache, yield its parts."""
     for layer in cache:
         children = getattr(layer, "caches", None)
         if children is None:
@@ -351,9 +346,9 @@ def _check(leaf: Any) -> None:
 
 
 def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
-    """Return views of a layer's K and V rows of its last tokens, oldest first.
+    """Return views of a layer's K and V rows of the last tokens, oldest first.
 
-    None where the rows are packed. Do not keep the views: they keep the live buffer alive.
+    None where the rows are packed. A view keeps the whole live buffer alive.
     """
     if kind_of(leaf) == WINDOWS:
         return _in_order(leaf, leaf.keys), _in_order(leaf, leaf.values)
@@ -362,7 +357,7 @@ def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
 
 
 def is_ring(leaf: Any) -> bool:
-    """Whether a window layer is a ring buffer. A chunked layer (Llama 4) drops its front."""
+    """Whether a window layer is a ring buffer. Chunked layers (Llama 4) drop old rows instead."""
     return hasattr(leaf, "max_size")
 
 
@@ -372,7 +367,7 @@ def _size(leaf: Any) -> int:
 
 
 def _held(leaf: Any) -> int:
-    """Return for how many of the last tokens a window layer has rows, at least."""
+    """Return how many of the last tokens have rows in a window layer for certain."""
     if is_ring(leaf):
         return min(int(leaf.offset), _size(leaf))
     return int(leaf.offset - leaf.start_position)
@@ -390,7 +385,7 @@ def _shapes(leaf: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
 def _are_rows(
     kept: KVRows, shapes: Sequence[list[tuple[tuple[int, ...], mx.Dtype]]], tokens: int
 ) -> bool:
-    """Return whether the rows are `tokens` long and fit layers with these shapes."""
+    """Return whether `kept` has rows of `tokens` tokens that fit layers with these shapes."""
     if len(kept.layers) != len(shapes):
         return False
     found = [part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)]
@@ -408,13 +403,13 @@ def rounded(rows: int) -> int:
 
 
 def _joined(parts: Sequence[mx.array], spare: int) -> mx.array:
-    """Return the rows concatenated, with room for `spare` more. Lazy."""
+    """Return the concatenated rows, with room for `spare` more. Lazy."""
     batch, heads, _, width = parts[0].shape
     return mx.concatenate([*parts, mx.zeros((batch, heads, spare, width), parts[0].dtype)], axis=2)
 
 
 def _in_order(leaf: Any, array: mx.array) -> mx.array:
-    """Return a window's written rows, oldest first."""
+    """Return the rows of a window that were written, oldest first."""
     rows = array.shape[2]
     if not is_ring(leaf):
         return array[..., : _held(leaf), :]
@@ -445,11 +440,11 @@ def can_rewind(cache: Sequence[Any]) -> bool:
 class RewindPoint:
     """The state of a live cache before a forward of several rows, to take the forward back.
 
-    It is valid until the next forward; until then `cut` and `back` may both be called, in any
-    order. Layers with rows of every token are cut. A window layer makes a new, longer array for a
-    forward of several rows and loses its last rows. A state layer gets its earlier array back. Only
-    the rows of a branch are copied, to their new positions. A forward of one row overwrites a
-    window in place, so that at most one forward can be taken back.
+    A point is valid until the next forward; until then `cut` and `back` may both be called, in any
+    order. Layers with rows of every token lose their last rows. Window layers do too: the forward
+    of several rows made a longer array. A state layer gets the earlier array back. Only the rows of
+    a branch are copied, to their new positions. A forward of one row overwrites a window in place,
+    so that at most one forward can be taken back.
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:
@@ -467,19 +462,19 @@ class RewindPoint:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the forward can be cut by any number of rows: no layer keeps a state."""
+        """Whether any number of the forward's rows can be cut: no layer keeps a state."""
         return not self._states
 
     def cut(self, rows: int) -> None:
-        """Remove the last `rows` of the forward. It had two rows at least, and one stays."""
-        assert self.keeps_rows, "a state is of all rows"
+        """Remove the last `rows` of the forward, which had more rows than that."""
+        assert self.keeps_rows, "a state can't be taken back by some rows"
         for leaf in self._leaves:
             _cut(leaf, rows)
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
-        """Keep only the rows in `path`, which ascends, of the forward's last `rows`.
+        """Of the forward's last `rows`, keep only those in `path`, which ascends.
 
-        `path` is not empty. Unless it is the beginning of the rows, every layer is PLAIN.
+        `path` is not empty. Unless `path` is the beginning of the rows, every layer is PLAIN.
         """
         assert list(path) == sorted(set(path)), path
         if list(path) != list(range(len(path))):
@@ -487,8 +482,8 @@ class RewindPoint:
         self.cut(rows - len(path))
 
     def back(self, rows: int) -> None:
-        """Take the whole forward back, which had `rows` rows."""
-        assert not self.keeps_rows, "rows are cut"
+        """Take back the whole forward, which had `rows` rows."""
+        assert not self.keeps_rows, "no layer keeps a state: call cut"
         for number, leaf in enumerate(self._leaves):
             if number in self._states:
                 leaf.cache = list(self._states[number])
@@ -499,7 +494,7 @@ class RewindPoint:
 
 
 def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
-    """Move the rows in `path` to the front of the last `rows`, in order."""
+    """Move the rows in `path` to the beginning of the last `rows`, in order."""
     assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
     found = mx.array(list(path))
     moved = [
@@ -509,7 +504,7 @@ def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
         )
         for leaf in layers
     ]
-    # Evaluated first: MLX copies a buffer on a write while an unevaluated array still reads it.
+    # Evaluated first: MLX copies a buffer at a write if an unevaluated array still reads from it.
     mx.eval(moved)
     for leaf, (keys, values) in zip(layers, moved, strict=True):
         start = leaf.offset - rows
@@ -522,7 +517,7 @@ def _cut(leaf: Any, rows: int) -> None:
         trimmed = leaf.trim(rows)
         assert trimmed == rows, (type(leaf).__name__, trimmed, rows)
         return
-    # A forward of n rows leaves n - 1 rows more than the window, in order: only these are cut.
+    # A forward of n rows leaves n - 1 rows more than the window, in order. Only the extra rows go.
     count = leaf.keys.shape[2]
     assert leaf._idx == count > rows, (leaf._idx, count, rows)
     leaf.keys, leaf.values = leaf.keys[..., : count - rows, :], leaf.values[..., : count - rows, :]

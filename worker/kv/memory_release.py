@@ -24,17 +24,17 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class Reason(Enum):
-    """Why memory is freed. `Evictor.make_room` frees room for new KV without a reason."""
+    """Why memory is freed. `Evictor.make_room`, which frees room for new KV, needs no reason."""
 
     MEMORY = "memory"  # a prompt or an answer has to fit, or the system is out of memory
     WARNING = "warning"  # the system is getting short of memory: live slots stay
-    SLOTS = "slots"  # too many slots, or too old; their KV is kept where there is room
-    AGE = "age"  # unused for the time to live
+    SLOTS = "slots"  # too many slots, or slots too old; the KV is kept where there is room
+    AGE = "age"  # KV unused for the time to live
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """The cache of encoded images. An evicted image is encoded again when a prompt needs it.
+    """The cache of encoded images. An evicted image is encoded again when needed.
 
     All images that no running prefill reads go at once.
     """
@@ -58,14 +58,14 @@ class EncodedImages:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """The KV that a prompt resumes from, which is not freed to make room for the same prompt."""
+    """The KV that a prompt resumes from. It is not freed to make room for the same prompt."""
 
     pin: Pin = Pin("", (), (), ())
     slot: int | None = None
 
     @classmethod
     def of(cls, plan: ResumePlan, window: int) -> "Spared":
-        """Return a plan's path with the last snapshot and the windows that a resume there needs."""
+        """Return a plan's path, and the snapshot and windows that a resume at its end needs."""
         path = plan.path
         in_window = within_window(path[-1].end, window) if path else ()
         windows = tuple(extent for extent in in_window if extent.window is not None)
@@ -98,7 +98,7 @@ class MemoryRelease:
         self.slots = slots
 
     def idle(self, spared: Spared = NOTHING_SPARED) -> list[LiveSlot]:
-        """Return the slots that no request uses, without the spared slot; least needed first."""
+        """Return the slots that no request uses, least needed first, without the spared slot."""
         idle = (s for s in self.slots.values() if not s.is_busy and s.number != spared.slot)
         return sorted(idle, key=_need)
 
@@ -113,7 +113,8 @@ class MemoryRelease:
     ) -> int:
         """Free `nbytes`, or less if no more may go for this reason; return the freed bytes.
 
-        Only `slots` of the idle slots may go, None = all. For AGE, only `expired` extents may go.
+        Of the idle slots, only those in `slots` may go (None = all). For AGE, only `expired`
+        extents may go.
         """
         evictor, budget = self.evictor, self.evictor.store.budget
         needs_memory = reason in (Reason.MEMORY, Reason.WARNING)
@@ -125,7 +126,7 @@ class MemoryRelease:
         ]
 
         def is_enough(freed: int, following: Rank) -> bool:
-            """Free `slack` more of kept KV, so that not every need ranks all parts again."""
+            """Demand `slack` more of kept KV, so that not every call ranks all parts again."""
             return freed >= nbytes + (slack if following < (LIVE,) else 0)
 
         numbers = {slot.number for slot in slots}
@@ -133,7 +134,7 @@ class MemoryRelease:
         try:
             if needs_memory:
                 candidates += [*evictor.kept_parts(), self.images]
-            elif reason is Reason.AGE:  # extents in slots that go are removed with their slot
+            elif reason is Reason.AGE:  # extents in released slots are removed with the slots
                 candidates += evictor.expired(e for e in expired if e.holders.isdisjoint(numbers))
             freed = evictor.free(
                 candidates,
@@ -149,10 +150,10 @@ class MemoryRelease:
 
 
 def _need(slot: LiveSlot) -> tuple[bool, bool, float]:
-    """Rank a slot by last use. A lost slot costs only a copy, so the next request matters most.
+    """Rank a slot by its last use. A lost slot costs only a copy, so the next request matters most.
 
-    The next request is a busy sub-agent's rather than its waiting orchestrator's, although the
-    orchestrator is more likely to return at all. A title or a topic check does not return.
+    The next request comes from a busy sub-agent rather than from the waiting orchestrator, although
+    the orchestrator is more likely to return at all. A title or a topic check does not return.
     """
     return (not slot.is_spare, not slot.line.is_side, slot.used_at)
 
@@ -195,13 +196,14 @@ class _Slot:
         nbytes = max(0, bytes_before - store.budget.bytes_used)
         if self.reason is Reason.AGE:
             return Freed(nbytes, parts=count - len(store))
-        return Freed(nbytes, exposed=evictor.kept_parts())  # extents may be leaves without the slot
+        # Without the slot, further extents may be leaves.
+        return Freed(nbytes, exposed=evictor.kept_parts())
 
 
 def release_memory() -> None:
-    """Return the memory that MLX and malloc keep for later to the system. Takes milliseconds.
+    """Give the system the memory that MLX and malloc keep for later. Takes milliseconds.
 
-    On a CPU MLX's arrays come from malloc, and glibc keeps the free memory between live blocks: a
+    On a CPU, MLX's arrays come from malloc, and glibc keeps the free memory between live blocks: a
     worker with an empty cache held 110 MB after long answers. Only glibc has malloc_trim.
     """
     mx.clear_cache()

@@ -16,44 +16,44 @@ from hearth.shared.machine import VISION_REMEDY, has_vision
 
 RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # keys and values: (batch, heads, tokens, n)
 
-WORD_BITS: Final = 32  # bits of the words that hold packed elements
+WORD_BITS: Final = 32  # bits of the words that hold packed numbers
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # bits that `mx.quantize` supports
 AFFINE_GROUP_SIZES: Final = (32, 64, 128)
-WIDTH_STEP: Final = 32  # elements: whole words, so that the packed width gives the row width
-WIDTH_MAX: Final = 1024  # elements: a row is one thread group of mlx-vlm's Metal kernels
+WIDTH_STEP: Final = 32  # numbers per row come in whole words: the packed width gives the row width
+WIDTH_MAX: Final = 1024  # most numbers per row: a thread group of mlx-vlm's Metal kernels
 BITS_MIN: Final = 2
 BITS_MAX: Final = 8
 
 
 class MisfitRows(Exception):
-    """Arrays do not have the shapes or types of their format."""
+    """Arrays do not have the shapes or types that their format requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """The bits and the group size in which MLX packs rows: six arrays a layer.
+    """The bits and the group size in which MLX packs rows: six arrays per layer.
 
-    `scheme` is the name of the format in KV_QUANT_SCHEME. `array_count` is the number of arrays
-    that a layer has; the first half belongs to the keys.
+    `scheme` is the name of the format in KV_QUANT_SCHEME. `array_count` is the number of arrays per
+    layer; the first half belongs to the keys.
     """
 
-    bits: int  # bits of an element, 4 or 8, without the scales and biases
-    group_size: int  # elements of a row that share a scale and a bias
+    bits: int  # bits per number, 4 or 8, without the scales and biases
+    group_size: int  # numbers of a row that share a scale and a bias
     scheme: ClassVar[str] = "uniform"
     array_count: ClassVar[int] = 6
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
-        """Whether rows of these widths can be packed in this format."""
+        """Whether rows with the widths of `arrays` can be packed in this format."""
         return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
-        """Return words, scales and biases of the keys, then of the values. Lazy."""
+        """Return words, scales and biases of the keys, then those of the values. Lazy."""
         size, bits = self.group_size, self.bits
         packed = [mx.quantize(array, group_size=size, bits=bits) for array in arrays]
         return tuple(part for parts in packed for part in parts)
 
     def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-        """Return keys and values, without the precision that packing lost."""
+        """Return keys and values, in the precision that packing left."""
         size, bits = self.group_size, self.bits
         return tuple(
             mx.dequantize(words, scales, biases, group_size=size, bits=bits)
@@ -94,13 +94,13 @@ class QuantFormat:
 class TurboFormat:
     """The bits in which mlx-vlm's TurboQuant packs rows: rotated, and rounded to a codebook.
 
-    A layer has four arrays: lengths (batch, heads, tokens, 1) and codes of the keys, then of the
-    values. Keys are packed in the bits rounded down, values in the bits rounded up.
+    A layer has four arrays: lengths (batch, heads, tokens, 1) and codes of the keys, then those of
+    the values. Keys are packed in `bits` rounded down, values in `bits` rounded up.
 
-    Only this module uses mlx-vlm's TurboQuant, and only its public names. mlx-vlm does not store
-    the rotation and the codebook: they follow from the bits, the widths, a fixed seed and the
-    versions of mlx-vlm and numpy. Written rows therefore carry a fingerprint of these, and rows
-    with another fingerprint are not read.
+    Only this module uses mlx-vlm's TurboQuant, and only public names of it. mlx-vlm does not store
+    the rotation and the codebook, which follow from the bits, the widths, a fixed seed and the
+    versions of mlx-vlm and numpy. Written rows therefore carry a fingerprint of rotation and
+    codebook, and rows with another fingerprint are not read.
     """
 
     bits: float  # a multiple of 0.5
@@ -112,7 +112,7 @@ class TurboFormat:
         return all(_is_width(a.shape[-1]) and a.dtype == self.dtype for a in arrays)
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
-        """Return the packed rows, evaluated; None where a length does not fit into a float16."""
+        """Return the evaluated packed rows; None where a length does not fit into a float16."""
         packer = _turbo_cache(self.bits)
         packer.update_and_fetch(*arrays)
         keys, values = packer.state
@@ -154,7 +154,7 @@ PackedFormat = QuantFormat | TurboFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Rows of one layer, token axis 2: (keys, values), or the packed arrays of `format`."""
+    """Rows of one layer: (keys, values), or the packed arrays of `format`. Tokens are on axis 2."""
 
     arrays: tuple[mx.array, ...]
     format: PackedFormat | None = None
@@ -165,7 +165,7 @@ class LayerRows:
 
     @property
     def shapes(self) -> RowShapes:
-        """The shapes of keys and values, unpacked.
+        """The shapes of the unpacked keys and values.
 
         Raises:
             MisfitRows: the arrays are not in their format.
@@ -176,7 +176,7 @@ class LayerRows:
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, mx.Dtype]:
-        """The types of keys and values, unpacked."""
+        """The types of the unpacked keys and values."""
         if self.format is not None:
             return self.format.dtypes(self.arrays)
         return self.arrays[0].dtype, self.arrays[1].dtype
@@ -186,7 +186,7 @@ class LayerRows:
         return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format)
 
     def converted(self, wanted: PackedFormat | None) -> "LayerRows":
-        """Return the rows in the wanted format, or raw where they do not fit into it."""
+        """Return the rows in the wanted format, or raw rows where that format does not fit them."""
         if wanted == self.format:
             return self
         raw = self if self.format is None else LayerRows(self.format.unpack(self.arrays))
@@ -198,14 +198,14 @@ class LayerRows:
 
 @dataclass(frozen=True, slots=True)
 class KVRows:
-    """The K and V rows of an extent in all layers of one kind. Evaluated.
+    """The evaluated K and V rows of an extent in all layers of one kind.
 
-    The arrays are never views of a live buffer. Rows that fill a whole buffer share it until MLX
-    writes to it.
+    The arrays are never views of a live buffer. Rows that fill a whole buffer share its memory
+    until MLX writes to the buffer.
     """
 
     layers: tuple[LayerRows, ...]
-    nbytes: int = field(init=False)  # computed once: reports sum thousands of them every second
+    nbytes: int = field(init=False)  # computed once, because reports add up thousands every second
 
     def __post_init__(self) -> None:
         nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
@@ -217,19 +217,19 @@ class KVRows:
 
     @property
     def formats(self) -> set[PackedFormat | None]:
-        """The formats of its layers; a layer that does not fit the packed format is raw (None)."""
+        """The formats of the layers; a layer that does not fit the packed format is raw (None)."""
         return {rows.format for rows in self.layers}
 
 
 def as_rows(part: object) -> KVRows:
-    """Return a part of the extent store as the K and V rows that it is."""
+    """Return a part of the extent store, typed as the K and V rows that the part is."""
     assert isinstance(part, KVRows)
     return part
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """A snapshot: the states of all state layers. Layers replace their arrays, never write them."""
+    """A snapshot: the states of all state layers. Layers replace state arrays, never write them."""
 
     layers: tuple[tuple[mx.array | None, ...], ...]
     nbytes: int = field(init=False)  # computed once
@@ -244,7 +244,7 @@ class LayerStates:
 
 
 def rows_of(layer: Any) -> LayerRows:
-    """Return all rows of a KVCache or QuantizedKVCache in its format, spare capacity included."""
+    """Return all rows of a KVCache or QuantizedKVCache as they are, spare capacity included."""
     if isinstance(layer.keys, tuple | list):
         form = QuantFormat(layer.bits, layer.group_size)
         return LayerRows((*layer.keys, *layer.values), form)
@@ -252,11 +252,11 @@ def rows_of(layer: Any) -> LayerRows:
 
 
 def put_rows(layer: Any, rows: LayerRows) -> None:
-    """Make `rows` the buffers of a layer. The layer's class must fit their format."""
+    """Make `rows` the buffers of a layer. The layer's class must fit the format of `rows`."""
     if rows.format is None:
         layer.keys, layer.values = rows.arrays
     else:
-        # Lists, because QuantizedKVCache assigns to their elements.
+        # Lists, because QuantizedKVCache replaces single arrays.
         layer.keys, layer.values = list(rows.arrays[:3]), list(rows.arrays[3:])
 
 
@@ -300,7 +300,7 @@ def _turbo_cache(bits: float) -> Any:
 # Kept for everybody: TurboQuant's tables
 @cache
 def _unpacker(bits: float, widths: tuple[int, ...]) -> Any:
-    """Return an mlx-vlm cache that has packed rows of these widths, and so can unpack others."""
+    """Return an mlx-vlm cache that has packed rows of these widths, as unpacking requires."""
     unpacker = _turbo_cache(bits)
     unpacker.update_and_fetch(*(mx.zeros((1, 1, 2, width)) for width in widths))
     return unpacker
@@ -319,7 +319,7 @@ def _unpacked(
 # Kept for everybody: TurboQuant's tables
 @cache
 def _sample(bits: float, widths: tuple[int, ...]) -> bytes:
-    """Return the unpacked values of fixed codes, rounded so that they are the same each time."""
+    """Return the unpacked values of fixed codes, rounded so that every call gives the same."""
     arrays = []
     for width, element_bits in zip(widths, _split(bits), strict=True):
         count = width * element_bits // WORD_BITS

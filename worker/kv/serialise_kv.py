@@ -2,10 +2,10 @@
 
 Owner: the inference thread.
 
-A record's arrays are named `<layer>.<part>`, or `<layer>.<part>.<format>` for packed rows. The name
-says the format, so that rows are read in it whatever the settings are: `<bits>x<group>` is MLX's
-format, `turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A part of a state that a layer has
-not created yet is an empty array named `<layer>.<part>.none`.
+A record's arrays are named `<layer>.<part>`, or `<layer>.<part>.<format>` for packed rows. With the
+format in the name, rows can be read whatever the settings are. `<bits>x<group>` is MLX's format,
+`turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A part of a state that a layer has not
+created yet is an empty array named `<layer>.<part>.none`.
 """
 
 import re
@@ -69,7 +69,7 @@ def arrays_of(kept: KVRows | LayerStates) -> tuple[Array, ...]:
 
 
 def rows_from(arrays: Iterable[Array]) -> KVRows:
-    """Return the rows of a record, evaluated.
+    """Return the evaluated rows of a record.
 
     Raises:
         UnreadableRecord: the arrays are not rows, or not in the format that their names say.
@@ -80,7 +80,7 @@ def rows_from(arrays: Iterable[Array]) -> KVRows:
 
 
 def state_from(arrays: Iterable[Array]) -> LayerStates:
-    """Return the snapshot of a record, evaluated.
+    """Return the evaluated snapshot of a record.
 
     Raises:
         UnreadableRecord: the arrays are not a snapshot.
@@ -105,7 +105,7 @@ def _array(name: str, array: mx.array) -> Array:
 
 
 def _rows(parts: list[tuple[str, mx.array | None]]) -> LayerRows:
-    """Return a layer's rows after checking them against their labels."""
+    """Return a layer's rows after checking the arrays against their labels."""
     labels = {label for label, _ in parts}
     arrays = tuple(array for _, array in parts if array is not None)
     if len(labels) != 1 or len(arrays) != len(parts):
@@ -150,6 +150,6 @@ def _layers(arrays: Iterable[Array]) -> list[list[tuple[str, mx.array | None]]]:
 
 
 def _restored(array: Array) -> mx.array:
-    """Return a copy, which does not keep the record's whole buffer alive."""
+    """Return a copy of the array, which does not keep the record's whole buffer alive."""
     restored = mx.array(array.values)
     return restored.view(mx.bfloat16) if array.dtype == "BF16" else restored

@@ -1,1 +1,1 @@
-"""Remembers conversations: turns as sampled tokens, lines, and why a prompt left its line."""
+"""Remembers turns (as sampled tokens) and conversation lines, and why a prompt left its line."""

@@ -1,4 +1,4 @@
-"""Writes the cache trace: one JSON line a request, in one file for each day and session.
+"""Writes the cache trace: one JSON line per request, in one file per day and session.
 
 This module names, opens, bounds and removes files. The session manager decides what a line holds.
 """
@@ -19,9 +19,9 @@ from typing import Any, Final
 from hearth.shared.private_files import make_private
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # a larger file is rotated; one rotated file is kept
-FILES_MAX: Final = 1_000  # files of one day, with `_OTHER_FILE`, without rotated files
+FILES_MAX: Final = 1_000  # most files of one day, `_OTHER_FILE` included, rotated files excluded
 DAYS_MAX: Final = 14
-RECORDS_WAITING_MAX: Final = 10_000  # while the disk hangs, later records are dropped
+RECORDS_WAITING_MAX: Final = 10_000  # most queued records; if the disk hangs, later ones are lost
 CLOSE_WAIT_S_MAX: Final = 5.0
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 class TraceLog:
     """Appends records to `<root>/<day>/cache-session-<name>.log`, directories 0700, files 0600.
 
-    Any thread may write records. A daemon thread of its own does all disk work and owns the files.
-    A failing disk costs records, counted by `lost`, and one warning. Several workers may share
-    `root`.
+    Any thread may write records. A daemon thread does all disk work and owns the files. If the disk
+    fails, records are lost and counted in `lost`, and one warning is logged. Several workers may
+    share `root`.
     Invariant: a record is one write in append mode, and no file is longer than FILE_BYTES_MAX.
     """
 
@@ -50,7 +50,7 @@ class TraceLog:
         self._today = today
         self._day = ""
         # Kept for nobody: names of the traces' files
-        self._names: set[str] = set()  # today's files that exist
+        self._names: set[str] = set()  # names of today's files
         self._has_warned = False
         self._queue: SimpleQueue[tuple[str, TraceRecord] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="trace-log", daemon=True)
@@ -58,7 +58,7 @@ class TraceLog:
             self._writer.start()
 
     def write(self, session: str, record: TraceRecord) -> None:
-        """Queue `record`, which must not be changed afterwards. Any thread; never blocks."""
+        """Queue `record`, which must not change afterwards. For any thread; never blocks."""
         if not self._is_on:
             return
         if self._queue.qsize() >= RECORDS_WAITING_MAX:
@@ -67,7 +67,7 @@ class TraceLog:
             self._queue.put((session, record))
 
     def close(self) -> None:
-        """Write the queued records, within CLOSE_WAIT_S_MAX; ignore later ones. Any thread."""
+        """Write queued records within CLOSE_WAIT_S_MAX; ignore later records. For any thread."""
         if self._is_on:
             self._is_on = False
             self._queue.put(None)
@@ -106,7 +106,7 @@ class TraceLog:
             self._day, self._names = day, set()
             try:
                 _remove_old_days(self._root, day)
-            except OSError as error:  # tried again the next day
+            except OSError as error:  # the next day's directory is tried again
                 log.warning("cache trace: old days stay: %s", error)
         path = directory / self._name_in(directory, session)
         with suppress(FileNotFoundError):
@@ -124,7 +124,7 @@ class TraceLog:
 
 
 def name_of_session(session: str) -> str:
-    """Return the session's id if it is a plain file name, else a digest of the id."""
+    """Return the session's id if the id is a plain file name, else a digest of the id."""
     if not session:
         return "anonymous"
     if _PLAIN.fullmatch(session):
@@ -148,10 +148,12 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _remove_old_days(root: Path, day: str) -> None:
-    """Remove the trace files of all days up to `day` but the newest DAYS_MAX; leave other files.
+    """Remove the trace files of all days up to `day` except the newest DAYS_MAX days.
+
+    Other files stay.
 
     Raises:
-        OSError: the disk refuses it.
+        OSError: the disk refuses to remove a file.
     """
     days = [
         path

@@ -1,8 +1,8 @@
 """Keeps the conversations of each session as lines, and finds the line that a request extends.
 
 A line is a conversation that only grows. A request whose messages begin with all messages of a line
-extends that line. Any other request opens a line, so that a sub-agent never overwrites its
-orchestrator's record. This module does not decide which KV is valid.
+extends that line. Any other request opens a new line, so that a sub-agent never overwrites the
+line of its orchestrator. This module does not decide which KV is valid.
 """
 
 import hashlib
@@ -19,27 +19,27 @@ from hearth.worker.cache.block_hash import Tokens, pack
 SESSIONS_MAX = 4_096
 LINES_MAX = 512  # lines of all sessions together
 TOKENS_MAX = 32_000_000  # tokens of all lines together: 128 MB
-PAST_MAX = 256  # earlier requests of a line, by which the archive finds later versions
-REQUESTS_MAX = 64  # trace records kept of one line
-SIDE_MESSAGES_MAX = 4  # messages of a title request, a topic check, a quota probe
+PAST_MAX = 256  # remembered requests per line, by which the archive finds later versions
+REQUESTS_MAX = 64  # trace records kept per line
+SIDE_MESSAGES_MAX = 4  # most messages of a title request, a topic check or a quota probe
 
-NAME_CHARS_MAX = 80  # characters of a tool's or option's name, in memory and reports
+NAME_CHARS_MAX = 80  # most characters of a tool's or option's name, in memory and in reports
 
 UID_BYTES = 8
-# A request was made from a line if it repeats more than this share of the line's messages.
+# A request that repeats more than this share of a line's messages was made from that line.
 OVERLAP_MIN = 0.5
 NOT_NEAR = (0, False, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """A prompt without its text: enough to find out later what changed. Immutable."""
+    """The digests of a prompt, from which a later change can be found. Immutable."""
 
     names: tuple[MessageName, ...] = ()
     roles: tuple[str, ...] = ()
-    tools: tuple[tuple[str, bytes], ...] = ()  # name and digest, in the client's order
-    options: tuple[tuple[str, bytes], ...] = ()  # template options: name and value's digest
-    message_digests: frozenset[bytes] = frozenset()  # exact digest of each message, unordered
+    tools: tuple[tuple[str, bytes], ...] = ()  # (name, digest) in the client's order
+    options: tuple[tuple[str, bytes], ...] = ()  # template options: (name, digest)
+    message_digests: frozenset[bytes] = frozenset()  # exact digests of all messages
 
     @property
     def chain(self) -> bytes:
@@ -52,56 +52,56 @@ class PromptShape:
         return [START, *(name.link for name in self.names)]
 
     def shared_names(self, other: "PromptShape") -> int:
-        """Return how many canonically equal messages both prompts begin with."""
+        """Return how many messages at the beginning are canonically equal in both prompts."""
         pairs = zip(self.names, other.names, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0].link == pair[1].link, pairs))
 
     @property
     def is_side(self) -> bool:
-        """Whether the prompt is as small as a side call: few messages and no tools."""
+        """Whether the prompt is as small as a side call's: few messages and no tools."""
         return not self.tools and len(self.names) <= SIDE_MESSAGES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class LineFacts:
-    """What reports show of a line, but for its title, which stays in memory. Immutable."""
+    """The facts about a line in reports, except the title, which stays in memory. Immutable."""
 
     label: str = ""  # label of the session in reports
     client: str = ""  # readable name of the program that sent the last request
-    begun_at: float = 0.0  # wall clock, in seconds; 0 = unknown
+    begun_at: float = 0.0  # time of the first request in seconds, by wall clock; 0 = unknown
     lost: int = 0  # tokens lost by all requests of the line
-    decode_speed: float | None = None  # tokens a second of the last measured answer
+    decode_speed: float | None = None  # tokens per second of the last measured answer
 
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """One conversation line. `shape` and `tokens` are its last request's, answer included.
+    """One conversation line. `shape` and `tokens` are the last request's, answer included.
 
-    Both are empty until the first request is written to the line.
+    Until the first request is written to the line, `shape` and `tokens` are empty.
 
     `number` is shown in reports, and unique in one worker at a time; `uid` never changes.
-    `conversation` is the number of the conversation that the last request's tokens go on with,
-    mostly the number of the line that began it. KV is ranked and reported by it.
-    `past` maps the chain of each earlier request to its numbers of messages and tokens.
-    Owner: the ConversationLines that hold it.
+    `conversation` is the number of the conversation that the last request's tokens continue, mostly
+    the number of the conversation's first line. KV is ranked and reported by `conversation`.
+    `past` maps the chain of each earlier request to the request's numbers of messages and tokens.
+    Owner: the ConversationLines that hold the line.
     """
 
     number: int
     used_at: float
     parent: "Line | None" = field(default=None, repr=False)
-    branch_message: int = 0  # first message that differs from the parent's
+    branch_message: int = 0  # index of the first message that differs from the parent's
     branch_token: int = 0
     shape: PromptShape = PromptShape()
     tokens: Tokens = field(default_factory=lambda: pack([]), repr=False)
-    prompt_tokens: int = 0  # leading part of `tokens` that was the prompt
+    prompt_tokens: int = 0  # number of tokens of the prompt, at the beginning of `tokens`
     turns: int = 0
     past: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     uid: bytes = field(default_factory=lambda: secrets.token_bytes(UID_BYTES))
-    is_restored: bool = False  # left by an earlier worker, without a request since
-    adapter: str = ""  # the model's adapter at the last request
+    is_restored: bool = False  # whether an earlier worker left the line, without a request since
+    adapter: str = ""  # the model's adapter for the last request
     facts: LineFacts = LineFacts()
-    title: str = field(default="", repr=False)  # words of the first question; in memory only
+    title: str = field(default="", repr=False)  # words of the first question, kept in memory only
     conversation: int = 0
 
     def copy(self) -> "Line":
@@ -113,15 +113,16 @@ class Line:
 class Session:
     """All lines of one speaker. All speakers without a session id share one session.
 
-    Reports separate the lines of that shared session by their labels. So a conversation that moves
-    from one client to another still finds its line. Owner: the ConversationLines that hold it.
+    In the shared session, a conversation that moves from one client to another still finds its
+    line. Reports separate the lines of the shared session by label.
+    Owner: the ConversationLines that hold the session.
     """
 
     speaker: Speaker
     lines: dict[int, Line] = field(default_factory=dict)
-    client: str = ""  # as in LineFacts
-    title: str = field(default="", repr=False)  # title of the first request but side calls
-    has_side_title: bool = False  # title taken from a side call for now
+    client: str = ""  # readable name of the program that sent the last request
+    title: str = field(default="", repr=False)  # title of the first request that is no side call
+    has_side_title: bool = False  # whether the title comes from a side call for now
     loaded: dict[str, bytes] = field(default_factory=dict)  # deferred tool -> first question
     used_at: float = 0.0
 
@@ -158,7 +159,7 @@ class Session:
         return "side" if line.shape.is_side else "sub-agent"
 
     def line_report(self, line: Line, count: int) -> dict[str, Any]:
-        """Return the report of `line`, with its last `count` requests."""
+        """Return the report of `line`, with the last `count` requests of the line."""
         return {
             "line": line.number,
             "agent": self.speaker.agent,
@@ -177,17 +178,17 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class EarlierLine:
-    """A line at the moment a request arrived, to compare the request with. Immutable."""
+    """A line at the time when a request arrived, for comparison with the request. Immutable."""
 
     line: Line
     shape: PromptShape
     tokens: Tokens
     prompt_tokens: int
-    is_restored: bool  # computed before a restart
-    used_at: float  # monotonic seconds
+    is_restored: bool  # whether the line is from before a restart
+    used_at: float  # time of the last use, in monotonic seconds
     adapter: str
     conversation: int
-    is_own: bool = False  # the request's own conversation, not one with the same beginning
+    is_own: bool = False  # whether this is the request's conversation, not just a similar one
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +198,10 @@ class LineMatch:
     session: Session
     shape: PromptShape
     line: Line | None  # the line that the request extends
-    similar: Line | None  # a line that is not extended, but holds the same messages
-    links: Sequence[bytes]  # the links of `shape`
+    similar: Line | None  # a line with the same messages that the request does not extend
+    links: Sequence[bytes]  # links of `shape`
     earlier: EarlierLine | None
-    is_side: bool = False  # a small request of a named session that extends no line
+    is_side: bool = False  # whether this is a small request of a named session, without a line
 
 
 class ConversationLines:
@@ -209,18 +210,19 @@ class ConversationLines:
     Invariants (see `check`):
       held      each line is in exactly the session that `session_of` returns
       counted   `_tokens` is the sum over the lines
-      bounded   LINES_MAX lines, and TOKENS_MAX tokens if more than one line; SESSIONS_MAX sessions
-                whenever a session is opened (until then, a request's end may add its own session)
+      bounded   there are at most LINES_MAX lines, with at most TOKENS_MAX tokens unless there is
+                only one line, and at most SESSIONS_MAX sessions whenever a session is opened (the
+                end of a request may bring back the request's session before that)
     """
 
     def __init__(self, lines_max: int, idle_s: float) -> None:
-        """Take the limits, 0 = none.
+        """A session keeps at most `lines_max` lines, and is forgotten after `idle_s` without use.
 
-        A session keeps at most `lines_max` lines, and is forgotten when it is unused for `idle_s`.
+        0 = no limit.
         """
         self._lines_max = lines_max
         self._idle_s = idle_s
-        # Kept for one key: sessions: tokens of prompts, first words
+        # Kept for one key: tokens and first words of the prompts of sessions
         self._sessions: OrderedDict[tuple[str, str, str], Session] = OrderedDict()
         self._number_max = 0  # highest number given out
         self._lines: OrderedDict[Line, Session] = OrderedDict()  # least recently used first
@@ -228,16 +230,16 @@ class ConversationLines:
 
     @property
     def sessions(self) -> list[Session]:
-        """All sessions, the least recently used first."""
+        """All sessions, least recently used first."""
         return list(self._sessions.values())
 
     @property
     def lines(self) -> list[Line]:
-        """All lines of all sessions, the least recently used first."""
+        """All lines of all sessions, least recently used first."""
         return list(self._lines)
 
     def check(self) -> None:
-        """Assert all invariants. For tests: the time grows with what is kept."""
+        """Assert all invariants. For tests, as the check takes time for every line."""
         lines = [line for session in self.sessions for line in session.lines.values()]
         assert set(lines) == set(self._lines) and len(lines) == len(self._lines)
         for line, session in self._lines.items():
@@ -260,7 +262,7 @@ class ConversationLines:
     def restore(
         self, speaker: Speaker, loaded: Mapping[str, bytes], line: Line | None, used_at: float
     ) -> None:
-        """Restore a session and one of its lines as the most recently used.
+        """Restore a session and one of its lines; both then count as used last.
 
         A line whose number is taken gets another number.
         """
@@ -278,9 +280,9 @@ class ConversationLines:
         self._trim_lines()
 
     def snapshot(self, session: Session) -> list[EarlierLine]:
-        """Return the session's lines as they are now, the latest opened last.
+        """Return the session's lines as they are now, the line opened last at the end.
 
-        The time grows with their number alone. The result can be searched without the lock.
+        The time grows only with the number of lines. The result can be searched without the lock.
         """
         newest = {
             line.conversation: line
@@ -288,7 +290,7 @@ class ConversationLines:
         }
         lines = []
         for line in session.lines.values():
-            # A request that extends a line rewritten meanwhile is another conversation.
+            # If a newer line continues the conversation, a request that extends this line does not.
             number = line.conversation if newest[line.conversation] is line else 0
             lines.append(
                 EarlierLine(
@@ -314,10 +316,10 @@ class ConversationLines:
         return self._number_max
 
     def advance(self, line_match: LineMatch, now: float, conversation: int) -> Line:
-        """Return the line that this request's end is written to: its own line, else a new line.
+        """Return the line to which this request's end is written: the extended line or a new line.
 
-        The request's own line is taken only while it is remembered and still extended. Of two
-        overlapping requests on one line, the later to end opens a new line.
+        The extended line is taken if it is remembered and the request still extends it. Of two
+        overlapping requests on one line, the request that ends later opens a new line.
         """
         session, line = self._used(line_match.session, now), line_match.line
         if line is not None and line in self._lines and line.shape.chain in line_match.links:
@@ -337,7 +339,7 @@ class ConversationLines:
     def _used(self, session: Session, now: float) -> Session:
         """Return the speaker's session, marked as used now.
 
-        The session may have been forgotten while a request ran; then it is kept again.
+        A session that was forgotten while the request ran is kept again.
         """
         speaker = session.speaker
         key = (speaker.key, speaker.session, speaker.agent)
@@ -353,7 +355,7 @@ class ConversationLines:
             self._forget(next(line for line in self._lines if self._lines[line] is session))
 
     def write(self, line: Line, shape: PromptShape, tokens: Tokens, prompt_tokens: int) -> None:
-        """Set what `line` holds now."""
+        """Set the prompt and the tokens of `line`."""
         assert line in self._lines, line.number
         assert 0 <= prompt_tokens <= len(tokens), (prompt_tokens, len(tokens))
         self._tokens += len(tokens) - len(line.tokens)
@@ -375,7 +377,7 @@ class ConversationLines:
             self._forget(next(iter(self._lines)))
 
     def _forget(self, *lines: Line) -> None:
-        """Forget lines; branches of a forgotten line become branches of its parent."""
+        """Forget lines; branches of a forgotten line become branches of that line's parent."""
         for line in lines:
             known = self._lines.pop(line).lines.pop(line.number)
             assert known is line, line.number
@@ -390,7 +392,7 @@ class ConversationLines:
         self._forget(*self._sessions.pop(key).lines.values())
 
     def forget_lines(self) -> None:
-        """Forget all lines; the sessions stay, with the tools that they loaded."""
+        """Forget all lines; the sessions and their loaded tools stay."""
         for session in self._sessions.values():
             session.lines.clear()
         self._lines.clear()
@@ -398,12 +400,12 @@ class ConversationLines:
 
 
 def first_user(shape: PromptShape) -> int:
-    """Return the index of the first user message, or of the last message where there is none."""
+    """Return the index of the first user message, or of the last message if there is none."""
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
 
 
 def shape_of(prompt: Prompt) -> PromptShape:
-    """Return the shape of `prompt`, whose messages are all named."""
+    """Return the shape of `prompt`, all of whose messages have names."""
     assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
     options = prompt.thinking.options | prompt.template_kwargs
     tools = (
@@ -420,15 +422,15 @@ def shape_of(prompt: Prompt) -> PromptShape:
 
 
 def _named(item: tuple[str, Any]) -> tuple[str, bytes]:
-    """Return the shortened name, and the digest of the value."""
+    """Return the shortened name and the digest of the value."""
     name, value = item
     text = repr(value).encode("utf-8", "surrogatepass")
     return name[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
 
 
 # ---------------------------------------------------------------- finding a line
-# The search reads a session's lines of one moment, so it needs no lock. Its time grows with the
-# messages of the request and of each line.
+# The search reads a snapshot of a session's lines, so no lock is needed. The time grows with the
+# number of messages in the request and in each line.
 
 
 def match_line(session: Session, known: list[EarlierLine], shape: PromptShape) -> LineMatch:
@@ -459,8 +461,8 @@ def _most_similar(
 ) -> tuple[EarlierLine | None, bool]:
     """Return the line that shares most messages with this request, and whether it shares many.
 
-    In a named session, the latest line with the same system prompt and tools also counts: a
-    conversation that its client compacted keeps nothing else.
+    In a named session, the latest line with the same system prompt and tools also counts: a client
+    that compacts a conversation keeps only system prompt and tools.
     """
     best: EarlierLine | None = None
     nearest, digests = NOT_NEAR, shape.message_digests
@@ -480,7 +482,7 @@ def _most_similar(
 
 
 def _compared(known: EarlierLine, shape: PromptShape, is_own: bool) -> EarlierLine:
-    """Return `known` for comparison; a line with the same first question is the request's own."""
+    """Return `known` for comparison; a line with the same first question counts as own."""
     opening = shape.names[: first_user(shape) + 1]
     begins_alike = bool(opening) and opening == known.shape.names[: len(opening)]
     return replace(known, is_own=is_own or begins_alike)
@@ -489,9 +491,9 @@ def _compared(known: EarlierLine, shape: PromptShape, is_own: bool) -> EarlierLi
 def _nearest(known: list[EarlierLine], shape: PromptShape, found: EarlierLine) -> EarlierLine:
     """Return the line nearest to a request that extends `found`.
 
-    An edited conversation may go on in another line, and `found` may be a shorter state of that
-    line. The other line then holds messages of the request that `found` lacks. A request that only
-    appends shares no such message with any line.
+    An edited conversation may continue in another line, and `found` may be an earlier state of that
+    line. The other line then holds messages of the request that `found` lacks. If a request only
+    appends, no line has the new messages.
     """
     new = shape.message_digests - found.shape.message_digests
     others = [line for line in known if not new.isdisjoint(line.shape.message_digests)]
@@ -499,6 +501,6 @@ def _nearest(known: list[EarlierLine], shape: PromptShape, found: EarlierLine) -
 
 
 def _nearness(line_shape: PromptShape, shape: PromptShape) -> tuple[int, bool, int]:
-    """Return how near a line is: shared messages, equal tools, length of the shared beginning."""
+    """Return how near a line is: (shared messages, same tools?, length of the same beginning)."""
     shared = len(line_shape.message_digests & shape.message_digests)
     return shared, line_shape.tools == shape.tools, line_shape.shared_names(shape)

@@ -1,12 +1,12 @@
 """Decides whether an assistant turn that a client sends back still says what the model said.
 
-Clients re-serialise, trim and strip. Each harmless habit is a rule of RULES, with its evidence. A
-difference that no rule explains is a change by the client or its user; then the model is shown the
-client's version. A rule treats two values as equal only if the tool that reads them treats them so.
-Where a person could make the same change and mean it, the rule holds only for the client that makes
-it by itself. Rules have a direction: the record has what the echo lost, never the reverse.
-Differences that parsing removes (white space between JSON tokens, key order, unicode escapes) need
-no rule, and neither do call ids and signatures, which a `TurnContent` does not hold.
+Clients re-serialise, trim and strip. Each harmless habit is a rule in RULES, with evidence. If no
+rule explains a difference, the client or the user made a change, and the model is shown the
+client's version. A rule treats two values as equal only if the tool that reads the values does.
+If a person could make a change on purpose, the rule applies only to the client that makes this
+change by itself. Rules have a direction: the echo may lack content of the record, never the
+reverse. Differences that parsing removes (white space between JSON tokens, key order, unicode
+escapes) need no rule. Call ids and signatures, which a `TurnContent` does not hold, need none.
 """
 
 import json
@@ -27,8 +27,8 @@ CD_STRIPPED: Final = "cd-stripped"
 REPLACE_ALL_ADDED: Final = "replace-all-added"
 UNEXPLAINED: Final = "unexplained"
 
-# Rule -> what it allows, and which clients do it. Requests of a trace count from 0. "facts" is
-# section 3 of the project's study of agent clients.
+# Rule -> the allowed change, and the clients that make it. Requests of a trace count from 0.
+# "facts" is section 3 of the project's study of agent clients.
 RULES: Final[Mapping[str, str]] = {
     CONTENT_TRIMMED: "content lost all blank lines before it or all white space behind it, or was "
     "nothing else: Claude Code and PI drop a blank text (facts); an indent is never lost",
@@ -53,17 +53,17 @@ _BLANK: Final = (  # white space that JavaScript's trim() removes
     "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
-_EXPONENT_FROM: Final = 1e21  # JavaScript prints whole numbers below it digit by digit
+_EXPONENT_FROM: Final = 1e21  # least whole number that JavaScript prints with an exponent
 _DECIMAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,20})(\.[0-9]{1,20})?")
 _BOOLEANS: Final = {"true": True, "false": False}
 
-# Claude Code's list of its environment: its directory, then whether that is a git repository. The
-# labels' words differ between versions of the client.
+# Claude Code's list about its environment: the directory, then whether the directory is a git
+# repository. The labels differ between versions of the client.
 _ENVIRONMENT: Final = re.compile(
     r":[ ]?\n - [^\n:]{1,60}: (/[^\n]{0,1000}|[A-Za-z]:[\\/][^\n]{0,1000})"
     r"\n - Is a git [^\n:]{1,40}: (?:true|false)\n"
 )
-_HEADING: Final = re.compile(r"\s*# [^\n]{1,80}\n[^\n]{0,200}")  # the text before that list
+_HEADING: Final = re.compile(r"\s*# [^\n]{1,80}\n[^\n]{0,200}")  # the text before the list
 _REMINDER: Final = re.compile(r"(?s)\s*<system-reminder>(.*?)</system-reminder>")
 _BASH: Final = "Bash"
 _DIRECTORY_COMMAND: Final = re.compile(
@@ -71,7 +71,7 @@ _DIRECTORY_COMMAND: Final = re.compile(
 )  # commands that change the directory
 _MOVING_TOOL: Final = "worktree"  # part of the names of tools that move the whole session
 _TYPED: Final = re.compile(r"(?s)<bash-input>(.*?)</bash-input>")  # the user's shell commands
-_SPECIAL_IN_QUOTES: Final = {'"': '"`$!\n', "'": "'\n"}  # quote -> characters special inside it
+_SPECIAL_IN_QUOTES: Final = {'"': '"`$!\n', "'": "'\n"}  # quote -> special characters in quotes
 _SHELL_SPECIAL: Final = frozenset(" \t\n\"'`$&|;<>()[]{}*?!#~")  # characters special to a shell
 
 
@@ -81,7 +81,7 @@ class TurnContent:
 
     reasoning: str
     content: str
-    calls: tuple[tuple[str, Any], ...]  # (name, arguments as an object, or as text if unreadable)
+    calls: tuple[tuple[str, Any], ...]  # (name, parsed arguments; text if unreadable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def turn_content(message: dict[str, Any]) -> TurnContent:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Return the object that the text `arguments` spells; an empty text is an empty object."""
+    """Return the object that `arguments` has as text; an empty text is an empty object."""
     if type(arguments) is not str:
         return arguments
     if not arguments.strip():
@@ -148,8 +148,8 @@ def _text_rules(record: TurnContent, echo: TurnContent) -> list[str] | None:
     rules = _rules_of_texts(recorded, echoed)
     if rules is not None:
         return rules
-    # Blocks are split off only now, because equal answers may be about <think> tags. They are
-    # split off in one of the two only: a block in both is part of the answer.
+    # <think> blocks are split off only after the texts differed: equal answers may be about <think>
+    # tags. Only one of the two texts may have a block: a block in both is part of the answer.
     split = _with_split_thinking(recorded), _with_split_thinking(echoed)
     if (split[0] == recorded) is (split[1] == echoed):
         return None
@@ -160,7 +160,7 @@ def _text_rules(record: TurnContent, echo: TurnContent) -> list[str] | None:
 
 
 def _rules_of_texts(recorded: tuple[str, str], echoed: tuple[str, str]) -> list[str] | None:
-    """Return the rules that explain the differences of two (reasoning, content), None if none."""
+    """Return the rules that explain how two (reasoning, content) differ; None if unexplained."""
     rules = []
     if recorded[1] != echoed[1]:
         if not is_trimmed(recorded[1], echoed[1]):
@@ -179,8 +179,8 @@ def _rules_of_texts(recorded: tuple[str, str], echoed: tuple[str, str]) -> list[
 def is_trimmed(text: str, echo: str) -> bool:
     """Return whether `echo` is `text`, or `text` without the white space at one end or both.
 
-    The indent of the first line is not white space to trim: the lines below share it. An end is
-    trimmed as a whole, and nothing is added.
+    The indent of the first line must stay, because the lines below share it. An end is trimmed as a
+    whole, and nothing is added.
     """
     ended = text.rstrip(_BLANK)
     if not ended:
@@ -192,8 +192,8 @@ def is_trimmed(text: str, echo: str) -> bool:
 def _with_split_thinking(texts: tuple[str, str]) -> tuple[str, str]:
     """Move a leading <think> block from the content to the reasoning, if there is no reasoning.
 
-    The line breaks around and behind the block's text belong to its form. An empty block is no
-    thinking, but a change of the answer.
+    Line breaks around the block's text, and after the block, belong to the block. An empty block is
+    not thinking but a change of the answer.
     """
     reasoning, content = texts
     start = content.lstrip("\n")
@@ -210,7 +210,7 @@ def _with_split_thinking(texts: tuple[str, str]) -> tuple[str, str]:
 def _is_same_call(
     recorded: tuple[str, Any], echoed_call: tuple[str, Any], facts: SessionFacts, needed: set[str]
 ) -> bool:
-    """Return whether two calls are the same; add the rules needed to `needed`."""
+    """Return whether two calls are the same; add the rules that this takes to `needed`."""
     name, arguments = recorded
     echoed = echoed_call[1]
     if name != echoed_call[0]:
@@ -275,7 +275,7 @@ def _is_same_number(recorded: int | float, echoed: Any, needed: set[str]) -> boo
 
 
 def _as_javascript(number: int | float) -> int | float:
-    """Return the number that remains after JavaScript prints a double as JSON.
+    """Return the number as it is after JavaScript has printed it as JSON.
 
     JavaScript prints whole numbers below 1e21 digit by digit, larger numbers with an exponent.
     """
@@ -305,7 +305,7 @@ def _is_coerced(recorded: Any, echoed: Any, schema: Any, key: str) -> bool:
 
 
 def _property(schema: Any, key: str) -> dict[str, Any]:
-    """Return what `schema` declares for `key`; {} where it declares nothing."""
+    """Return the declaration of `key` in `schema`; {} if there is none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     declared = properties.get(key) if isinstance(properties, dict) else None
     return declared if isinstance(declared, dict) else {}
@@ -319,7 +319,7 @@ def _is_cd_stripped(recorded: Any, echoed: Any, directory: str) -> bool:
 
 
 def _cd_prefixes(directory: str) -> list[str]:
-    """Return the prefixes with which a shell command enters `directory`."""
+    """Return the prefixes by which a shell command enters `directory`."""
     special = _SHELL_SPECIAL.intersection(directory)
     quotes = ["", '"', "'"]
     if special:
@@ -347,9 +347,9 @@ def _is_replace_all_added(
 def working_directory(messages: list[dict[str, Any]]) -> str:
     """Return the directory that Claude Code states at the head of a conversation, or "".
 
-    A system message states it, or the reminder that begins the first user message. In the reminder,
-    it counts only in the list at its beginning, since words of files may follow. A user's own text
-    states no directory. Two different directories, wherever they stand, count as none.
+    The directory is in a system message, or in the reminder that begins the first user message. In
+    the reminder, only the list at the beginning counts, since text of files may follow. The user's
+    own text does not count. If two different directories are found, the result is "".
     """
     stated: set[str] = set()
     named: set[str] = set()
@@ -386,9 +386,9 @@ def _path(text: str) -> str:
 def directories_of_turns(
     home: str, messages: list[dict[str, Any]], contents: Mapping[int, TurnContent]
 ) -> dict[int, str]:
-    """Return the directory that each assistant message's commands run in; "" = unknown.
+    """Return the directory in which each assistant message's commands run; "" = unknown.
 
-    Commands run in `home`, as `working_directory` found it, until one of them leaves it: a shell
+    Commands run in `home` (from `working_directory`) until a command leaves that directory: a shell
     stays in its last directory. `contents` holds the assistant messages by index.
     """
     found: dict[int, str] = {}
@@ -400,12 +400,12 @@ def directories_of_turns(
             continue
         found[at], now = now, _directory_after(contents[at], now, home)
         if not now and len(contents[at].calls) > 1:
-            found[at] = ""  # some calls ran after the call that left
+            found[at] = ""  # some calls ran after the call that left the directory
     return found
 
 
 def _directory_after(content: TurnContent, now: str, home: str) -> str:
-    """Return the directory of the shell after the commands of a turn that began in `now`."""
+    """Return the shell's directory after the commands of a turn that began in directory `now`."""
     for name, arguments in content.calls:
         command = arguments.get("command") if type(arguments) is dict else None
         if _MOVING_TOOL in name.lower():

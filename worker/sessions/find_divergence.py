@@ -1,4 +1,4 @@
-"""Finds the message at which a prompt leaves its own conversation line, and names the cause."""
+"""Finds the message at which a prompt leaves its conversation line, and names the cause."""
 
 import bisect
 import itertools
@@ -26,17 +26,17 @@ from hearth.worker.sessions.session_context import (
 SNIPPET_TOKENS: Final = 24
 SNIPPET_BEFORE: Final = 6
 NAMES_MAX: Final = 8  # names of changed options in one report
-# Causes in a message that kept its place. If it shows images, an image may be the real cause.
+# Causes in a message that kept its place. An image in such a message may be the real cause.
 IN_PLACE: Final = frozenset(
     ("message edited", "tool result", "template", "thinking dropped", "unexplained")
 )
-MOVED_TOKENS: Final = 64  # tokens from the first difference on, searched for a tool's name
-RUN: Final = 16  # tokens in a row that count as the same text; a power of two
-ECHO_MIN: Final = 0.5  # share of an answer's tokens in its echo
-HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly spread (Knuth)
+MOVED_TOKENS: Final = 64  # tokens after the first difference that are searched for a tool's name
+RUN: Final = 16  # equal tokens in a row that count as the same text; a power of two
+ECHO_MIN: Final = 0.5  # least share of an answer's tokens that makes an echo
+HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # an odd number with evenly spread bits (Knuth)
 
-# Message count -> (tokens that these first messages render to, whether the whole prompt begins with
-# exactly that rendering); None if the template refuses so few messages.
+# Number of first messages -> (number of their tokens when rendered alone, whether the whole prompt
+# begins with exactly these tokens); None if the template refuses so few messages.
 Boundary = Callable[[int], tuple[int, bool] | None]
 
 
@@ -46,10 +46,10 @@ def explain(
     decode: Callable[[Sequence[int]], str],
     preserves_thinking: bool = True,
 ) -> Divergence | None:
-    """Return the tokens of its line that the prompt reads again behind a divergence, if any.
+    """Return the divergence after which the prompt reads tokens of its line again, if any.
 
-    Tokens that the line has and the prompt lacks are no loss: a fork, a conversation resumed at an
-    earlier point, or an answer left out by the client goes on from the shared beginning.
+    Tokens of the line that the prompt lacks are no loss: the prompt may be a fork, resume the
+    conversation at an earlier point, or leave out an answer, and reuses the shared beginning.
     """
     before, shape, at = context.line_match.earlier, context.line_match.shape, context.shared
     if before is None:
@@ -74,7 +74,7 @@ def explain(
         cause = image_cause(before.tokens, context.tokens, at, message) or cause
     role = shape.roles[cause.message] if 0 <= cause.message < len(shape.roles) else "head"
     start = max(0, at - SNIPPET_BEFORE)
-    # Text of another conversation is not shown, even if it begins alike.
+    # Text of another conversation is not shown, even if both begin alike.
     shown = slice(start, start + SNIPPET_TOKENS if before.is_own else start)
     was_text, now_text = (
         decode(tokens[shown].tolist()) for tokens in (before.tokens, context.tokens)
@@ -88,13 +88,13 @@ def template_cause(
     boundary: Boundary,
     decode: Callable[[Sequence[int]], str],
 ) -> Cause:
-    """Return `cause`, or the template as cause if it renders old messages anew.
+    """Return `cause`, or the template as the cause if it renders old messages in another way.
 
     The template is the cause if the old messages, rendered alone, leave the line at the same token.
     Some templates move the tools or the system prompt to the last question ("template moves").
     """
     before, at = context.line_match.earlier, context.shared
-    assert before is not None, "what has a cause left a line"
+    assert before is not None, "a cause without an earlier line"
     if cause.name == "unexplained":
         alone = boundary(len(before.shape.names))
         if alone is None or alone[0] > at:
@@ -130,7 +130,7 @@ def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:
 
 
 def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
-    """Return the hash of each run of `RUN` tokens; each doubling joins two neighbouring runs."""
+    """Return the hash of each run of `RUN` tokens. Each doubling joins two neighbouring runs."""
     with np.errstate(over="ignore"):
         hashes = (tokens.astype(np.uint64) + np.uint64(1)) * HASH_FACTOR
         hashes ^= hashes >> np.uint64(29)
@@ -144,17 +144,17 @@ def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
 def _end_of_shared(
     context: SessionContext, before: EarlierLine, first: int, boundary: Boundary
 ) -> int:
-    """Return where the last part from message `first` on ends that the line also has.
+    """Return the end of the last part, from message `first` on, that the line has too.
 
-    New text behind it may resemble text of the line, as one reminder resembles the last. It would
-    be read in any case.
+    New text after that end may resemble text of the line, for example if each message has a similar
+    reminder. New text is prefilled in any case.
     """
     now, at = context.line_match.shape, context.shared
     last = _last_shared(before.shape, now, first)
     end = at
     if last is not None:
         found = boundary(last + 1)
-        # If later messages change a message's rendering, its end is unknown.
+        # If later messages change the rendering of a message, the end of that message is unknown.
         end = found[0] if found is not None and found[1] else len(context.tokens)
     answer = before.tokens[before.prompt_tokens :]
     echo = tokens_read_again(answer, context.tokens[at:]) + at
@@ -163,12 +163,12 @@ def _end_of_shared(
 
 
 def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
-    """Return the last message from `first` on that the line also has from there on, if any.
+    """Return the last message, from `first` on, that the line has after the same point, if any.
 
-    The echo of the line's answer counts as shared, however the client changed it. So does message
-    `first` itself if it was edited in place: the conversation goes on behind it.
+    The echo of the line's answer counts as shared, however the client changed it. Message `first`
+    counts as shared if it was edited in place and other messages follow.
     """
-    # A template that joins two answers in a row hides the end of the first.
+    # A template that joins two successive answers hides the end of the first answer.
     difference = first_difference(was, now)
     start = max(0, first if difference is None else min(first, difference))
     known = {digest for name in was.names[start:] for digest in (name.exact, name.canonical)}
@@ -191,7 +191,7 @@ def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
 def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None:
     """Return how an image changed, if the first differing token is an image's.
 
-    The images of a prompt are counted from 1.
+    A prompt's images are counted from 1.
     """
     was_image, is_image = (at < len(keys) and keys[at] < 0 for keys in (was, now))
     if not (was_image or is_image):
@@ -204,9 +204,9 @@ def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None
 def message_of(at: int, now: PromptShape, before: EarlierLine, boundary: Boundary) -> int:
     """Return the message that token `at` belongs to.
 
-    The echo of the line's answer has all tokens from the answer on. Otherwise each check builds a
-    prompt, so the first changed message is checked before any bisection: it nearly always is the
-    right one.
+    All tokens from the answer on belong to the echo of the line's answer. For other tokens, each
+    check renders a prompt, so the first changed message is checked before any bisection: nearly
+    always, the token belongs to this message.
     """
     was, asked_count = before.shape, len(before.shape.names)
     is_echo = now.names[:asked_count] == was.names and now.roles[asked_count : asked_count + 1] == (
@@ -216,7 +216,7 @@ def message_of(at: int, now: PromptShape, before: EarlierLine, boundary: Boundar
         return asked_count
 
     def covers(message: int) -> bool:
-        """Return whether the messages up to this one render to token `at`."""
+        """Return whether the rendering of the messages up to `message` reaches token `at`."""
         found = boundary(message + 1)
         # If later messages change the rendering of earlier ones, the shared tokens end at `at`.
         return found is not None and (found[0] > at or (found[0] == at and not found[1]))
@@ -244,12 +244,12 @@ def cause_of(
     turn: str,
     preserves_thinking: bool = True,
 ) -> Cause:
-    """Return why the tokens of `now` leave those of `before` at token `at`.
+    """Return why the tokens of `now` differ from those of `before` from token `at` on.
 
-    `message_at` is the message that token `at` belongs to. `turn` says how its assistant turn was
-    rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or "dropped":
-    its tokens are known, but the template leaves out its thinking where the server does not
-    preserve it.
+    `message_at` is the message that token `at` belongs to. `turn` says how an assistant turn in
+    this message was rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo,
+    or "dropped". In a dropped turn, whose tokens are known, the template leaves out the thinking,
+    unless the server preserves thinking.
     """
     assert 0 <= at <= len(before.tokens), (at, len(before.tokens))
     was = before.shape
@@ -264,12 +264,12 @@ def cause_of(
     if turn == "dropped" and not preserves_thinking:
         return Cause("thinking dropped", message_at)
     if turn == "kept" and not preserves_thinking:
-        return Cause("template", message_at)  # thinking once left out is rendered again
+        return Cause("template", message_at)  # thinking that was left out is rendered now
     return _turn_cause(before, now, at, message_at, turn)
 
 
 def first_difference(was: PromptShape, now: PromptShape) -> int | None:
-    """Return the first message that changed; None where `now` only adds messages."""
+    """Return the first message that changed; None if `now` only adds messages."""
     pairs = enumerate(zip(was.names, now.names, strict=False))
     end = len(now.names) if len(now.names) < len(was.names) else None
     return next((at for at, (old, new) in pairs if old.exact != new.exact), end)
@@ -299,9 +299,9 @@ def _message_cause(was: PromptShape, now: PromptShape, at: int, turn: str) -> Ca
         return Cause("message removed", at)
     old, new = was.names[at], now.names[at]
     if not old.canonical and new.canonical != old.canonical:
-        return Cause("volatile field", at, _rule(old), is_drift=True)  # it was removed
+        return Cause("volatile field", at, _rule(old), is_drift=True)  # the field was removed
     if not new.canonical:
-        return Cause("volatile field", at, _rule(new), is_drift=True)  # it was added
+        return Cause("volatile field", at, _rule(new), is_drift=True)  # the field was added
     if old.canonical == new.canonical and (old.rules or new.rules):
         return Cause("volatile field", at, _rule(old, new), is_drift=True)
     if _runs_on(was.names[at:], now.names[at + 1 :]):
@@ -314,7 +314,7 @@ def _message_cause(was: PromptShape, now: PromptShape, at: int, turn: str) -> Ca
         return Cause("history rewritten", at)
     edited = {"system": "system prompt", "tool": "tool result", "assistant": "assistant turn"}
     if now.roles[at] == "assistant" and turn == "kept":
-        return Cause("template", at)  # the same words were rendered otherwise before
+        return Cause("template", at)  # the same words were rendered in another way
     return Cause(edited.get(now.roles[at], "message edited"), at)
 
 
@@ -323,7 +323,7 @@ def _rule(*names: MessageName) -> str:
 
 
 def _runs_on(names: tuple[MessageName, ...], shifted_names: tuple[MessageName, ...]) -> bool:
-    """Return whether both begin with the same message, so that one list is shifted by a message."""
+    """Return whether the messages are only shifted: both lists begin with the same message."""
     return bool(names) and bool(shifted_names) and names[0].exact == shifted_names[0].exact
 
 
@@ -339,5 +339,5 @@ def _turn_cause(
     if is_assistant and turn == "rendered":
         return Cause("turn not recorded" if at >= before.prompt_tokens else "template", message_at)
     message_at = min(message_at, len(now.names) - 1)
-    # The same message has other tokens: the template renders it by the messages behind it.
+    # The same message has other tokens: the messages that follow change the rendering.
     return Cause("unexplained" if is_assistant else "template", message_at)

@@ -1,9 +1,9 @@
-"""Keeps turns and sessions on disk, so that they outlive the worker, however it ends.
+"""Keeps turns and sessions on disk, so that both outlive the worker, however the worker ends.
 
-A record holds what one request left: its turn, its line, its session. If the file already holds a
-line, only the line's new part is written. Records hold prompts and answers;
-shared/durable_journal.py says how they are kept private. Instead of an API key, a record has the
-journal's name for it, which cannot be found by trying keys.
+A record holds the turn, the line and the session of one request. If the file already holds a line,
+only the line's new part is written. Records hold prompts and answers; shared/durable_journal.py
+says how records are kept private. Instead of an API key, a record has the journal's name for the
+key, from which the key cannot be found by trials.
 """
 
 import secrets
@@ -31,61 +31,61 @@ from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
-WRITTEN_MAX: Final = 4_096  # lines remembered as written to the file
+WRITTEN_MAX: Final = 4_096  # most lines that are remembered as written to the file
 
 ArchiveRecord = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """A part of a session, as one request left it or as it is now. Immutable."""
+    """A part of a session, after one request or as it is now. Immutable."""
 
-    at: float  # time of last use: wall clock, in seconds
+    at: float  # time of the last use in seconds, by wall clock
     speaker: Speaker | None = None
-    loaded: Mapping[str, bytes] | None = None  # the session's loaded tools, with `speaker`
+    loaded: Mapping[str, bytes] | None = None  # tools that the speaker's session loaded
     line: Line | None = None  # a copy of the session's line
     before: tuple[PromptShape, Tokens] | None = None  # the line before it grew
     turn: Turn | None = None
-    thinking: tuple[bytes, str] | None = None  # (`thinking_key`, text) that no turn holds
-    forgets: bool = False  # whether all lines up to this moment were forgotten
+    thinking: tuple[bytes, str] | None = None  # (`thinking_key`, text) of no kept turn
+    forgets: bool = False  # whether all lines up to time `at` were forgotten
 
     @property
     def nbytes(self) -> int:
-        """The approximate memory that the entry keeps from being freed."""
+        """The approximate memory that the entry keeps alive, in bytes."""
         line = 4 * len(self.line.tokens) if self.line is not None else 0
         return line + (self.turn.nbytes if self.turn is not None else 0) + 2_048
 
 
 class SessionArchive:
-    """Reads what earlier workers left, once, and writes what this worker leaves.
+    """Reads the entries of earlier workers once, and writes the entries of this worker.
 
-    Any thread may call it, except for the methods that make records: the journal writer's thread
-    calls those.
-    Invariants: `load` is called once, before anything is added. A record has a part of a line only
-    if the rest stands in an earlier record.
+    Any thread may call methods, except the methods that make records, which are for the journal
+    writer's thread.
+    Invariants: `load` is called once, before any entry is added. A record has only a part of a line
+    if the rest of the line is in an earlier record.
     """
 
     def __init__(
         self, directory: Path | None, everything: Callable[[], Iterable[ArchiveEntry]]
     ) -> None:
-        """Take the directory, and `everything`, which returns all that is remembered.
+        """`everything` returns all remembered entries; the journal writer's thread calls it.
 
-        Another thread calls `everything`. Without a directory nothing is written.
+        Without a directory, nothing is written.
         """
         self._may_load = True
         self.everything = everything
-        # Kept for nobody: which lines the journal has
-        self._written: OrderedDict[bytes, int] = OrderedDict()  # line's uid -> its turns
+        # Kept for nobody: ids of the lines in the journal
+        self._written: OrderedDict[bytes, int] = OrderedDict()  # uid of a line -> number of turns
         self._lost: Counter[str] = Counter()
         # Kept for one key: journals of turns, thinking and sessions
         self.journal = open_journal_writer(directory, self, SCHEMA)
 
     def load(self) -> list[ArchiveEntry]:
-        """Return what was remembered, each thing once, the least recently used first.
+        """Return the entries of earlier workers, each once, least recently used first.
 
-        To be called once, before anything is added. Records that cannot be read are counted.
+        Records that cannot be read are counted.
         """
-        assert self._may_load, "the journal is read once, before it is written"
+        assert self._may_load, "the journal was read or written before"
         self._may_load = False
         reader = RecordReader(self._lost)
         for file, record in self.journal.read():
@@ -101,17 +101,17 @@ class SessionArchive:
         self.journal.put(entry, entry.nbytes)
 
     def report(self) -> dict[str, int]:
-        """Return the counters of what was written, and of records that could not be read."""
+        """Return the counters of written records, and of records that could not be read."""
         return {**self._lost, **self.journal.report()}
 
     # ------------------------------------------------------------ the journal writer's thread
 
     def lost(self) -> None:
-        """Have every line written in full the next time."""
+        """Forget which lines the journal has: every line is written in full the next time."""
         self._written.clear()
 
     def record(self, entry: ArchiveEntry) -> ArchiveRecord:
-        """Return the record that is written for `entry`."""
+        """Return the record of `entry`."""
         record: ArchiveRecord = {"at": entry.at}
         if (speaker := entry.speaker) is not None:
             loaded = dict(entry.loaded or {})
@@ -139,7 +139,7 @@ class SessionArchive:
         return record
 
     def _line(self, line: Line, before: tuple[PromptShape, Tokens] | None) -> ArchiveRecord:
-        """Return the record of `line`, without the part `before` that an earlier record has."""
+        """Return the record of `line`, without `before`, the part in an earlier record."""
         if self._written.get(line.uid) != line.turns - 1:
             before = None
         self._written[line.uid] = line.turns
@@ -158,7 +158,7 @@ class SessionArchive:
             "parent": line.parent.uid if line.parent is not None else b"",
             "branch": [line.branch_message, line.branch_token],
             "turns": line.turns,
-            "is_more": before is not None,  # whether it extends the line's last record
+            "is_more": before is not None,  # whether this extends the line's last record
             "names_kept": names,
             "names": [[name.canonical, name.exact, name.rules] for name in shape.names[names:]],
             "roles": shape.roles[names:],
@@ -186,7 +186,7 @@ class RecordReader:
     """Assembles entries from records. Owner: the thread that starts the worker; used once."""
 
     def __init__(self, counts: Counter[str]) -> None:
-        """Take the counter of records that cannot be read."""
+        """`counts` counts the records that cannot be read."""
         self._counts = counts
         self._turns: list[Turn] = []
         self._thinking: dict[bytes, str] = {}
@@ -231,13 +231,13 @@ class RecordReader:
         self._lines[line_id] = (line, record["parent"], speaker)
 
     def entries(self) -> list[ArchiveEntry]:
-        """Return all entries, each thing once, the least recently used first."""
+        """Return all entries, each once, least recently used first."""
         lines = self._merged()
         entries = [ArchiveEntry(line.used_at, speaker, {}, line) for line, _, speaker in lines]
         entries += [
             ArchiveEntry(at, speaker, loaded) for speaker, (at, loaded) in self._sessions.items()
         ]
-        # A turn is used by each request of its line.
+        # Each request of a line uses the line's turns.
         used: dict[tuple[str, bytes], float] = {}
         for line, _, speaker in lines:
             for link in line.shape.links:
@@ -254,7 +254,7 @@ class RecordReader:
         ]
 
     def _merged(self) -> list[tuple[Line, bytes, Speaker]]:
-        """Return the later version of each line, or both versions if the line forked."""
+        """Return the latest version of each line, or all versions if the line forked."""
         candidates = [
             candidate
             for candidate in self._lines.values()
@@ -294,19 +294,19 @@ def _grow(line: Line, record: ArchiveRecord) -> None:
     )
     line.tokens, line.prompt_tokens, line.turns = tokens, record["prompt_tokens"], record["turns"]
     line.number, (line.branch_message, line.branch_token) = record["number"], record["branch"]
-    line.adapter = record.get("adapter", "")  # older records have none
+    line.adapter = record.get("adapter", "")  # older records have no adapter
     for chain, messages, count in record["past"] or ():
         line.past[chain] = (messages, count)
     line.past[line.shape.chain] = (len(names), len(tokens))
     while len(line.past) > PAST_MAX:
         line.past.popitem(last=False)
     line.rows.extend(record["rows"])
-    if "about" in record:  # records of earlier versions lack it
+    if "about" in record:  # missing in records of earlier versions
         line.facts = LineFacts(*record["about"])
 
 
 def _turn(fields: list[Any]) -> Turn:
-    # Older records lack the prefix that the turn was sampled behind.
+    # Older records lack the prefix, the tokens before the turn.
     api_key, link, ids, reasoning, content, calls, text, call_ids, signature, made_at, *rest = (
         fields
     )

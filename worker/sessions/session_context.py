@@ -1,4 +1,4 @@
-"""Keeps what the sessions know of one request, and names what the request lost."""
+"""Keeps the facts that sessions have about one request, and names the request's loss."""
 
 import time
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from hearth.worker.sessions.conversation_lines import LineMatch
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn
 
-# How an assistant turn is rendered: as it was sampled, as the client changed it, from the client's
-# message (no turn is recorded), or as the template writes it although its tokens are known.
+# How an assistant turn is rendered: as sampled, as the client changed it, from the client's message
+# (no turn is recorded), or as the template writes the turn although the sampled tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
 
-# A next prompt may change up to this many tokens at the end of its conversation.
+# A conversation's next prompt may change up to this many tokens at the end of the last prompt.
 REWRITTEN_MAX: Final = 1_024
 
-SLACK: Final = 16  # tokens; a smaller loss is not reported
-HEAD: Final = -1  # message index that stands for tools and template options
+SLACK: Final = 16  # most lost tokens that are not reported
+HEAD: Final = -1  # message index for tools and template options
 
 REMEDIES: Final = {
     "tool added": "List tools in a stable order from the start, or mark late ones defer_loading.",
@@ -65,22 +65,23 @@ REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The reason why the tokens of a prompt differ from its line's. Immutable.
+    """The reason why a prompt's tokens differ from the tokens of its line. Immutable.
 
     `message` is HEAD for tools and template options.
     """
 
     name: str  # a key of REMEDIES
     message: int
-    rule: str = ""  # canonical rule, tool, option or part of the prompt that changed
-    is_drift: bool = False  # explained by a rule of the canonical pipeline
+    rule: str = ""  # canonical rule, or the tool, option or part of the prompt that changed
+    is_drift: bool = False  # whether a rule of the canonical pipeline explains the change
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """One loss: the line's tokens that a request had to prefill again. Immutable.
 
-    `token` is the position of the first token that differs. `lost` counts the tokens read again.
+    `token` is the position of the first token that differs. `lost` counts the tokens prefilled
+    again.
     """
 
     cause: Cause
@@ -88,15 +89,15 @@ class Divergence:
     lost: int
     role: str
     was: str = ""  # the line's text around `token`, for the requester only
-    now: str = ""  # the prompt's text there
-    # Positions of the tokens that the line had and the prompt reads again.
+    now: str = ""  # the prompt's text around `token`
+    # Positions of the tokens of the line that the prompt prefills again.
     reread: Tokens = field(default_factory=lambda: pack([]), compare=False, repr=False)
 
     def within(self, cached: int, fed: int) -> "Divergence | None":
-        """Return the loss of a request that prefilled tokens `cached` to `fed`, if it has one.
+        """Return the loss of a request that prefilled tokens `cached` to `fed`, if any.
 
-        The cache may hold more of a prompt than the prompt's own line: another branch may have left
-        it.
+        The cache may hold more of a prompt than the prompt's own line does: another branch may have
+        computed KV that both share.
         """
         assert 0 <= cached <= fed, (cached, fed)
         first, last = np.searchsorted(self.reread, (cached, fed))
@@ -104,7 +105,7 @@ class Divergence:
         return replace(self, lost=lost) if lost > SLACK else None
 
     def as_row(self, shows_text: bool) -> dict[str, Any]:
-        """Return the loss as logs and reports show it, with texts only where `shows_text`."""
+        """Return the loss in the form for logs and reports, with texts only if `shows_text`."""
         assert self.lost > 0, self.lost
         row: dict[str, Any] = {
             "token": self.token,
@@ -120,30 +121,30 @@ class Divergence:
 
 @dataclass(slots=True)
 class SessionContext:
-    """What the sessions know of one request, from its arrival to its end.
+    """The facts that sessions have about one request, from its arrival to its end.
 
-    Owner: the prompt thread until it hands the request over, then the inference thread.
+    Owner: the prompt thread until the request is handed over, then the inference thread.
     Invariant: `turns` has an entry for each message, and `shared` is at most `len(tokens)`.
     """
 
     prompt: Prompt
     api_key: str  # the archive's name of the API key
     line_match: LineMatch
-    messages: list[dict[str, Any]]  # with stripped thinking put back
+    messages: list[dict[str, Any]]  # messages, with stripped thinking put back
     turns: list[Turn | None]  # recorded turn of each message
-    states: dict[int, str]  # KEPT, CHANGED, RENDERED or DROPPED, by assistant message
+    states: dict[int, str]  # assistant message -> KEPT, CHANGED, RENDERED or DROPPED
     loaded: list[str] = field(default_factory=list)  # tools to show without a reference
-    conversation: int = 0  # number; 0 = the messages extend the line, the tokens do not
+    conversation: int = 0  # the conversation's number; 0 = the tokens do not continue the line
     images: PromptImages = field(default_factory=dict)  # images of the messages, by digest
     kind: str = "main"  # role in the session: main, agent or side
-    healed: int = 0  # messages whose thinking was put back
-    doubtful: int = 0  # turns with known tokens and without a span in the rendered text
-    ambiguous: int = 0  # echoes that match more than one turn
+    healed: int = 0  # number of messages whose thinking was put back
+    doubtful: int = 0  # number of turns with known tokens but no place in the rendered text
+    ambiguous: int = 0  # number of echoes that match more than one turn
     adapter: str = ""  # the model's adapter for this request
     header: int = 0  # position at which the generation prompt begins
     prefix: PromptPrefix | None = None  # tokens before the answer
-    tokens: Tokens = field(default_factory=lambda: pack([]))  # the prompt
-    shared: int = 0  # first tokens shared with the line's last prompt and answer
+    tokens: Tokens = field(default_factory=lambda: pack([]))  # tokens of the prompt
+    shared: int = 0  # number of first tokens that the line's last prompt and answer have too
     divergence: Divergence | None = None
     answer: TurnContent | None = None  # set at the request's end
     turn: Turn | None = None  # the answer's tokens, if every sampled token was delivered
@@ -153,7 +154,7 @@ class SessionContext:
     def is_continuation(self) -> bool:
         """Whether this worker answered an earlier request of the conversation.
 
-        Answers that the client wrote as examples do not count.
+        Answers that the client wrote as examples don't count.
         """
         before = self.line_match.earlier
         return before is not None and before.is_own and "assistant" in self.line_match.shape.roles
@@ -161,11 +162,11 @@ class SessionContext:
     def set_prompt(
         self, tokens: Tokens, header: int, kept: frozenset[int], system_end: int = 0
     ) -> None:
-        """Set the prompt's tokens, and which turns stand in the prompt as they were sampled.
+        """Set the prompt's tokens. `kept` are the messages whose turns are rendered as sampled.
 
-        The tokens decide whether the prompt goes on with its line's conversation. It does if it
-        shares more tokens with the line's last prompt than it leaves out. System and tools, up to
-        `system_end`, do not count as shared, because all conversations of a client begin with them.
+        The tokens decide whether the prompt continues the line's conversation: more tokens of the
+        line's last prompt must be shared than left out. System and tools, up to `system_end`, don't
+        count as shared, because all conversations of a client begin with the same system and tools.
         """
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
         assert 0 <= header <= len(tokens), (header, len(tokens))
@@ -189,13 +190,13 @@ class RequestEnding:
 
     request_id: str
     text: str  # generated text, markup included
-    answer: TurnContent  # content as delivered
-    sampled: Sequence[int]  # token ids without an end-of-turn token
+    answer: TurnContent  # delivered content
+    sampled: Sequence[int]  # sampled token ids, without an end-of-turn token
     usage: Usage
-    limit: int  # furthest position at which the prompt could be resumed
-    is_whole: bool  # neither cut by a stop string nor by a client that left
+    limit: int  # last position at which the prompt could be resumed
+    is_whole: bool  # whether neither a stop string nor a client that left cut the answer
     is_cancelled: bool = False
     call_ids: tuple[str, ...] = ()  # call ids as sent to the client
     signature: str = ""  # signature of the thinking, as sent to the client
-    raised: frozenset[str] = frozenset()  # the cache's error counters that it raised
-    evictions: int = 0  # the cache's evictions so far
+    raised: frozenset[str] = frozenset()  # the cache's error counters that the request increased
+    evictions: int = 0  # number of the cache's evictions so far

@@ -1,8 +1,6 @@
-"""Remembers a worker's sessions: turns, thinking, conversation lines, and what each request lost.
+"""Remembers and reports a worker's sessions: turns, thinking, conversation lines, and losses.
 
-It also reports them: their names, their clients, and when they began.
-
-The prompt thread calls when a request arrives, the inference thread when it has ended.
+The prompt thread calls when a request arrives, the inference thread when the request has ended.
 """
 
 import logging
@@ -67,14 +65,14 @@ from hearth.worker.sessions.turn_store import (
 
 log = logging.getLogger(__name__)
 
-REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
-SPEED_TOKENS_MIN = 16  # as in /metrics: fewer tokens give no meaningful speed
+REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # a counter and its cause
+SPEED_TOKENS_MIN = 16  # fewer tokens give no meaningful speed, also in /metrics
 LOOKUPS_AT_ONCE = 64  # lookup keys searched before the lock is released
-TREE_LINES_MAX: Final = 40  # lines in a brief report, the most recently used
+TREE_LINES_MAX: Final = 40  # most lines in a brief report, which has the last used lines
 TREE_ROWS_MAX: Final = 160  # requests of all lines in a brief report
 TREE_LINE_ROWS_MAX: Final = 40  # last requests of each line in a brief report
 
-# A session in reports: when it was last used, its label, itself, and its lines of one moment.
+# A session in reports: (time of the last use, label, session, copies of the lines).
 _ReportedSession = tuple[float, str, Session, list[Line]]
 
 
@@ -82,9 +80,9 @@ _ReportedSession = tuple[float, str, Session, list[Line]]
 class SessionRules:
     """The settings of sessions. Immutable."""
 
-    lines_max: int = 0  # lines of one session, 0 = no limit
-    idle_s: float = 0.0  # unused time until a session is forgotten, 0 = never
-    ttl_s: float = 0.0  # unused time until KV leaves memory, 0 = never
+    lines_max: int = 0  # most lines of one session; 0 = no limit
+    idle_s: float = 0.0  # unused time until a session is forgotten; 0 = never
+    ttl_s: float = 0.0  # unused time until KV leaves memory; 0 = never
     shows_text: bool = False  # whether logs and reports show snippets of prompts
     is_exact: bool = False  # whether only canonical KV is reused
     worker_id: int = 0
@@ -92,11 +90,11 @@ class SessionRules:
 
 
 class SessionManager:
-    """The turns, thinking and conversation lines of one worker, under one lock. Any thread.
+    """The turns, thinking and conversation lines of one worker, under one lock. For any thread.
 
-    Invariant: each context ends at most once, and its results are written to `archive` in the order
-    in which requests end. `turns`, `thinking` and `lines` change only under the lock.
-    The lock is held for steps whose cost grows neither with a prompt's messages nor its tokens.
+    Invariant: each context ends at most once, and results are written to `archive` in the order in
+    which requests end. `turns`, `thinking` and `lines` change only under the lock.
+    The lock is held only for steps whose cost does not grow with a prompt's messages or tokens.
     Longer searches read immutable copies without the lock. So the inference thread never waits for
     a prompt's preparation, and no thread waits for a disk.
     """
@@ -104,7 +102,7 @@ class SessionManager:
     def __init__(
         self, rules: SessionRules, log: TraceLog, slack: int, directory: Path | None = None
     ) -> None:
-        """Restore what `directory` holds; with None, sessions are remembered in memory only.
+        """Restore the sessions in `directory`; with None, sessions are kept in memory only.
 
         Two prefill cuts are at most `slack` tokens apart.
         """
@@ -123,9 +121,9 @@ class SessionManager:
     # ------------------------------------------------------------ arrival
 
     def request_arrived(self, prompt: Prompt, is_kept: bool = True) -> SessionContext | None:
-        """Return what is known about the request; None if its messages have no names.
+        """Return what is known about the request; None if the messages have no names.
 
-        None also unless the request is to be kept: then it finds nothing and leaves nothing.
+        Without `is_kept`, also return None: the request then finds nothing and leaves nothing.
         """
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
@@ -152,7 +150,7 @@ class SessionManager:
         assert self._lock.locked()
         match = context.line_match
         session, names = match.session, match.shape.names
-        # Conversations are distinguished by the digest of their first question.
+        # The digest of the first question distinguishes conversations.
         opening = names[first_user(match.shape)].exact if names else b""
         session.record_speaker(context.prompt.speaker, is_side=match.shape.is_side)
         session.loaded.update(dict.fromkeys(loaded_tools, opening))
@@ -163,7 +161,7 @@ class SessionManager:
         context.kind = "side" if match.is_side else _kind(session, match.line)
 
     def _find_turns(self, context: SessionContext) -> None:
-        """Find each assistant message's tokens, or else the thinking that was stripped from it."""
+        """Find the tokens of each assistant message, or else the thinking that was stripped off."""
         messages = context.prompt.messages
         facts = _session_facts(context.prompt)
         contents = {
@@ -172,7 +170,7 @@ class SessionManager:
             if message["role"] == "assistant"
         }
         command_directories = directories_of_turns(facts.directory, messages, contents)
-        ids: dict[Any, str] = {}  # call id as the client sends it -> call id as it was sent out
+        ids: dict[Any, str] = {}  # call id from the client -> call id sent to the client
         for at, message in enumerate(messages):
             turn = None
             if at in contents:
@@ -188,10 +186,10 @@ class SessionManager:
                 if reasoning and not echo.reasoning:
                     context.messages[at] = message | {"reasoning_content": reasoning}
                     if turn is not None and not is_trimmed(turn.answer.content, echo.content):
-                        # The client moved the thinking into the content. Else a <think> is text.
+                        # The client moved the thinking into the content; any other <think> is text.
                         context.messages[at]["content"] = turn.answer.content
                 calls = message.get("tool_calls") or ()
-                # Later results refer to these ids, even if the client numbers calls by message.
+                # Later results refer to the client's ids, which may count anew in each message.
                 client_ids = recorded_ids = [call.get("id") for call in calls]
                 if turn is not None and 0 < len(calls) == len(turn.call_ids):
                     recorded_ids = list(turn.call_ids)
@@ -208,14 +206,14 @@ class SessionManager:
     def _find(
         self, context: SessionContext, at: int, echo: TurnContent, facts: SessionFacts
     ) -> Turn | None:
-        """Return the one turn that says what message `at` says, if there is exactly one."""
+        """Return the turn that says what message `at` says, if there is exactly one such turn."""
         found = self._turns_under(lookups_by_ids(context.api_key, context.prompt.messages[at]))
         if not found:
             found = self._turns_under(
                 [lookup_by_link(context.api_key, context.line_match.links[at])]
             )
         same = [turn for turn in found if is_echo(turn, echo, facts)]
-        # A model may write one id in several conversations: turns behind these messages go first.
+        # A model may write the same id in several conversations: turns after these messages win.
         same = [turn for turn in same if turn.link == context.line_match.links[at]] or same
         if len({turn.ids.tobytes() for turn in same}) == 1:
             context.states[at] = KEPT
@@ -228,7 +226,7 @@ class SessionManager:
         return None
 
     def _turns_under(self, lookups: Sequence[Hashable]) -> list[Turn]:
-        """Return the turns under `lookups`, of which a message may have any number."""
+        """Return the turns under `lookups`. A message may have any number of lookup keys."""
         found: dict[Turn, None] = {}
         for start in range(0, len(lookups), LOOKUPS_AT_ONCE):
             with self._lock:
@@ -242,7 +240,7 @@ class SessionManager:
         self, context: SessionContext, ending: RequestEnding
     ) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
-        assert context.answer is None and context.turn is None, "a visit ends once"
+        assert context.answer is None and context.turn is None, "the request has already ended"
         if context.prompt.continues:  # the continued message is the beginning of the answer
             beginning, answer = turn_content(context.messages[-1]), ending.answer
             content, reasoning = (
@@ -271,7 +269,7 @@ class SessionManager:
                 self._write(context, tokens, record, now)
         if divergence is not None:
             log.info("lost request=%s %s", ending.request_id, record["divergence"])
-        speaker = context.prompt.speaker  # requests without a session share their client's file
+        speaker = context.prompt.speaker  # a client's requests without a session share a file
         self._log.write(speaker.session or speaker.client, record)
         return divergence.as_row(True) if divergence is not None else None
 
@@ -286,7 +284,7 @@ class SessionManager:
     def _write(
         self, context: SessionContext, tokens: Tokens, record: dict[str, Any], now: float
     ) -> None:
-        """Write what the request left to its line and the archive. The lock is held."""
+        """Write the request's results to its line and to the archive. The lock is held."""
         assert self._lock.locked()
         line = self.lines.advance(context.line_match, now, context.conversation)
         before = (line.shape, line.tokens) if line.turns else None
@@ -312,7 +310,7 @@ class SessionManager:
         )
 
     def _loss(self, context: SessionContext, ending: RequestEnding) -> Divergence | None:
-        """Return the loss of the request: tokens that differ, or else tokens that were not kept."""
+        """Return the request's loss: because tokens differ, or else because KV was not kept."""
         usage, before = ending.usage, context.line_match.earlier
         cached, end = usage.cached_tokens, usage.cached_tokens + usage.prefilled_tokens
         if context.divergence and (found := context.divergence.within(cached, end)):
@@ -332,11 +330,11 @@ class SessionManager:
         elif self._rules.is_exact and (is_in_answer or not ending.evictions):
             cause = "exact mode"  # the KV was generated, or prefilled by other cuts
         elif is_in_answer and context.states.get(len(before.shape.names), KEPT) != KEPT:
-            cause = "turn not recorded"  # the line ends at no position to resume at
+            cause = "turn not recorded"  # no prompt can resume at the end of the line
         return Divergence(Cause(cause, len(context.prompt.messages) - 1), cached, lost, "")
 
     def _count(self, context: SessionContext, divergence: Divergence | None) -> None:
-        """Count the states of the request's turns, and its loss. The lock is held."""
+        """Count the states of the request's turns, and the loss. The lock is held."""
         assert self._lock.locked()
         states = {state: context.count(state) for state in (KEPT, CHANGED, RENDERED, DROPPED)}
         others = {
@@ -384,20 +382,20 @@ class SessionManager:
         }
 
     def forget_lines(self) -> None:
-        """Forget all lines with the emptied cache, so that no later request reports a loss."""
+        """Forget all lines when the cache was emptied, so that no later request reports a loss."""
         with self._lock:
             self.lines.forget_lines()
             self.archive.add(ArchiveEntry(time.time(), forgets=True))
 
     def close(self) -> None:
-        """Write what the archive and the trace log have queued."""
+        """Write the queues of the archive and of the trace log."""
         self.archive.journal.close()
         self._log.close()
 
     # ------------------------------------------------------------ reports
 
     def session_rows(self, api_key: str = "") -> list[dict[str, Any]]:
-        """Return a row for each session of `api_key` ("" = all), the most recently used first."""
+        """Return a row for each session of `api_key` ("" = all), most recently used first."""
         now = time.monotonic()
         found = sorted(self._reported(api_key), key=itemgetter(0), reverse=True)
         return [self._session_row(reported, now) for reported in found]
@@ -405,7 +403,7 @@ class SessionManager:
     def lines_report(
         self, label: str, api_key: str = "", is_brief: bool = False
     ) -> dict[str, Any] | None:
-        """Return the lines of the sessions called `label` of `api_key` ("" = all); None if none.
+        """Return the lines of `api_key`'s ("" = all) sessions called `label`; None if none.
 
         `is_brief` leaves out older lines and requests, for a page that polls each second.
         """
@@ -429,7 +427,7 @@ class SessionManager:
     def _reported(self, api_key: str) -> list[_ReportedSession]:
         """Return the sessions of `api_key` ("" = all).
 
-        Lines of a session without an id are reported as separate sessions, by their labels.
+        Lines of a session without an id are reported as separate sessions, one for each label.
         """
         owner = self.archive.journal.named(api_key) if api_key else ""
         found: list[_ReportedSession] = []
@@ -475,7 +473,7 @@ class SessionManager:
     # ------------------------------------------------------------ across restarts
 
     def _restore(self, entries: Iterable[ArchiveEntry]) -> None:
-        """Restore what earlier workers left. Called before any thread uses this object."""
+        """Restore the entries of earlier workers. Called before any thread uses this object."""
         for entry in entries:
             if entry.turn is not None:
                 self._remember(entry.turn)
@@ -486,7 +484,7 @@ class SessionManager:
                 self.lines.restore(entry.speaker, entry.loaded or {}, entry.line, used_at)
 
     def all_entries(self) -> Iterator[ArchiveEntry]:
-        """Yield all that is remembered; each line is copied when it is yielded.
+        """Yield all remembered entries; each line is copied just before it is yielded.
 
         Runs on the journal writer's thread.
         """
@@ -515,7 +513,7 @@ class SessionManager:
                 yield ArchiveEntry(0.0, thinking=(name, text))
 
     def counters(self) -> dict[str, Any]:
-        """Return the counters, and the number and size of what is remembered."""
+        """Return the counters, and the numbers and sizes of the stores."""
         with self._lock:
             sizes = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
             counts = dict(self.counts)
@@ -523,7 +521,7 @@ class SessionManager:
 
 
 def _kind(session: Session, line: Line | None) -> str:
-    """Return the kind of a line; a branch has its root's kind. None stands for a new line."""
+    """Return the kind of a line; a branch has the kind of its root. None = a new line."""
     if line is None:
         return "agent" if session.is_agent else "main"
     while line.parent is not None:
@@ -535,11 +533,11 @@ def _kind(session: Session, line: Line | None) -> str:
 def _facts_after(
     before: LineFacts, context: SessionContext, record: Mapping[str, Any]
 ) -> LineFacts:
-    """Return a line's facts after a request, whose trace record is `record`."""
+    """Return a line's facts after a request with the trace record `record`."""
     speaker, speed = context.prompt.speaker, before.decode_speed
     lost: int = (record["divergence"] or {}).get("lost", 0)
     tokens, decode_ms = record["completion"], record["finish_ms"] - record["ttft_ms"]
-    if tokens > SPEED_TOKENS_MIN and decode_ms > 0:  # tokens a second, after the first token
+    if tokens > SPEED_TOKENS_MIN and decode_ms > 0:  # tokens per second, after the first token
         speed = round((tokens - 1) * 1000 / decode_ms, 1) or speed
     return LineFacts(
         label=speaker.label,
@@ -553,8 +551,8 @@ def _facts_after(
 def _referenced_tools(prompt: Prompt) -> list[str]:
     """Return the deferred tools that the conversation references.
 
-    A tool that its session loaded is shown again in a conversation that lost the reference, but not
-    in the same conversation where it goes back to before the reference.
+    A tool that the session loaded is shown again in a conversation that lost the reference, but not
+    in the same conversation if that was rewound to a point before the reference.
     """
     listed = {tool["function"]["name"] for tool in prompt.deferred}
     references = (message.get("tool_references") or () for message in prompt.messages)
@@ -586,6 +584,6 @@ def _session_facts(prompt: Prompt) -> SessionFacts:
 
 
 def is_echo(turn: Turn, echo: TurnContent, facts: SessionFacts) -> bool:
-    """Return whether an echo says what the turn said, as written or as parsed."""
+    """Return whether an echo says what the turn said, compared as written text or as parsed."""
     is_written = not (echo.calls or echo.reasoning) and is_trimmed(turn.text, echo.content)
     return is_written or says_the_same(turn.answer, echo, facts)

@@ -1,12 +1,12 @@
-"""Keeps each assistant turn as the tokens that were sampled, and finds it by what a client echoes.
+"""Keeps the sampled tokens of each assistant turn, and finds a turn by the client's echo.
 
-A client echoes the ids of its tool calls, the signature of its thinking, or the messages before the
-turn. A found turn is only a candidate: the session manager compares it with the echo
-(`hearth.worker.sessions.echoed_turn_match`) before the tokens are used.
+A client echoes the turn's tool-call ids, the signature of the thinking, or the messages before the
+turn. A found turn is only a candidate: before the tokens are used, the session manager compares the
+turn with the echo (`hearth.worker.sessions.echoed_turn_match`).
 
-Thinking is also kept as text, so that it comes back where a client stripped it from a turn whose
-tokens are no longer known. It is keyed by API key, link, content and tool calls: the text "Let me
-check." never brings another conversation's thinking.
+Thinking is also kept as text. If a client stripped the thinking from a turn whose tokens are no
+longer known, the text is put back. Its key is made of API key, link, content and tool calls, so
+that the text "Let me check." never brings another conversation's thinking.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from hearth.worker.prompt.prompt_with_sampled_turns import PromptPrefix
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
-SIBLINGS_MAX = 64  # turns behind the same messages, as when one prompt is sent repeatedly
+SIBLINGS_MAX = 64  # most turns after the same messages, as after a repeated prompt
 BYTES_MAX = 64 * 1024 * 1024
-OBJECTS_BYTES = 512  # a turn's objects, and its entry in the store
-STRING_BYTES = 64  # a string's overhead beside its characters
-LOOKUP_BYTES = 576  # a lookup key under which a turn is listed
+OBJECTS_BYTES = 512  # bytes of a turn's objects, its entry in the store included
+STRING_BYTES = 64  # bytes of a string without its characters
+LOOKUP_BYTES = 576  # bytes of a lookup key under which a turn is listed
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 
@@ -37,13 +37,13 @@ class Turn:
 
     api_key: str  # digest of the API key
     link: bytes  # link of the messages before the turn
-    ids: Tokens  # generation prompt and sampled tokens, without the end-of-turn token
+    ids: Tokens  # tokens of the generation prompt and the answer, without the end-of-turn token
     answer: TurnContent
     text: str = ""  # generated text, markup included
     call_ids: tuple[str, ...] = ()  # call ids as sent to the client
     signature: str = ""  # signature of the thinking, as sent to the client
-    made_at: float = 0.0  # wall clock, in seconds
-    prefix: PromptPrefix | None = None  # tokens before the turn; older records lack it
+    made_at: float = 0.0  # time in seconds, by wall clock
+    prefix: PromptPrefix | None = None  # tokens before the turn; None in older records
 
     @property
     def thinking(self) -> str:
@@ -51,7 +51,7 @@ class Turn:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the turn takes in the store; its calls count as much as its text."""
+        """The turn's memory in the store; calls are estimated to take as much as the text."""
         strings = (self.answer.reasoning, self.answer.content, self.text, self.text)
         lookups = 1 + len(self.call_ids) + bool(self.signature)
         objects = OBJECTS_BYTES + LOOKUP_BYTES * lookups
@@ -61,24 +61,24 @@ class Turn:
 
 
 def plain_id(call_id: str) -> str:
-    """Return a tool-call id without all but letters and digits, which some clients strip."""
+    """Return the letters and digits of a tool-call id: some clients strip other characters."""
     return _NOT_PLAIN.sub("", call_id)
 
 
 class TurnStore:
-    """Keeps turns under each key that finds them; the least recently used go first.
+    """Keeps turns, each under several lookup keys; the least recently used go first.
 
     Invariants (see `check`):
       listed    every turn is listed under each of its lookup keys, and under no other
       counted   `nbytes` is the sum over the turns
-      bounded   at most `turns_max` turns of `bytes_max` bytes together
+      bounded   there are at most `turns_max` turns, of at most `bytes_max` bytes together
     Owner: the SessionManager, under its lock.
     """
 
     def __init__(self, turns_max: int = TURNS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._turns_max = turns_max
         self._bytes_max = bytes_max
-        # Kept for one key: turns as they were sampled, 64 MB
+        # Kept for one key: sampled turns, 64 MB
         self._turns: OrderedDict[Turn, list[Hashable]] = OrderedDict()  # turn -> its lookup keys
         self._listed: dict[Hashable, list[Turn]] = {}
         self.nbytes = 0
@@ -87,11 +87,11 @@ class TurnStore:
         return len(self._turns)
 
     def __iter__(self) -> Iterator[Turn]:
-        """Yield all turns, the least recently used first."""
+        """Yield all turns, least recently used first."""
         return iter(self._turns)
 
     def add(self, turn: Turn) -> None:
-        """Remember `turn`, unless an equal turn is kept behind the same messages.
+        """Remember `turn`, unless an equal turn after the same messages is kept.
 
         Equal turns have the same tokens, prefix and ids.
         """
@@ -115,12 +115,12 @@ class TurnStore:
         assert bool(self.nbytes) == bool(self._turns), (self.nbytes, len(self._turns))
 
     def check(self) -> None:
-        """Assert all invariants. For tests: the time grows with what is kept."""
+        """Assert all invariants. For tests, as the check takes time for every turn."""
         listed = {(lookup, turn) for lookup, found in self._listed.items() for turn in found}
         assert listed == {
             (lookup, turn) for turn, lookups in self._turns.items() for lookup in lookups
         }
-        assert all(self._listed.values()), "no empty list is left behind"
+        assert all(self._listed.values()), "an empty list was left in the store"
         assert self.nbytes == sum(turn.nbytes for turn in self._turns), self.nbytes
         assert len(self._turns) <= self._turns_max and self.nbytes <= self._bytes_max
 
@@ -150,7 +150,7 @@ def lookups_by_ids(api_key: str, message: dict[str, Any]) -> list[Hashable]:
 
 
 def lookup_by_link(api_key: str, link: bytes) -> Hashable:
-    """Return the lookup key of the turns behind exactly the messages of `link`."""
+    """Return the lookup key of the turns that follow exactly the messages of `link`."""
     return ("place", api_key, link)
 
 
@@ -169,7 +169,7 @@ def thinking_key(api_key: str, link: bytes, answer: TurnContent) -> bytes:
 
 
 def _json_parts(value: Any) -> Iterator[bytes]:
-    """Yield JSON of any depth as bytes: each container by its length, then its sorted items.
+    """Yield the bytes of JSON of any depth: for each container its length, then its sorted items.
 
     Whole numbers are written as integers, as JavaScript clients send them.
     """
@@ -190,7 +190,7 @@ def _json_parts(value: Any) -> Iterator[bytes]:
 class ThinkingStore:
     """Keeps thinking by `thinking_key`; the least recently used goes first.
 
-    Invariant: at most `entries_max` texts of `chars_max` characters together.
+    Invariant: there are at most `entries_max` texts, of at most `chars_max` characters together.
     Owner: the SessionManager, under its lock.
     """
 
@@ -204,11 +204,11 @@ class ThinkingStore:
         self._chars = 0
 
     def items(self) -> list[tuple[bytes, str]]:
-        """Return all (key, thinking), the least recently used first."""
+        """Return all (key, thinking), least recently used first."""
         return list(self._thinking.items())
 
     def put(self, key: bytes, reasoning: str) -> None:
-        """Remember `reasoning`, in the place of any that was kept under `key`."""
+        """Remember `reasoning` under `key`, in place of any earlier thinking."""
         if not reasoning:
             return
         self._chars += len(reasoning) - len(self._thinking.pop(key, ""))
