@@ -2,7 +2,8 @@
 
 mlx_lm.utils sets the limit to (2048, 4096) when it is imported. If the hard limit is lower and may
 not be raised, the import fails. A higher hard limit is lowered for good. This process sets its own
-limit (shared/process_start.py). This module is imported before any module of mlx-lm.
+limit (shared/process_start.py). A worker of text imports this module before any of mlx-lm; the
+embedding worker, with one connection and few files, does not.
 """
 
 import importlib
