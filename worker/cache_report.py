@@ -3,7 +3,7 @@
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,10 +23,10 @@ DEPTHS = (1_024, 4_096, 16_384, 65_536)  # bounds of the depth ranges, in tokens
 CORRECTNESS: Final = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
 
 
-def answer_status(parts: ServingParts, message: Status, waiting_frames: int) -> Told | Failed:
+def answer_status(parts: ServingParts, message: Status, outbox: Sized) -> Told | Failed:
     """Execute the command of a Status, then return the report. Inference thread.
 
-    `waiting_frames` counts the frames that wait in the wire thread's outbox.
+    `outbox` holds the frames that wait in the wire thread.
     """
     kv_manager, scheduler, api_key = parts.kv_manager, parts.scheduler, message.key
     if message.what in ("doctor", "check_again"):
@@ -61,7 +61,7 @@ def answer_status(parts: ServingParts, message: Status, waiting_frames: int) -> 
         "suspects": parts.suspects.report(api_key),
         **scheduler.report(api_key),
         **parts.memory.report(),
-        "wire_waiting_frames": waiting_frames,
+        "wire_waiting_frames": len(outbox),
     }
     return Told(message.request_id, report)
 

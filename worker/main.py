@@ -152,7 +152,7 @@ class Worker:
 
     def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
         """Queue a Status for the inference thread, which also sends the answer."""
-        answer = functools.partial(answer_status, parts, message, len(self._port.outbox))
+        answer = functools.partial(answer_status, parts, message, self._port.outbox)
         self._inbox.put(InferenceTask(answer))
 
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:

@@ -194,8 +194,8 @@ class ExtentStore:
     ) -> tuple[PrefixNode, Extent | None]:
         """Add the extent `tokens` from `start` to the node `name`; return node and extent.
 
-        The extent is None if the kept extent is as good. A canonical extent always is; a fast
-        extent is if the new extent would be fast. A new extent has no bytes until the caller adds a
+        The extent is None if the kept extent is as good. A canonical or pinned extent always is; a
+        fast extent is if the new extent would be fast. A new extent has no bytes until the caller adds a
         holder.
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))

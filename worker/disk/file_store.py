@@ -405,7 +405,7 @@ class FileStore:
                 self._seen_at = os.stat(self._home).st_mtime_ns
 
     def _list(self, name: FileName) -> bool:
-        """Add the file called `name` to the index; return False if there is no such file."""
+        """Add the file called `name` to the index; return False if it cannot be found."""
         try:
             size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
         except OSError:
@@ -419,7 +419,7 @@ class FileStore:
         self._listed.pop(name.file_name, None)
 
     def _touch(self, name: FileName) -> bool:
-        """Record that a file was used; return False if there is no such file."""
+        """Record that a file was used; return False if it cannot be found."""
         path = self._home / name.file_name
         try:
             if self._now() - os.stat(path).st_mtime > TOUCH_S:
@@ -505,7 +505,7 @@ class FileStore:
         for before in self.at(record.start):  # earlier files must not be evicted before this file
             self._touch(before)
         known = self._as_good_as(name)
-        if any([self._touch(other) for other in known]) or self._list(name):
+        if any([self._touch(other) for other in known]) or (self._list(name) and self._touch(name)):
             self.counts["writes_known"] += 1
             return True
         parts = encode(record)

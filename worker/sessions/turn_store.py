@@ -93,7 +93,7 @@ class TurnStore:
     def add(self, turn: Turn) -> None:
         """Remember `turn`, unless an equal turn after the same messages is kept.
 
-        Equal turns have the same tokens, prefix and ids.
+        Equal turns have the same tokens, prefix, call ids and signature.
         """
         identity = (turn.call_ids, turn.signature, turn.prefix, turn.ids.tobytes())
         for other in self._listed.get(lookup_by_link(turn.api_key, turn.link), ()):

@@ -109,6 +109,15 @@ def test_a_last_use_is_noted_at_most_once_a_minute(tmp_path: Path) -> None:
         assert (path.stat().st_mtime > now - age_s + 1) == is_noted
 
 
+def test_a_file_that_another_worker_wrote_is_used_by_whoever_would_write_it(tmp_path: Path) -> None:
+    ours, one = file_store_in(tmp_path), record(1)
+    assert file_store_in(tmp_path).put(one)
+    path, now = path_of(tmp_path, one), time.time()
+    os.utime(path, (now - 9_999, now - 9_999))
+    assert ours.put(one) and ours.counts["writes_known"] == 1
+    assert path.stat().st_mtime > now - 60
+
+
 # ---------------------------------------------------------------- limits
 
 
