@@ -377,7 +377,7 @@ def step(command: "list[str]", lock: int) -> None:
 def forget_half_installed(venv: Path) -> None:
     """Remove packages that pip was unpacking when it was killed, so that it installs them again."""
     for info in venv.glob("lib/*/site-packages/*.dist-info"):
-        if not (info / "INSTALLER").exists():  # pip writes this file last
+        if not (info / "INSTALLER").exists():  # pip writes it after the package's files
             shutil.rmtree(str(info))
 
 

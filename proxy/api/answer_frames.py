@@ -13,8 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import orjson
-
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
@@ -22,7 +20,6 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 PING_S: Final = 5.0  # longest silence; for a client that waits 10 s, one ping may be late
-SSE_DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
 LOGPROB_MIN: Final = -9999.0  # stands for minus infinity, which JSON lacks
 
 # (index of the choice, its event); (0, None) = no choice sent anything for a while
@@ -162,15 +159,6 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> Usage:
 
 
 # ---------------------------------------------------------------- frames
-
-
-def sse_event(kind: str, data: dict[str, Any]) -> bytes:
-    """Return one named event; the data repeats the event's type, as in the official APIs."""
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
-
-
-def sse_data(data: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class FrameWriter(Protocol):

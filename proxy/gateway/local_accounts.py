@@ -35,7 +35,7 @@ _ROUTES: Final = (
 )
 _MODELS: Final = ("/v1/models", "/models")  # LiteLLM allows paths below these to user keys only
 _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
-_LIKE: Final = {  # our own routes, each with the LiteLLM route that does the same
+_LIKE: Final = {  # other routes, each with the LiteLLM route that does the same
     prefill_endpoint.PATH: _CHAT,
     **dict.fromkeys(ANSWER_PATHS, _CHAT),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
@@ -66,7 +66,7 @@ class LiteLLMKeys:
     ) -> str:
         """See `ClientKeys`. With a `group`, check too that the key may use it; reserve nothing.
 
-        `key_digest` of the result names the owner of the cache, of turns and of stored responses.
+        `api_key_digest` of the result names the owner of cache, turns and stored responses.
         Without a key LiteLLM is not asked.
         """
         sent = list(headers)

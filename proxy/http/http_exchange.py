@@ -171,7 +171,9 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        size = int(self.headers.get("content-length", 0))  # digits: see strict_http1
+        size = int(
+            self.headers.get("content-length", 0)
+        )  # digits: see _LENGTH_FORMS of http1_protocol
         if size > bytes_max:
             raise _too_long(f"{size:,}", bytes_max)
         self._budget.check(size)  # reserved only as bytes arrive, not for an announced length

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_frames import sse_event
+from hearth.proxy.api.server_sent_events import sse_event
 from hearth.proxy.http.browser_pages import HTML, BrowserSignIns, PageFiles, form_key, page_headers
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.monitoring.recent_requests import RecentRequests, divergence_fields

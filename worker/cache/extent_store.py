@@ -195,8 +195,8 @@ class ExtentStore:
         """Add the extent `tokens` from `start` to the node `name`; return node and extent.
 
         The extent is None if the kept extent is as good. A canonical or pinned extent always is; a
-        fast extent is if the new extent would be fast. A new extent has no bytes until the caller adds a
-        holder.
+        fast extent is if the new extent would be fast. A new extent has no bytes until the caller
+        adds a holder.
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
         assert self._nodes.get(start.name) is start, start

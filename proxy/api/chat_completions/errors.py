@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from hearth.proxy.api.answer_frames import sse_data
 from hearth.proxy.api.error_texts import TOO_LONG, error_text
+from hearth.proxy.api.server_sent_events import sse_data
 from hearth.shared.errors import RequestError
 
 _TYPES: Final = {

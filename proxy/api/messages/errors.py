@@ -3,8 +3,8 @@
 import re
 from typing import Any, Final
 
-from hearth.proxy.api.answer_frames import sse_event
 from hearth.proxy.api.error_texts import TOO_LONG, error_text
+from hearth.proxy.api.server_sent_events import sse_event
 from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's code; SDKs act on it

@@ -1,7 +1,7 @@
 """Writes errors of Responses; only the error event of a stream has a form of its own."""
 
-from hearth.proxy.api.answer_frames import sse_event
 from hearth.proxy.api.chat_completions.errors import error_body, openai_error
+from hearth.proxy.api.server_sent_events import sse_event
 from hearth.shared.errors import RequestError
 
 __all__ = ["error_body", "error_event"]

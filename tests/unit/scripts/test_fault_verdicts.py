@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api.answer_frames import SSE_DONE, sse_data, sse_event
+from hearth.proxy.api.server_sent_events import SSE_DONE, sse_data, sse_event
 from scripts.faults.judge_replies import End, judge
 from scripts.faults.load import AMID_A_FAULT, CALM, Asked, Ledger
 from scripts.faults.own_server import MB, Held
