@@ -7,7 +7,6 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.answer_frames import (
-    SSE_DONE,
     AdmittedRequest,
     FrameWriter,
     WholeChoice,
@@ -16,12 +15,12 @@ from hearth.proxy.api.answer_frames import (
     logprob_entries,
     prediction_fields,
     prefill_fields,
-    sse_data,
     whole_choices,
 )
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.chat_completions.errors import error_event
 from hearth.proxy.api.chat_completions.parse import custom_names, is_legacy
+from hearth.proxy.api.server_sent_events import SSE_DONE, sse_data
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 

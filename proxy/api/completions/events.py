@@ -4,16 +4,10 @@ import codecs
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.proxy.api.answer_frames import (
-    LOGPROB_MIN,
-    SSE_DONE,
-    AdmittedRequest,
-    FrameWriter,
-    sse_data,
-    whole_choices,
-)
+from hearth.proxy.api.answer_frames import LOGPROB_MIN, AdmittedRequest, FrameWriter, whole_choices
 from hearth.proxy.api.chat_completions.events import base_fields, usage_fields
 from hearth.proxy.api.completions.errors import error_event
+from hearth.proxy.api.server_sent_events import SSE_DONE, sse_data
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 

@@ -10,11 +10,11 @@ from hearth.proxy.api.answer_frames import (
     FrameWriter,
     extra_fields,
     prefill_fields,
-    sse_event,
     whole_choices,
 )
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.messages.errors import error_event
+from hearth.proxy.api.server_sent_events import sse_event
 from hearth.proxy.pool.worker_link import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage

@@ -10,11 +10,11 @@ from hearth.proxy.api.answer_frames import (
     image_fields,
     logprob_entries,
     prefill_fields,
-    sse_event,
 )
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.chat_completions.errors import openai_error
 from hearth.proxy.api.responses.tools import SEARCH, ToolOrigin, responses_tools_of
+from hearth.proxy.api.server_sent_events import sse_event
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage

@@ -95,7 +95,7 @@ def test_the_grid_is_of_halves_with_the_depth() -> None:
         *(128, 128, 64, 64, 32, 16, 16)
     ]
     assert all(map(grid.is_point, grid.points(3000)))
-    assert grid.step_ends(100) == [100] and grid.turns(600) == [256, 512, 600]
+    assert grid.step_ends(100) == [100] and grid.step_ends(600) == [256, 512, 600]
 
 
 @given(st.integers(1, 3000), st.integers(1, 400), st.integers(1, 300), st.integers(1, 500))
