@@ -30,7 +30,7 @@ PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SUPPORTED = ("3.12", "3.13", "3.11")  # in the order of preference
-DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
+DISK_BYTES = 3000000000  # 1.4 GB for the install, and as much for pip's cache and unpacking
 DISK_BYTES_CUDA = 7000000000  # more than twice as much, for the CUDA libraries
 END_S_MAX = 5  # time for pip to remove its temporary files
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -477,7 +477,7 @@ def run(arguments: "list[str]") -> "NoReturn":
     if problem:
         raise Stop(problem)
     for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # ignored by nohup, and in a background job
+        if signal.getsignal(number) != signal.SIG_IGN:  # else: nohup or a background job
             signal.signal(number, on_signal)
     change_interpreter(arguments)
     # The tests need images too.

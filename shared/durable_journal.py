@@ -479,7 +479,7 @@ class JournalWriter(Generic[T]):
         return self._journal.read()
 
     def put(self, item: T, nbytes: int, renews: bool = False) -> None:
-        """Queue `item`, of about `nbytes`; an item for which the queue has no room is dropped.
+        """Queue `item`, of about `nbytes`, or drop it if the queue has no room.
 
         `renews` says that the item revokes earlier records, which a rewrite has to remove.
         """

@@ -66,7 +66,7 @@ class FoundModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all weight files that are named by the index or by the cache's links exist."""
+        """Whether the disk has all weight files that the index or the cache's links name."""
         there = {name for name, _ in weight_files(self.directory)}
         linked = {path.name for path in self.directory.glob(_WEIGHTS) if path.is_symlink()}
         return bool(there) and linked | indexed_files(self.directory) <= there

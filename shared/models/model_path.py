@@ -292,7 +292,7 @@ def check_model(source: str, setting: str = "MODEL_PATH") -> str:
     """Return a sentence that says where the model is, without reading it.
 
     Raises:
-        StartError: the model is not there.
+        StartError: the model is missing.
     """
     named = named_model(source, setting)
     if isinstance(named, Path):

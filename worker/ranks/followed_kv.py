@@ -62,7 +62,7 @@ class FollowedKV:
         return self._layers
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Drop the objects of these handles, which rank 0 has released."""
+        """Drop the objects whose handles rank 0 has released."""
         for handle in map(Handle, numbers):
             self.caches.pop(handle, None)
             self.rows.pop(handle, None)

@@ -233,8 +233,8 @@ class LeadingDiskThread(DiskThread):
         self, file_store: FileStore, queue_bytes_max: int, commands: FollowerCommands
     ) -> None:
         self._commands = commands
-        # For each open read: its deadline, and one list from each follower that has read; the list
-        # says of each record whether it is there.
+        # For each open read: its deadline, and one list from each follower that has read. A list
+        # says whether each record is there.
         self._found: dict[Handle, tuple[float, queue.SimpleQueue[list[bool]]]] = {}
         super().__init__(file_store, queue_bytes_max)
         commands.link.on_event = self._take_event
