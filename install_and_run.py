@@ -30,9 +30,9 @@ PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SUPPORTED = ("3.12", "3.13", "3.11")  # in the order of preference
-DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
+DISK_BYTES = 3000000000  # 1.4 GB for the install, and as much for pip's cache and unpacking
 DISK_BYTES_CUDA = 7000000000  # more than twice as much, for the CUDA libraries
-END_S_MAX = 5  # for pip to remove its temporary files
+END_S_MAX = 5  # time for pip to remove its temporary files
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PROBE = (
@@ -49,7 +49,7 @@ MODEL_PROBE = (
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
 # pip writes the second form if the path is too long for the first or has a space.
 SHEBANG = r"\A#!(/.*?python[\d.]*)(?:\s.*)?$|\A#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\""
-# Each of these variables would make .venv's Python import foreign code, or become another Python.
+# Each of these variables would make .venv's Python import foreign code, or run another Python.
 FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__")
 
 HELP = """\
@@ -245,7 +245,7 @@ def package_and_marker(requirement: str) -> "tuple[str, str]":
 
 
 def read_stamp(venv: Path) -> "dict[str, Any]":
-    """Return the stamp of the last install; its "requirements" are empty until it has finished."""
+    """Return the stamp of the last install; "requirements" are empty until the install ends."""
     try:
         found = json.loads((venv / "installed.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -341,12 +341,12 @@ def install(venv: Path, extras: "list[str]", lock: int) -> None:
 
 
 def step(command: "list[str]", lock: int) -> None:
-    """Run a command of an install. It inherits `lock`, so that other installs wait for it too.
+    """Run a command of an install. The command inherits `lock`, so that other installs wait for it.
 
     Raises:
         Stop: the command failed.
     """
-    # Signals are blocked until `process` is assigned, so that it can always be ended.
+    # Signals are blocked until `process` is assigned, so that the process can always be ended.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     process = subprocess.Popen(
         command,
@@ -375,14 +375,14 @@ def step(command: "list[str]", lock: int) -> None:
 
 
 def forget_half_installed(venv: Path) -> None:
-    """Remove packages that pip was unpacking when it was killed, so that it installs them again."""
+    """Remove half-unpacked packages of a killed pip, so that pip installs them again."""
     for info in venv.glob("lib/*/site-packages/*.dist-info"):
         if not (info / "INSTALLER").exists():  # pip writes it after the package's files
             shutil.rmtree(str(info))
 
 
 def fetch_model(venv: Path) -> None:
-    """Fetch the builtin model that MODEL_PATH names, as by default, unless that was tried before.
+    """Fetch the builtin model that MODEL_PATH names, unless a fetch was tried before.
 
     A failure is reported and does not end the install, which works without the model.
     """
@@ -477,7 +477,7 @@ def run(arguments: "list[str]") -> "NoReturn":
     if problem:
         raise Stop(problem)
     for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+        if signal.getsignal(number) != signal.SIG_IGN:  # else: nohup or a background job
             signal.signal(number, on_signal)
     change_interpreter(arguments)
     # The tests need images too.

@@ -1,7 +1,7 @@
 """Stores records that outlive their process in a private directory; a writer thread appends them.
 
 A record is a msgpack value in a frame: mark, length, MAC, bytes. Mark and MAC depend on a secret
-beside the files, so that neither text of a request nor altered bytes pass for a frame. A damaged
+in the directory, so that neither text of a request nor altered bytes pass for a frame. A damaged
 frame is lost alone: reading continues at the next mark.
 Records may hold prompts and answers. Directories are therefore 0700, files 0600, and no link is
 followed. An API key is never written, only its digest from `Journal.named`.
@@ -39,7 +39,7 @@ TEMP_PREFIX: Final = ".writing-"
 SECRET_NAME: Final = ".secret"
 SECRET_BYTES: Final = 32
 RECORD_BYTES_MAX: Final = 1 << 28
-FILE_BYTES_MAX: Final = 1 << 31  # then nothing is appended until a rewrite makes room
+FILE_BYTES_MAX: Final = 1 << 31  # size at which appending stops until a rewrite
 REWRITE_BYTES_MIN: Final = 1 << 20  # smaller files are not worth a rewrite
 STALE_S: Final = 30 * 86_400.0  # directories without a write for this long are removed
 NAME_BYTES: Final = 16
@@ -52,14 +52,14 @@ _MAC_BYTES: Final = 16
 _HEAD: Final = struct.Struct(f"<{_MARK_BYTES}sI{_MAC_BYTES}s")
 _PIECE_BYTES: Final = 1 << 20  # size of one read or write
 _READ_ONLY: Final = (EROFS, EACCES, EPERM)
-_BIG: Final = 1  # msgpack's integers end at 64 bits, JSON's do not
+_BIG: Final = 1  # code of integers above 64 bits, which JSON allows
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file. `is_ours`: its former writer is dead, and this process holds its lock."""
+    """An open file. `is_ours` means that its writer is dead and this process holds the lock."""
 
     path: Path
     handle: int
@@ -74,7 +74,7 @@ class Journal:
     file holds their records.
     Owner: the opening thread, later the thread of its `JournalWriter`. Any thread may call `named`
     and read `counts`.
-    Invariant: `_own`, if it is set, is the first of `_files`, and its lock is held here.
+    Invariant: `_own`, if set, is the first of `_files`, and this process holds its lock.
     """
 
     def __init__(self, directory: Path, schema: int) -> None:
@@ -103,7 +103,7 @@ class Journal:
     # ------------------------------------------------------------ reading
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """Yield (file number, record) of all files, in the order of each file. May be called once.
+        """Yield (file number, record) of all files, in order within a file. May be called once.
 
         Damaged records and those of another schema are counted, with one warning per kind.
         """
@@ -151,7 +151,7 @@ class Journal:
             else:
                 at += _HEAD.size + len(payload)
             assert start < at <= size, (file.path, start, at, size)
-            if payload is not None or file.is_ours or at < size:  # or it is being written
+            if payload is not None or file.is_ours or at < size:  # else: half written
                 yield at, payload
 
     def _payload(self, handle: int, at: int, size: int) -> bytes | None:
@@ -192,7 +192,7 @@ class Journal:
         return is_long or self._is_damaged or len(self._files) > 1
 
     def packed(self, record: Any) -> bytes:
-        """Return the frame of a record. Raises: ValueError: not serialisable, or too long."""
+        """Return a record's frame. Raises: ValueError: the record is unserialisable or too long."""
         value = [self._schema, record]
         payload: bytes = msgpack.packb(value, default=_big, unicode_errors="surrogatepass")
         if len(payload) > RECORD_BYTES_MAX:
@@ -200,7 +200,7 @@ class Journal:
         return _HEAD.pack(self._mark, len(payload), self._mac(payload)) + payload
 
     def append(self, frames: Iterable[bytes]) -> None:
-        """Append all frames or none of them; they are on the disk on return.
+        """Append all frames or none; the appended frames are on the disk on return.
 
         Raises:
             OSError: the disk does not take them.
@@ -248,7 +248,7 @@ class Journal:
                 os.unlink(file.path)
 
     def _create(self, frames: Iterable[bytes]) -> None:
-        """Make the own file of `frames`, and close the file that it replaces."""
+        """Write `frames` into a new own file, and close the file that it replaces."""
         old = self._own
         path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}" if old is None else old.path
         handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self.directory)  # 0600
@@ -278,7 +278,7 @@ class Journal:
     # ------------------------------------------------------------ opening
 
     def _opened(self) -> list[_File]:
-        """Open all journals, dead writers' first; remove the unfinished files of dead writers.
+        """Open all journals, those of dead writers first; remove dead writers' unfinished files.
 
         If a file vanishes meanwhile, another process took it over, and the directory is read again.
         """
@@ -301,7 +301,7 @@ class Journal:
             handle = _handle(path)
         except FileNotFoundError:
             raise
-        except OSError as error:  # a link, or another user's
+        except OSError as error:  # a link, or another user's file
             self.count("opens_failed", "%s is left alone: %s", path, error)
             return
         is_ours = _locked(handle)
@@ -345,18 +345,18 @@ def remove_stale(directory: Path, prefix: str, now: float) -> None:
 
 
 def secret_of(directory: Path, new: bytes) -> bytes:
-    """Return the directory's secret; store `new` as the secret if it has none. Raises: OSError."""
+    """Return the secret of `directory`; if none is stored, store `new`. Raises: OSError."""
     handle = _handle(directory / SECRET_NAME, os.O_CREAT)
     try:
         deadline = time.monotonic() + LOCK_WAIT_S_MAX
-        while not _locked(handle):  # another process is storing it
+        while not _locked(handle):  # another process is storing the secret
             if time.monotonic() > deadline:
                 raise OSError(ETIMEDOUT, f"{directory / SECRET_NAME} stays locked")
             time.sleep(LOCK_POLL_S)
         found = os.pread(handle, SECRET_BYTES, 0)
         if len(found) == SECRET_BYTES:
             return found
-        os.ftruncate(handle, 0)  # its writer died before any record was written
+        os.ftruncate(handle, 0)  # a process died before it had stored the secret
         _write(handle, new)
         os.fsync(handle)
         return new
@@ -465,7 +465,7 @@ class JournalWriter(Generic[T]):
         self._is_open = True
         self._is_busy = False
         self._is_behind = False  # a live record may be missing in the files
-        self._rewritten_at = -math.inf  # the last attempt
+        self._rewritten_at = -math.inf  # time of the last attempt
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -479,7 +479,7 @@ class JournalWriter(Generic[T]):
         return self._journal.read()
 
     def put(self, item: T, nbytes: int, renews: bool = False) -> None:
-        """Queue `item`, about `nbytes` large; an item that does not fit the queue is dropped.
+        """Queue `item`, of about `nbytes`, or drop it if the queue has no room.
 
         `renews` says that the item revokes earlier records, which a rewrite has to remove.
         """
@@ -496,12 +496,12 @@ class JournalWriter(Generic[T]):
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the queue is written; return whether it is."""
+        """Wait at most `seconds` until the queue is written; return whether it was written."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._queue or self._is_busy), seconds)
 
     def close(self) -> None:
-        """Write the queue and end, within CLOSE_WAIT_S_MAX. Once."""
+        """Write the queue and end, within CLOSE_WAIT_S_MAX. May be called once."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
@@ -593,7 +593,7 @@ def open_journal_writer(
 ) -> "JournalWriter[T] | NullJournalWriter":
     """Return the writer of `directory`.
 
-    A NullJournalWriter stands in for None and, with a warning, for an unusable directory.
+    It is a NullJournalWriter if `directory` is None or, with a warning, if it is unusable.
     """
     if directory is None:
         return NullJournalWriter()

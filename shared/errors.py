@@ -39,7 +39,7 @@ class PromptTooLong(RequestError):
     }
 
     def __init__(self, *, tokens: int, tokens_max: int, context_by: str = "setting") -> None:
-        """`context_by` is the limit of the context: a key of REMEDIES, as in ModelFacts."""
+        """`context_by` names the limit of the context: a key of REMEDIES, as in ModelFacts."""
         super().__init__(
             f"The prompt is {tokens:,} tokens and this server accepts {tokens_max:,}. "
             f"Remove at least {tokens - tokens_max:,} tokens. {self.REMEDIES[context_by]}",
@@ -76,5 +76,5 @@ class StartError(Exception):
 
 
 EXIT_CANNOT_START = 78  # EX_CONFIG: a restart with the same settings would fail the same way
-EXIT_STUCK = 75  # a worker was stopping, and its chunk in flight did not end
+EXIT_STUCK = 75  # the chunk in flight of a stopping worker did not end
 EXIT_RANK_LOST = 76  # EX_PROTOCOL: a rank of the model is gone, stuck or computed something else

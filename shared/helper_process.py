@@ -22,7 +22,7 @@ async def run_helper(
     """Run Hearth's `module` on `data`; return its answer and exit status (Popen's returncode).
 
     The module reads its standard input to the end, then writes to its standard output. No process
-    is left behind, also after a cancellation or an error.
+    is left behind, even after a cancellation or an error.
 
     Raises:
         HelperLost: the process did not end within `wait_s`, or its answer is too long.
@@ -31,7 +31,7 @@ async def run_helper(
         (sys.executable, "-P", "-m", module),  # -P: no import from the working directory
         stdin=PIPE,
         stdout=PIPE,
-        stderr=DEVNULL,  # it may quote the input
+        stderr=DEVNULL,  # its text may quote the input
         env=_environment(),
         start_new_session=True,  # not stopped by Ctrl-C at the server's terminal
     )
@@ -42,7 +42,7 @@ async def run_helper(
     except TimeoutError:
         raise HelperLost(f"gave no answer within {wait_s:g} s") from None
     finally:
-        process.kill()  # which ends the thread's wait too
+        process.kill()  # ends the thread's wait, too
         await asyncio.wait([asking])
     if len(answer) > answer_bytes_max:
         raise HelperLost(f"answered more than {answer_bytes_max:,} bytes")
@@ -53,7 +53,7 @@ def _communicate(process: subprocess.Popen[bytes], data: bytes, answer_bytes_max
     """Send `data` to the process and return its answer once it has ended. Blocks its thread."""
     with process:
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # it may have ended
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # may have ended
             stdin.write(data)
         answer = process.stdout.read(answer_bytes_max + 1)
         if len(answer) > answer_bytes_max:

@@ -8,7 +8,7 @@ import orjson
 def kept_json(value: Any) -> bytes:
     """Return the JSON of `value` in a buffer of exactly its length.
 
-    `orjson.dumps` returns its write buffer at the size to which it grew: 4 kB for 9 bytes, 16 kB
-    for 3,000. `sys.getsizeof` does not show it (orjson 3.13; home-assistant/core#181245).
+    `orjson.dumps` returns its whole write buffer: 4 kB for 9 bytes, 16 kB for 3,000 bytes.
+    `sys.getsizeof` does not show the excess (orjson 3.13; home-assistant/core#181245).
     """
     return bytes(memoryview(orjson.dumps(value)))

@@ -1,9 +1,9 @@
 """Sets BLAS and malloc up for processes that run MLX on Linux. macOS needs none of this.
 
 The mlx-cpu wheel links a reference BLAS. Preloading OpenBLAS makes an fp32 product 16 times faster;
-the variable must be in the environment before the process starts.
+its variable must be in the environment before the process starts.
 
-On a CPU MLX's arrays come from malloc. Once large blocks were freed, glibc takes blocks of up to
+On a CPU, MLX's arrays come from malloc. Once large blocks were freed, glibc takes blocks of up to
 32 MB from its heaps, and gaps between living blocks are never returned. A worker that held 150 MB
 grew to 659 MB in a soak of 20 minutes, and a proxy to 816 MB instead of 467 after 300 requests with
 images of 2 MB. Mapped blocks return to the system when they are freed.
@@ -38,11 +38,11 @@ def openblas_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-_MAPPED_BYTES: Final = 262_144  # blocks from this size on are mapped; glibc must not raise it
-_M_MMAP_THRESHOLD: Final = -3  # glibc's name for it
+_MAPPED_BYTES: Final = 262_144  # least size of mapped blocks; glibc would raise an unset limit
+_M_MMAP_THRESHOLD: Final = -3  # glibc's number of this option
 _WANTED: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
-    "MALLOC_ARENA_MAX": "2",  # heaps; one a thread is the default
+    "MALLOC_ARENA_MAX": "2",  # number of heaps; the default is one per thread
 }
 
 
@@ -54,7 +54,7 @@ def malloc_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def map_large_blocks(environ: Mapping[str, str]) -> bool:
-    """Make this process map its large blocks, unless the user set that; return if it does."""
+    """Make this process map large blocks, unless the user set a limit; return whether it does."""
     if sys.platform != "linux" or "MALLOC_MMAP_THRESHOLD_" in environ:
         return False
     libc = ctypes.CDLL(None)

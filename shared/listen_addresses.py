@@ -35,7 +35,7 @@ def listen_addresses(host: str) -> tuple[str, ...]:
     """Return the addresses that a server on `host` listens on; a name is resolved once per process.
 
     The result is cached: the server binds the same addresses that were checked for an API key.
-    localhost is 127.0.0.1 only: many containers resolve ::1 but have no IPv6.
+    localhost stands for 127.0.0.1 only: many containers resolve ::1 but have no IPv6.
 
     Raises:
         StartError: the name has no address here, or more than ADDRESSES_MAX.

@@ -15,7 +15,7 @@ def physical_bytes() -> int:
 def bytes_for_models() -> int:
     """Return the memory for which a model is recommended.
 
-    On a CPU it is capped at what the smallest model needs, because larger ones are too slow there.
+    On a CPU, it is capped at the smallest model's need, because larger models are too slow.
     """
     try:
         version("mlx-cpu")  # installed on Linux without a GPU

@@ -14,7 +14,7 @@ from hearth.shared.listen_addresses import is_loopback
 
 MACOS: Final = "darwin"
 
-# Exempt are launchd daemons (but not agents) and Apple's Terminal (but no other terminal).
+# launchd daemons (but not agents) and Apple's Terminal (but no other terminal) are exempt.
 _LOCAL_NETWORK: Final = (
     "On macOS 15 and newer this is also what a program gets that may not use the local network. "
     "Allow Python, or the app that started Hearth, in System Settings > Privacy & Security > Local "

@@ -14,9 +14,10 @@ V = TypeVar("V")
 
 
 def first_of_largest(costs_by_key: Iterable[tuple[str, K, int]]) -> K:
-    """Return the first key of the owner whose rows (owner, key, cost) cost most: the next to evict.
+    """Return the first key of the owner with the highest total cost: the next key to evict.
 
-    An owner with less than an equal share therefore loses nothing. `rows` must not be empty.
+    An owner with less than an equal share therefore loses nothing. There must be at least one
+    (owner, key, cost).
     """
     costs = Counter[str]()
     firsts: dict[str, K] = {}
@@ -51,7 +52,7 @@ class MemoryByOwner(Generic[K, V]):
             return sum(map(len, self._values.values()))
 
     def get(self, owner: str, key: K) -> V | None:
-        """Return the value that `owner` stored under `key`, or None; other owners' don't count."""
+        """Return the value that `owner` itself stored under `key`, or None."""
         with self._lock:
             values = self._values.get(owner)
             if values is None or key not in values:
@@ -72,7 +73,7 @@ class MemoryByOwner(Generic[K, V]):
             assert bool(self.cost) == bool(self._values), (self.cost, len(self._values))
 
     def drop(self, is_over: Callable[[V], bool]) -> None:
-        """Remove the values for which `is_over` is true; it is called without the lock."""
+        """Remove the values for which `is_over` is true; `is_over` is called without the lock."""
         with self._lock:
             entries = [
                 (owner, *item) for owner, kept in self._values.items() for item in kept.items()

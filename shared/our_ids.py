@@ -38,7 +38,7 @@ def call_id_for(written: str, name: str, known: Collection[str], unique: str) ->
 
     The id that the model wrote is used if every client and provider accepts it and it is not among
     `known` (models restart their numbering). Otherwise the result embeds it, and `written_call_id`
-    extracts it. Anthropic accepts these characters only, OpenAI at most 40 of them.
+    extracts it. Anthropic accepts letters, digits, - and _; OpenAI accepts at most 40 characters.
     """
     kept = written if re.fullmatch("[A-Za-z0-9_-]{1,40}", written) else ""
     if kept and kept not in known and not _MARKED.fullmatch(kept):
@@ -54,7 +54,7 @@ def written_call_id(client_id: str) -> str:
 
 
 def numbered_call_id(written: str, name: str, number: int) -> str:
-    """Return Kimi's id for a call of `name`: as the model wrote it, else with `number`."""
+    """Return Kimi's id for a call of `name`: the model's own, else one with `number`."""
     found = _NUMBERED.fullmatch(written)
     if found and found[1] and found[2] == name:
         return written
@@ -85,7 +85,7 @@ def is_our_response_id(value: Any) -> bool:
 
 
 def is_our_item_id(value: Any) -> bool:
-    """Return whether `value` is Hearth's id of an output item: kind, answer and number in it."""
+    """Return whether `value` is Hearth's id of an output item, made of kind, answer and number."""
     return type(value) is str and _ITEM.fullmatch(value) is not None
 
 

@@ -16,7 +16,7 @@ from hearth.shared.errors import StartError
 def make_private(directory: Path) -> None:
     """Make `directory` and its missing parents, for their owner alone. Raises: OSError.
 
-    Each is made by itself: `mkdir(parents=True)` would leave the parents' mode to the umask.
+    Each has a call of its own: `mkdir(parents=True)` would leave the parents' mode to the umask.
     """
     for ancestor in reversed((directory, *directory.parents)):
         if not ancestor.exists():
@@ -28,7 +28,7 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
 
     Raises:
         StartError: the path belongs to another user, is not a directory, or cannot be made; the
-            text names the `setting` that it comes from.
+            text names `setting`, which holds the path.
     """
     try:
         make_private(path)

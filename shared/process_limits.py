@@ -1,6 +1,6 @@
-"""Limits the CPU time, memory and files of this process; the system ends it beyond them.
+"""Limits the CPU time, memory and files of this process, which ends if it exceeds a limit.
 
-Helper processes call it before they read data from clients.
+Helper processes call `limit_process` before they read data from clients.
 """
 
 import os
@@ -10,9 +10,9 @@ import threading
 import time
 from typing import Final
 
-LOOK_S: Final = 0.05  # between two measurements of the memory
+LOOK_S: Final = 0.05  # time between two measurements of the memory
 OPEN_FILES_MAX: Final = 32
-MEMORY_STATUS: Final = 77  # exit status of a process that measured too much memory
+MEMORY_STATUS: Final = 77  # exit status of a process that uses too much memory
 
 
 def limit_process(cpu_s_max: int, memory_bytes_max: int) -> None:

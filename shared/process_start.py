@@ -15,7 +15,7 @@ from hearth.shared.paths import HOME_DIR, env_file
 from hearth.shared.private_files import private_directory
 from hearth.shared.settings import Settings, load_settings
 
-SWITCH_INTERVAL_S: Final = 0.0005  # costs a computing thread 1 % beside others, and nothing alone
+SWITCH_INTERVAL_S: Final = 0.0005  # slows a computing thread by 1 % if other threads run
 
 
 def shorten_switch_interval() -> None:
@@ -54,7 +54,7 @@ def open_files_max(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
-PRIVATE_TEMP: Final = HOME_DIR / "tmp"  # shared by a user's servers, as compiling takes seconds
+PRIVATE_TEMP: Final = HOME_DIR / "tmp"  # one for all servers of a user: compiling takes seconds
 _DEFAULT: Final = "/tmp"
 
 

@@ -41,7 +41,7 @@ def _ranged(kind: type[Any], low: float, high: float, allowed: str) -> SettingPa
             value = kind(text)
         except ValueError:
             raise ValueError(allowed) from None
-        if not low <= value <= high:  # so is NaN
+        if not low <= value <= high:  # refuses NaN, too
             raise ValueError(allowed)
         return value
 
@@ -663,7 +663,7 @@ def setting_warnings(
     """Return a warning for each variable that has no effect or names the former model.
 
     `read` names variables of the file that other code reads. A dropped setting at its former
-    default in the file causes no warning. An unknown name causes one only in the file, because the
+    default in the file causes no warning. An unknown name causes a warning only in the file: the
     environment also holds other programs' variables. No warning shows a value.
     """
     from_file = variables_in(env_file)

@@ -16,7 +16,7 @@ END_WAIT_S: Final = 2.0  # time for the rest of a worker's stop
 if TYPE_CHECKING:  # the installer asks for SAY_AFTER_S, and has no loop
     import asyncio
 
-SAY_AFTER_S: Final = 1.0  # then the stop says what it waits for, and a second signal counts
+SAY_AFTER_S: Final = 1.0  # after this the stop says what it waits for, and a second signal counts
 
 
 class StopSignals:

@@ -2,10 +2,10 @@
 
 A worker writes the prompts and answers that it computes into a file beside its socket. If the
 worker dies, its supervisor records them as suspects in a private directory, one small file each.
-The first death refuses no request, because the guilty forward is unknown: all that ran become
-suspects, and suspects run alone from then on. A suspect that is served alone is cleared; a suspect
-that ends its worker alone is refused. A suspect's name is a keyed digest of the API key's root and
-the tokens, so that the file reveals neither a key nor a prompt.
+After the first death no request is refused, because the guilty forward is unknown: all requests
+that ran become suspects, and suspects run alone from then on. A suspect is cleared if it is served,
+and refused if it ran alone when its worker died. A suspect's name is a keyed digest
+of the API key's root and the tokens, so that the file reveals neither a key nor a prompt.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from hearth.shared.private_files import make_private, read_small_file, write_sma
 from hearth.shared.version import VERSION
 
 DIRECTORY: Final = "suspects"  # in KV_CACHE_DIR
-SUSPECTED_S: Final = 86_400.0  # after the last death; then the suspect is forgotten
+SUSPECTED_S: Final = 86_400.0  # time from the last death until the suspect is forgotten
 SUSPECTS_MAX: Final = 256  # beyond this the oldest suspects are removed
 _RECORD_BYTES_MAX: Final = 1 << 20
 _SUFFIX: Final = ".suspect"
@@ -49,7 +49,7 @@ class Suspect:
     length: int
     tokens: int  # position reached: `length`, or more where an answer was written
     is_alone: bool = False  # whether it was a suspect already and nothing else ran
-    deaths: int = 0  # 2 = it is refused
+    deaths: int = 0  # 2 = the request is refused
     how: str = ""  # how the worker ended the last time
     died_at: float = 0.0  # seconds since the epoch
     version: str = VERSION  # version of Hearth; an upgrade voids the suspicion
@@ -63,7 +63,7 @@ class Suspect:
         return self.died_at + SUSPECTED_S
 
     def error(self, text: str = "") -> RequestError:
-        """Return the error for the client of such a request; `text` describes a new death."""
+        """Return the error for the client of this request; `text` describes a new death."""
         if not self.is_refused:
             return WorkerLost(
                 f"{text} It ran then: it is retried alone, and refused if it ends that worker too."
@@ -129,7 +129,7 @@ class SuspectStore:
         """Count a worker's death for all that ran in it; return the updated suspects.
 
         Both mappings are by request id. `is_proof` says that the work itself ended the worker;
-        without it no request is refused because of this death.
+        without proof no request is refused because of this death.
         """
         known, found = self.all(), {}
         for request_id, suspect in running.items():

@@ -102,7 +102,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The caller of a request. A field is empty if the client does not say."""
+    """The caller of a request. Fields that the client does not send are empty."""
 
     key: str = ""  # digest of the API key
     session: str = ""
@@ -123,7 +123,7 @@ class Speaker:
 class MessageName:
     """The digests that identify one message. They never change what the model is fed."""
 
-    canonical: bytes  # digest of its canonical form; b"" if that form is empty
+    canonical: bytes  # digest of the message's canonical form; b"" if the form is empty
     exact: bytes  # digest of the message as the model sees it
     rules: list[str] = field(default_factory=list)  # rules that made the canonical form
     link: bytes = b""  # digest of all canonical messages up to this one
@@ -161,7 +161,7 @@ class Prompt:
 
     messages: list[Any]
     tools: list[Any] = field(default_factory=list)  # {"type": "function", "function": {...}}
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # the client's, as sent
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # the client's values, as sent
     deferred: list[Any] = field(default_factory=list)  # tools shown only after they are loaded
     speaker: Speaker = field(default_factory=Speaker)
     names: list[MessageName] = field(default_factory=list)  # one per message, or none at all
@@ -212,8 +212,8 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens served from kept KV, <= prompt_tokens
-    prefilled_tokens: int  # forwarded for this request before its first token
-    completion_tokens: int  # sampled, the end-of-turn token included
+    prefilled_tokens: int  # prompt tokens computed for this request before its first token
+    completion_tokens: int  # sampled tokens, including the end-of-turn token
     reasoning_tokens: int = 0
     source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
     ttft_ms: int = 0  # time from Submit's receipt to the first token
@@ -223,13 +223,13 @@ class Usage:
     queue_ms: int = 0  # time before the request had a slot; part of ttft_ms
     match: str = "none"  # relation of the prompt to the cache: exact | prefix | lcp ...
     session_kind: str = "none"  # main | agent | side; none = no session
-    image_ms: int = 0  # time since receipt spent in the image encoder for this request
+    image_ms: int = 0  # time for this request in the image encoder, after Submit's receipt
     matched_tokens: int = 0  # prompt tokens found in the cache at all, >= cached_tokens
     canonical_tokens: int = 0  # part of cached_tokens that is canonical KV
-    idle_tokens: int = 0  # tokens of its session that were read in idle time before
+    idle_tokens: int = 0  # tokens of the session that were read earlier, in idle time
     accepted_prediction_tokens: int = 0  # drafted tokens that the model confirmed
     rejected_prediction_tokens: int = 0  # drafted tokens that the model rejected
-    decode_forwards: int = 0  # forwards that computed its tokens, <= completion_tokens
+    decode_forwards: int = 0  # forwards that computed the answer's tokens, <= completion_tokens
     warnings: list[str] = field(default_factory=list)  # sentences about unfulfilled options
 
 
@@ -255,7 +255,7 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
-    use_kv_cache: bool = True  # whether the cache and the turns are read and written
+    use_kv_cache: bool = True  # whether the cache and the remembered turns are used
     prefill_only: bool = False  # end before the first token, with `reason` "prefilled"
     pin: bool = False  # whether the prompt's KV is protected from eviction
     prediction: str = ""  # the client's guess of the answer's text
@@ -283,7 +283,7 @@ class TokenQuery:
     tells: str = "count"  # the result besides the count: "ids" | "pieces" | "text"
     adds_header: bool = True  # messages: whether the generation prompt counts
     adds_beginning: bool = True  # raw text: whether the tokenizer's begin token counts
-    reads_controls: bool = True  # raw text: whether spelt-out control tokens are control tokens
+    reads_controls: bool = True  # raw text: whether spelt-out control tokens count as such
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +306,13 @@ class Status:
     # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree";
     # "doctor" | "check_again": results of the model checks; the latter runs the checks again
     what: str
-    about: str = ""  # request id of the prompt or pin, or the session
-    key: str = ""  # digest of the API key that owns them; "" = all keys
+    about: str = ""  # request id of a prompt or a pin, or a session
+    key: str = ""  # digest of the API key whose data is meant; "" = all keys
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Asks for a vector per text; has a lease, like Submit. Embedded or Failed answers it."""
+    """Asks for a vector per text; has a lease, like Submit. Answered by Embedded or Failed."""
 
     request_id: str
     texts: list[Any]  # texts, or lists of token ids
@@ -359,12 +359,12 @@ class Heartbeat:
     state: str  # "loading" | "ready"
     running: int  # requests that hold a cache
     waiting: int  # requests that do not hold a cache yet
-    steps: int  # scheduler steps since the start; if they stop while requests run, it is stuck
+    steps: int  # scheduler steps so far; if they stop while requests run, the worker is stuck
     active_bytes: int  # memory in use: MLX's arrays and the rest of the process
     model: ModelFacts | None
     wait_s: float = 0.0  # estimated wait of a new request for a cache
     queue: list[str] = field(default_factory=list)  # ids of the first waiting requests, in order
-    step: str = ""  # step of the start: "weights", "cache"; "" once it is ready
+    step: str = ""  # step of the start: "weights", "cache"; "" once the worker is ready
     step_s: float = 0.0  # seconds in this step so far
     step_bytes: int = 0  # bytes that the step loads, if known
     held_bytes: int = 0  # bytes loaded so far
@@ -405,7 +405,7 @@ class TokenLogprob:
     """One sampled token's log probability, with the likeliest alternatives."""
 
     token_id: int
-    token: str  # its text; U+FFFD for a partial character, which Delta.text never has
+    token: str  # text of the token; U+FFFD for a partial character, unlike in Delta.text
     token_bytes: bytes
     logprob: float
     top: list[list[Any]]  # [token_id, text, bytes, logprob], most likely first
@@ -441,7 +441,7 @@ class Finished:
 
     request_id: str
     reason: str  # "stop" | "length" | "tool_calls" | "cancelled" | "prefilled"
-    stop_sequence: str | None  # the client's stop string that ended it
+    stop_sequence: str | None  # the client's stop string that ended the answer
     usage: Usage
 
     @property
@@ -554,7 +554,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-FieldReader = Callable[[Any], Any]  # value -> checked value; raises a WireError with the field
+FieldReader = Callable[[Any], Any]  # value -> checked value; a WireError names the field
 
 
 def _reader(hint: Any, where: str) -> FieldReader:

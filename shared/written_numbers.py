@@ -1,7 +1,7 @@
 """Reads and writes JSON whose numbers keep the digits that were written.
 
 A double holds neither 2^64 + 1 nor 0.10000000000000000555, and Python writes 1E5 as 100000.0.
-Other digits are other tokens, so that the model would not see its own turn again.
+With other digits, the model would see other tokens than those of its own turn.
 """
 
 import json

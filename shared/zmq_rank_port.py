@@ -24,7 +24,7 @@ from hearth.shared.zmq_transport import (
 )
 
 FRAME_BYTES_MAX: Final = 32 << 20
-QUEUE_FRAMES_MAX: Final = 20_000  # frames queued for one rank before its sends fail
+QUEUE_FRAMES_MAX: Final = 20_000  # frames queued for one rank before sends to it fail
 _BOUNDS: Final[SocketOptions] = {
     zmq.SNDHWM: QUEUE_FRAMES_MAX,
     zmq.RCVHWM: QUEUE_FRAMES_MAX,
@@ -69,7 +69,7 @@ class RankRouter:
             set_options(socket, server_options(context.keys))
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
-            path.unlink(missing_ok=True)  # left by a worker that died
+            path.unlink(missing_ok=True)  # the socket of a worker that died
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -98,7 +98,7 @@ class RankRouter:
     def receive(self, wait_s: float) -> tuple[bytes, str, bytes] | None:
         """Return (peer, address, frame) of the next message; the address is "" over ipc://.
 
-        None: no message came within `wait_s`, or it had not exactly one frame.
+        None if no message came within `wait_s`, or if the message had not exactly one frame.
         """
         if not self._socket.poll(int(wait_s * 1000)):
             return None
@@ -118,7 +118,7 @@ class RankRouter:
 class RankDealer:
     """Carries the messages of one follower (a rank other than 0).
 
-    Either any thread calls `send` and `take_waiting`, or one thread alone `send` and `receive`.
+    Either any thread calls `send` and `take_waiting`, or a single one calls `send` and `receive`.
     """
 
     def __init__(self, context: RankContext, endpoint: str, address: str = "") -> None:

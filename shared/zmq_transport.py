@@ -35,9 +35,9 @@ SILENCE_S_MAX = 15.0  # a worker silent for this long counts as hung
 LEASE_RENEW_S = 1.0
 LEASE_S = 5.0  # a request not renewed for this long is cancelled
 QUEUE_FRAMES_MAX = 20_000  # frames queued for one peer before it counts as gone
-HANDSHAKE_S_MAX = 5.0  # a connection without a valid key by then is dropped
+HANDSHAKE_S_MAX = 5.0  # time for a connection to present a valid key
 TAKEN_FRAMES_MAX = 256  # frames read at once before the event loop runs other tasks
-IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
+IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path without NUL
 SHORT_LINKS_DIR: Final = Path(f"/tmp/hearth-{os.getuid()}")
 _READABLE: Final = int(zmq.POLLIN)  # a plain int: comparing zmq's enum takes a microsecond
 
@@ -59,7 +59,7 @@ def ipc_endpoint(path: Path) -> str:
         StartError: the directory of the symlinks belongs to another user.
     """
     if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
-        # For example below a long HOME. The link's directory is private to this user.
+        # HOME may be long, for example. The link's directory is private to this user.
         name = hashlib.blake2b(os.fsencode(path.parent), digest_size=8).hexdigest()
         link = private_directory(SHORT_LINKS_DIR) / name
         with contextlib.suppress(FileExistsError):
@@ -81,7 +81,7 @@ class CurveKeys:
 
 
 def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
-    """Return the keys of `own` for connections with `other`, both names of key files.
+    """Return the keys of `own` for connections with `other`; both are names of key files.
 
     Raises:
         StartError: a file is missing, holds no key, or holds a secret that other users can read.
@@ -104,7 +104,7 @@ def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
 
 
 def server_options(keys: CurveKeys) -> SocketOptions:
-    """Return the options of a socket that requires keys; `curve_guard` decides which it accepts."""
+    """Return the options of a socket that requires keys; `curve_guard` decides which keys."""
     return {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: keys.secret}
 
 
@@ -125,10 +125,10 @@ def set_options(socket: "zmq.Socket[bytes]", options: SocketOptions) -> None:
 
 
 class RouterPort:
-    """Connects a worker to its proxies. Owner: the wire thread; any thread: `post` and `wake`.
+    """Connects a worker to its proxies. Owner: the wire thread; `post` and `wake`: any thread.
 
     zmq queues up to QUEUE_FRAMES_MAX frames for a peer; a peer with a full queue counts as gone.
-    Invariant: a tcp:// endpoint is bound last, because all later ones would require its keys too.
+    Invariant: a tcp:// endpoint is bound last, as endpoints bound later would require its keys.
     """
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
@@ -192,7 +192,7 @@ class RouterPort:
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
         self._is_woken = True
-        with contextlib.suppress(OSError):  # full: the owner wakes anyway; closed: no owner waits
+        with contextlib.suppress(OSError):  # if full, the owner wakes anyway; if closed, none waits
             self._wake_write.send(b"\0")
 
     def poll(self, wait_s: float) -> list[tuple[bytes, Message]]:
@@ -225,7 +225,7 @@ class RouterPort:
     def _flush(self) -> None:
         while self.outbox:
             peer, message = self.outbox.popleft()
-            if peer in self.gone:  # its messages are dropped
+            if peer in self.gone:  # messages to a lost peer are dropped
                 continue
             try:
                 self._socket.send_multipart([peer, _frame(message)], zmq.NOBLOCK)
@@ -292,7 +292,7 @@ class QueueFull(WireError):
 class _Reader:
     """Passes each frame that arrives on one socket to `take`. Owner: the event loop.
 
-    zmq's descriptor signals a change only once, so that all frames are read then. Any other use of
+    zmq's descriptor signals a change only once, so all frames are read at once. Any other use of
     the socket may consume the signal and must call `schedule_read` afterwards.
     """
 

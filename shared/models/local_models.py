@@ -57,7 +57,7 @@ class FoundModel:
 
     @property
     def source(self) -> str:
-        """The value of MODEL_PATH for it: a hub id if it is in the hub's cache, else a path."""
+        """The value of MODEL_PATH: a hub id for a model in the hub's cache, else a path."""
         return self.name if self.program == HUB else str(self.directory)
 
     @property
@@ -66,7 +66,7 @@ class FoundModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all weight files exist that the index or the cache's links name."""
+        """Whether the disk has all weight files that the index or the cache's links name."""
         there = {name for name, _ in weight_files(self.directory)}
         linked = {path.name for path in self.directory.glob(_WEIGHTS) if path.is_symlink()}
         return bool(there) and linked | indexed_files(self.directory) <= there
@@ -89,7 +89,7 @@ def local_models(home: Path | None = None) -> list[FoundModel]:
 
 
 def hub_models(cache: Path) -> Iterator[FoundModel]:
-    """Yield the models of the hub's cache, at their ref `main`, if they have a config."""
+    """Yield the models of the hub's cache that have a config at their ref `main`."""
     for folder in _folders(cache):
         if folder.name.startswith(_HUB_FOLDER):
             name = folder.name.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
@@ -99,7 +99,7 @@ def hub_models(cache: Path) -> Iterator[FoundModel]:
 
 
 def app_folders(home: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the folders of other programs' models with the program; a folder may not exist."""
+    """Yield (folder of models, program) for other programs; a folder may not exist."""
     homes = [home / ".lmstudio", home / ".cache/lm-studio"]
     try:
         pointed_home = _text(home / ".lmstudio-home-pointer", _POINTER_BYTES_MAX).strip()

@@ -33,7 +33,7 @@ class CatalogueModel:
     alias: str  # short name for `hearth pull` and MODEL_PATH
     hub_id: str
     download_gb: float  # weights, in 10**9 bytes
-    memory_gb: int  # memory of the smallest Mac that fits it with 32,768 tokens
+    memory_gb: int  # memory of the smallest Mac that holds the model and 32,768 tokens
     purpose: str
     takes: tuple[str, ...]
 
@@ -209,7 +209,7 @@ def present_builtin(model: BuiltinModel, setting: str) -> Path:
 
 
 def first_model_words(machine_bytes: int) -> str:
-    """Return a description of SMOLLM2 with a better model for this memory, if there is one."""
+    """Return a description of SMOLLM2, and of a better model for this memory, if any."""
     better = recommended(machine_bytes)
     words = (
         "SmolLM2-135M: a real language model, tiny, fluent and often wrong; it shows the server."
@@ -260,7 +260,7 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
 
 def why_missing(source: str, setting: str = "MODEL_PATH") -> str:
     """Return the remedy if `source` is a builtin model that is not on this disk, else ""."""
-    if builtin_model(source) is not None:  # a missing other model fails when it is loaded
+    if builtin_model(source) is not None:  # any other missing model fails when it is loaded
         try:
             named_model(source, setting)
         except ModelMissing as missing:
@@ -292,7 +292,7 @@ def check_model(source: str, setting: str = "MODEL_PATH") -> str:
     """Return a sentence that says where the model is, without reading it.
 
     Raises:
-        StartError: the model is not there.
+        StartError: the model is missing.
     """
     named = named_model(source, setting)
     if isinstance(named, Path):

@@ -1,19 +1,19 @@
 """Distributes rank 0's sampled tokens to all ranks by a sum to which the followers add zeros.
 
-The ranks meet in the same collective at every time, without further synchronisation:
+All ranks always meet in the same collective, without further synchronisation:
   - Each rank does the same operations in the same order, and an operation evaluates the same graphs
     with the same shapes on all ranks. The code is the same, and its inputs (lengths, memory, the
     requests that share a forward) come from rank 0.
   - The collectives of a forward depend on each other from layer to layer. Independent ones (such as
     a shared expert beside the routed ones) run in MLX's evaluation order, which depends on the
-    graph alone. Only rank 0 has a sampling graph, so that the logits are evaluated here first, by
-    themselves.
+    graph alone. Only rank 0 has a sampling graph; therefore the logits are evaluated here first,
+    without it.
   - In a prefill's forward all ranks evaluate the KV and nothing else.
 No other computation on a rank depends on a collective.
 
 The sums name no `stream`. MLX then takes the CPU's default stream, on which the ring, MPI and JACCL
 work (`communication_stream` in mlx/distributed/distributed_impl.h), and the computation waits for
-it. On a Mac's GPU stream sums do not exist.
+the sums. A Mac's GPU stream has no sums.
 Owner: the inference thread.
 """
 

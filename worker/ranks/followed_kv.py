@@ -62,7 +62,7 @@ class FollowedKV:
         return self._layers
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Drop the objects of these handles, which rank 0 has released."""
+        """Drop the objects whose handles rank 0 has released."""
         for handle in map(Handle, numbers):
             self.caches.pop(handle, None)
             self.rows.pop(handle, None)
@@ -136,7 +136,7 @@ class FollowedDisk:
         return self._thread
 
     def close(self) -> None:
-        """Write the queue and end the I/O thread, if there is one; rank 0 waits for it."""
+        """Write the queue and end the I/O thread, if there is one; rank 0 waits for the end."""
         if self._thread is not None:
             self._thread.flush(FLUSH_WAIT_S)
             self._thread.close()
@@ -162,7 +162,7 @@ class FollowedDisk:
     def _write(
         self, handle: Handle, is_needed: bool, file_name: str, position: int, tokens: bytes
     ) -> None:
-        """Write rows or states; a record that the queue refuses is missing on all ranks then."""
+        """Write rows or states; a record that this queue refuses counts as missing on all ranks."""
         name, root = self._name(file_name), self.thread.file_store.root
         is_state = name.kind is FileKind.STATE
         arrays = arrays_of(self._kv.states[handle] if is_state else self._kv.rows[handle])
@@ -180,7 +180,7 @@ class FollowedDisk:
             found([None] * len(names))
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:
-        """Keep a record that was read under `handle`; return "" or why it is unusable."""
+        """Keep record `index` of `read` under `handle`; return "" or why it is unusable."""
         record = self._kv.reads[read][index]
         assert record is not None, "rank 0 was told that it is here"
         layers = self._kv.layers

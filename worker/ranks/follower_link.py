@@ -28,7 +28,7 @@ from hearth.worker.ranks.rank_link import (
     unpack,
 )
 
-STOOD_STILL_S: Final = 4 * BEAT_S  # a longer gap between beats: this process did not run
+STOOD_STILL_S: Final = 4 * BEAT_S  # a longer gap between beats means that this process did not run
 LEAVE_WAIT_S: Final = 0.5  # time for rank 0 to read the last message
 
 End = Callable[[int, str], None]  # (exit code, why); ends the process
@@ -48,7 +48,7 @@ class FollowerLink:
         self._status = RankDealer(context, endpoint, address)
         self._operations: RankDealer | None = None
         self._received_count = 0  # operations received
-        self._done_count = -1  # -1 until it waits for the first operation
+        self._done_count = -1  # finished operations; -1 until this rank waits for the first one
         self._witnessed_count = 0
         self._is_waiting = False
         self._memory = (0, 0)

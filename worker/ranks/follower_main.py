@@ -139,7 +139,7 @@ class FollowerMemory:
         self._limit = workers_limit(settings)
 
     def share(self, ranks_here: int) -> None:
-        """Limit this rank to an equal part of the memory, with `ranks_here` ranks per worker."""
+        """Limit this rank to an equal part of the memory; each worker has `ranks_here` ranks."""
         parts = ranks_here * max(1, self._settings.workers)
         self._limit = workers_limit(self._settings) // parts
         mlx_memory.set_memory_limit(self._limit)
@@ -177,7 +177,7 @@ class Follower:
         memory: FollowerMemory,
         open_store: OpenStore,
     ) -> None:
-        """`load` takes the arguments of operation "load"; it and `open_store` raise StartError."""
+        """`load` takes the arguments of operation "load". Both functions raise StartError."""
         self._link = link
         self._memory = memory
         self._load_part = load
@@ -242,7 +242,7 @@ class Follower:
         try:
             self._loaded = self._load_part(*how)
         except StartError as error:
-            self._failure = str(error)  # rank 0 requests it and shows it to the user
+            self._failure = str(error)  # rank 0 requests this text and shows it to the user
 
     def _report_loaded(self) -> list[Any]:
         """Return [failure, facts, bytes of the part, bytes this rank may use, bytes it uses].
@@ -275,7 +275,7 @@ class Follower:
     def _add(
         self, request_id: str, handle: Handle, count: int, tail: list[int], tokens_max: int
     ) -> None:
-        """Add a sequence; a follower needs no ids of its `count` tokens before the tail."""
+        """Add a sequence; a follower needs no ids of the `count` tokens before the tail."""
         self._link.witness("add", handle, count, checksum(tail))
         sequence = DecodingSequence(
             request_id=request_id,
@@ -375,7 +375,7 @@ def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) 
     make_follower(link, group, settings).run()
     leave_device()
     link.answer(None)
-    link.next()  # receives nothing: the process ends with rank 0's
+    link.next()  # no operation comes: this process ends when rank 0 ends
 
 
 def open_followed_store(

@@ -210,7 +210,7 @@ class LeaderLink:
         self.size = len(self.hosts)  # number of ranks, including rank 0
         # Set before the first operation that causes events:
         self.on_event: OnEvent = lambda rank, name, arguments: None
-        self.how_ended: Callable[[int], str] = lambda rank: ""  # waits for a local process
+        self.how_ended: Callable[[int], str] = lambda rank: ""  # waits for a process to end
         self.rank_memory: dict[int, RankMemory] = {}  # 0 bytes until a follower has measured
         self.failure = ""
         self._welcome_fields, self._context, self._end = welcome_fields, context, end
@@ -279,7 +279,7 @@ class LeaderLink:
         self._comparison.record_own(pack(facts))
 
     def wait_for_failure(self) -> None:
-        """Wait until this link finds the lost rank, which may end the process.
+        """Wait until this link finds the lost rank; then the process may end.
 
         Called after a failed computation: collectives fail when a neighbouring rank is gone.
         """

@@ -5,7 +5,7 @@ own part. Handles that rank 0 releases, on any thread, are sent with the next op
 followers release their parts then.
 
 Operations carry no arrays: rows are named by handle and position. An operation is local to a rank,
-so it may be sent before or after rank 0 does it. It names the handle of its result.
+so it may be sent before or after rank 0 does it. An operation names its result's handle.
 
 Each rank has its own files under the same names. A record can be read only if all ranks have their
 part of it: a part that is missing or late on one rank counts as missing on all.
@@ -79,7 +79,7 @@ Named = TypeVar("Named", NamedCache, NamedRows, NamedStates, NamedRead)
 class NamedRun(tuple[LayerRows, ...]):
     """Views of rows with their `source`: [handle, start, end] in a live cache or in kept rows.
 
-    It keeps a reference to the viewed object, which might otherwise be evicted, and its handle
+    It keeps a reference to the viewed object: otherwise the object might be evicted, and its handle
     dropped on every rank, before the views are used.
     """
 
@@ -116,7 +116,7 @@ class FollowerCommands:
         return self.link.request(name, *arguments, drops=self._drops())
 
     def is_quiet(self) -> bool:
-        """Return whether handles wait for their drop, with nothing sent since the last call."""
+        """Return whether handles wait to be dropped and nothing was sent since the last call."""
         is_quiet = bool(self._gone) and self._sent_count == self._sent_at_look
         self._sent_at_look = self._sent_count
         return is_quiet
@@ -125,7 +125,7 @@ class FollowerCommands:
         return Handle(next(self._numbers))
 
     def cache(self, layers: Iterable[Any], handle: Handle | None = None) -> NamedCache:
-        """Return a live cache with a new handle, which the caller sends, or with `handle`."""
+        """Return a live cache with `handle`, or with a new handle that the caller sends."""
         return self.watched(NamedCache(layers, handle or self.new_handle()))
 
     def rows(self, kept: KVRows) -> NamedRows:
@@ -137,7 +137,7 @@ class FollowerCommands:
         return self.watched(NamedStates(kept.layers, handle=self.new_handle()))
 
     def watched(self, thing: Named) -> Named:
-        """Return `thing`; its handle is dropped with the operation after its collection."""
+        """Return `thing`; the first operation after its garbage collection drops its handle."""
         weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
         return thing
 
@@ -198,7 +198,7 @@ def lead_disk(
 
 
 def keep_on_followers(commands: FollowerCommands, record: Record, handle: Handle) -> None:
-    """Make the followers keep their parts of a record that was read, under `handle`.
+    """Make the followers keep their parts of a record from a read; `handle` names the parts.
 
     Raises:
         UnreadableRecord: a rank's part does not belong to this model.
@@ -213,7 +213,7 @@ def keep_on_followers(commands: FollowerCommands, record: Record, handle: Handle
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """The read and index by which every rank finds its part of a record of rank 0."""
+    """The read, and the index in it, by which each rank finds its part of a record."""
 
     read: NamedRead
     index: int
@@ -233,8 +233,8 @@ class LeadingDiskThread(DiskThread):
         self, file_store: FileStore, queue_bytes_max: int, commands: FollowerCommands
     ) -> None:
         self._commands = commands
-        # For each open read: the time until which it waits for followers, and one list per follower
-        # that has read, with whether each record is there
+        # For each open read: its deadline, and one list from each follower that has read. A list
+        # says whether each record is there.
         self._found: dict[Handle, tuple[float, queue.SimpleQueue[list[bool]]]] = {}
         super().__init__(file_store, queue_bytes_max)
         commands.link.on_event = self._take_event
@@ -332,7 +332,7 @@ def record_from(
     )
 
 
-SAMPLE_ROWS: Final = 1 << 15  # rows of the live cache by which the ranks' bytes are compared
+SAMPLE_ROWS: Final = 1 << 15  # rows of the live cache whose bytes are compared between ranks
 
 
 class LeadingLayerMap(LayerMap):

@@ -230,9 +230,7 @@ class LeadingRank(SingleRank):
         self._split = split
         self._total: Sum = sum_over(group)
         self.start_memory: dict[int, RankMemory] = {}  # for ranks whose heartbeats have none yet
-        self._last_memory: dict[
-            int, RankMemory
-        ] = {}  # at the last change; `_limit` follows from it
+        self._last_memory: dict[int, RankMemory] = {}  # the memory from which `_limit` was computed
         self._limit = 0
         self.byte_share = 1.0
         self._is_serving = False
@@ -288,13 +286,13 @@ class LeadingRank(SingleRank):
         return lead_disk(self.commands, file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
-        """Return the forward memory of this rank's heads, of which it computes the scores."""
+        """Return the memory of a forward in which this rank computes its own heads only."""
         if self._split == "pipeline":
             return forward
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        """See `SingleRank`. Between two reports the others' use is assumed to grow with `used`.
+        """See `SingleRank`. Between reports, the other ranks' use is assumed to grow with `used`.
 
         A report does not include requests admitted after it.
         """
@@ -331,7 +329,7 @@ class LeadingRank(SingleRank):
 def rank_report(
     hosts: Sequence[str], split: str, used_bytes: int, memory_by_rank: Mapping[int, RankMemory]
 ) -> dict[str, Any]:
-    """Return the ranks for `/v1/cache`; `used_bytes` is rank 0's use, the mapping the others'."""
+    """Return the ranks for `/v1/cache`; rank 0 uses `used_bytes`, the others `memory_by_rank`."""
     ranks: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]
     for rank, host in enumerate(hosts[1:], 1):
         memory = memory_by_rank.get(rank, RankMemory(0, 0))

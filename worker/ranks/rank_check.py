@@ -66,7 +66,7 @@ def sum_digest(group: Any, rank: int, dtype: str, shape: Sequence[int]) -> str:
 
 
 def file_hashes(settings: Settings) -> dict[str, str]:
-    """Return the hash of each file of the model here; if it is missing, {"model": the reason}."""
+    """Return the hash of each file of the model here, or {"model": reason} without a model."""
     try:
         named = named_model(settings.model_path)
         found = matching_whole(str(named), local_models()) if isinstance(named, str) else []

@@ -31,7 +31,7 @@ PRIVATE_NETWORKS: Final = tuple(
         (
             *("127.0.0.0/8", "::1/128"),  # this machine
             *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),  # RFC 1918, 4193
-            *("169.254.0.0/16", "fe80::/10"),  # link-local, as a Thunderbolt bridge gives itself
+            *("169.254.0.0/16", "fe80::/10"),  # link-local, as on a Thunderbolt bridge
             "100.64.0.0/10",  # shared address space: overlay networks
         ),
     )
@@ -51,7 +51,7 @@ class RankHost:
 
 
 def read_hosts(path: Path | None, count: int) -> tuple[RankHost, ...]:
-    """Return the hosts of `count` ranks; without a file all are on this machine.
+    """Return the hosts of `count` ranks; without a file, all ranks are on this machine.
 
     Raises:
         StartError: the file cannot be read, does not name `count` ranks, or has an address that is
@@ -114,7 +114,7 @@ def check_address(text: Any, where: str) -> None:
 
 
 def are_local(hosts: tuple[RankHost, ...]) -> tuple[bool, ...]:
-    """Return for each rank whether it is on rank 0's machine, so that rank 0 starts it."""
+    """Return for each rank whether it is on rank 0's machine and is thus started by rank 0."""
     return tuple(host.name == hosts[0].name for host in hosts)
 
 
@@ -135,7 +135,7 @@ PORT_TRIES_MAX: Final = 100
 
 
 def plan_tensors(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> dict[str, Any]:
-    """Return the transport of tensors for one start, with new ports for each start.
+    """Return the transport of tensors for one start, with new ports.
 
     It is RDMA (JACCL) if the hosts name devices for it, else TCP (MLX's ring).
 
@@ -189,7 +189,7 @@ def _free_port(address: str, *, is_local: bool) -> int:
 def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:
     """Return MLX's group of all ranks once all have joined. Inference or main thread.
 
-    The process ends if that takes longer than JOIN_S_MAX.
+    The process ends if joining takes longer than JOIN_S_MAX.
 
     Raises:
         StartError: MLX cannot connect the ranks; the text says why.

@@ -6,7 +6,7 @@ and `follower_link` carry the operations, unchanged and in order; `scripts/harne
 without processes for tests.
 
 Rules for both sides:
-  send first  the leader sends an operation before it witnesses facts of it
+  send first  the leader sends an operation before it witnesses the operation's facts
   equal       between two operations both sides witness the same facts in the same order
   one answer  a follower answers a request before the next operation, and answers nothing else
 

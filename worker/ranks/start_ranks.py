@@ -47,7 +47,7 @@ class RankProcesses:
     ) -> None:
         """Start one process per rank, with a pipe from this process as its standard input.
 
-        `on_end` is called with a rank and how its process ended, on a thread of its own.
+        `on_end` runs on a thread of its own; it is given a rank and how its process ended.
         """
         for rank in ranks:
             process = self._processes[rank] = subprocess.Popen(
@@ -111,7 +111,7 @@ SHARED_SETTINGS: Final = (
     *("ranks", "rank_split", "max_kv_size_gb"),
 )
 
-# Feature that several ranks do not have -> reason.
+# Feature that a model of several ranks lacks -> reason.
 OFF: Final = {
     "drafts": "a draft's forward, and how much of it holds, are not told to the other ranks",
     "shared trunks": "attention over a shared trunk was never compared over ranks",
