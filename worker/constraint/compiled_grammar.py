@@ -1,4 +1,4 @@
-"""Compiles one request's grammar, names the part that is refused, and follows answers through it.
+"""Compiles one request's grammar, names a refused part, and follows answers through the grammar.
 
 Each request has a limit of CPU time, and so has each token of an answer.
 """

@@ -1,7 +1,7 @@
 """Tries a grammar in a process that can be killed: this module, run as a program.
 
-llguidance limits neither the time of a compilation nor the depth of its recursion. A grammar
-whose size or keywords are not plain is compiled here first, under the kernel's limits.
+llguidance limits neither the time of a compilation nor the depth of its recursion. A grammar whose
+size or keywords are not plain is compiled here first, under the kernel's limits.
 Imports no MLX. No grammar is logged, or passed in an argument of the process.
 """
 

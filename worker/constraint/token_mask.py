@@ -48,7 +48,7 @@ class ThinkMarks:
 
     @property
     def is_first_only(self) -> bool:
-        """Whether a block may only begin the answer; otherwise blocks may begin anywhere."""
+        """Whether a block may stand only at the answer's beginning, rather than anywhere."""
         return self.again is None
 
 
@@ -104,7 +104,7 @@ class ThinkingBudget:
         is_open: bool,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        """`budget` is how many tokens all blocks may have; `is_open`: the prompt has begun one."""
+        """`budget` is how many tokens all blocks may have; `is_open`: the prompt began a block."""
         assert marks.forced, "nothing would end the block"
         self._marks = marks
         self._left = budget
@@ -165,7 +165,7 @@ class ThinkingBudget:
             self._may_open = not self._marks.is_first_only
 
     def _opens_block(self) -> bool:
-        """Return whether the written text opens a block; once the text cannot, stop looking."""
+        """Return whether the written text opens a block; stop looking once no block can open."""
         start = self._marks.start.encode()
         if not self._marks.is_first_only:
             return start in self._tail

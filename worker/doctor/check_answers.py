@@ -1,7 +1,7 @@
 """Checks answers against cold answers, and measures the cost of forwards that verify drafts.
 
 The checked answers are warm (in exact and in default mode), rewound, restored, batched or drafted.
-Each conversation has its own KV manager, which is used as by the scheduler.
+Each conversation has its own KV manager and uses it as the scheduler does.
 Owner: the inference thread.
 """
 
@@ -48,12 +48,7 @@ from hearth.worker.prompt.prefill_cuts import SYSTEM_STEP_MAX
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
 DEFAULT, BATCHES, DRAFTS = "default", "batches", "drafts"
 FORKED_TURN: Final = 2  # index of the canary's turn that is replaced by another message
-LENGTHS: Final = (
-    40,
-    47,
-    55,
-    61,
-)  # prompt tokens of the sequences in a batch, which is padded
+LENGTHS: Final = (40, 47, 55, 61)  # prompt tokens of the sequences in a batch, to be padded
 STEPS: Final = 6  # tokens decoded for each sequence
 ROW_COUNTS: Final = (2, 4, 8)  # rows of a verifying forward; no forward has more
 WARM_UP_STEPS: Final = 3  # first forwards of a shape, which are not counted

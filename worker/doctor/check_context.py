@@ -1,7 +1,7 @@
 """Holds what checks share: the model, the canary, the time that is left, the results so far.
 
-For comparison, it also runs a model's forwards as mlx-lm does, without Hearth, and computes the
-difference between two answers with the same tokens.
+For comparison, the module also runs a model's forwards as mlx-lm does, without Hearth, and computes
+the difference between two answers with the same tokens.
 """
 
 import itertools

@@ -251,7 +251,7 @@ class ReasoningAndToolParser:
     def _thoughts_end(self, collector: _CallCollector, begin: int) -> int:
         """Return the position up to which the calls read from `begin` on are only thoughts.
 
-        It is the position of the last call that cannot be real. The calls after it may be real.
+        That is the position of the last call that cannot be real. Later calls may be real.
         """
         marks, calls = self._marks, collector.parts.calls
         closes = Marks(*self._think_ends).pattern.pattern

@@ -125,7 +125,7 @@ class OutputFormat:
         answer that `is_continued` begins within content, and has no thinking at its beginning.
 
         Reasoning is the think block at the beginning of the text or after a call. Its opening mark
-        may stand in the prompt, and some models leave it out. A block that never closes is the
+        may stand in the prompt, and some models omit the mark. A block that never closes is the
         whole answer. Newlines at both ends of the block, and after it, belong to the block; each
         block begins a new line. The first closing mark of an answer without a block is left out,
         with the newlines after it.

@@ -313,7 +313,7 @@ class _Value:
         self._writer = writer
         self._tools = tools
         self._form = form
-        self._edge = "\n" if form.trims_newline else ""  # text around the value
+        self._edge = "\n" if form.trims_newline else ""  # newline at both ends, not in the value
         self._argument = argument
         self.is_text = tools.is_text(*argument)
         self.is_json = False  # True: JSON, whatever the schema says

@@ -160,7 +160,7 @@ class LenientJsonParser:
             self._frames[-1].count += 1
         write(text)
 
-    # ------------------------------------------------------------ what stands between values
+    # ------------------------------------------------------------ between values
 
     def _next(self, write: WriteText) -> ParserSteps[str | None]:
         """Return the JSON to write before the next value; None if there is no more value.
@@ -292,7 +292,7 @@ class LenientJsonParser:
         return not (yield from self._buffer.peek(end))
 
     def _is_closing(self, quote: str) -> ParserSteps[bool]:
-        """Return whether the quote that was read closes its string, by the text after it."""
+        """Return whether the next text shows that the quote that was read closes its string."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
         blanks = yield from self._buffer.offset_after(_BLANKS)
         offset = blanks

@@ -39,7 +39,7 @@ class TagForm:
     # For tags that name the value's type: the text before a value of text, then the texts before
     # values of JSON. `opens` then has the group "text", "true" or "string" for text.
     typed: tuple[str, ...] = ()
-    gap: str = ""  # text between a value of JSON and the mark that ends the value
+    gap: str = ""  # text before the end of a value of JSON or of fixed choices
     trims_newline: bool = False  # a newline at each end of a value is not part of the value
     guesses_types: bool = False  # values without a type in the schema get the type they look like
     # Makes JSON of an argument whose value may consist of elements. With `unfold`, "{}" in
