@@ -1,6 +1,6 @@
-"""Predicts the tokens that a call must go on with, in an answer without an enforced grammar.
+"""Predicts the tokens that must come next in a call, in answers without an enforced grammar.
 
-The shape of calls is made of the descriptions of each format in `call_grammars`. Uses no MLX.
+The shape of calls is built from each format's description in `call_grammars`. Uses no MLX.
 """
 
 import json
@@ -38,13 +38,13 @@ from hearth.worker.constraint.text_shape import (
 log = logging.getLogger(__name__)
 
 TAIL_BYTES: Final = 64  # last bytes of the answer, searched for a mark; all marks are shorter
-CALL_BYTES_MAX: Final = 1 << 16  # longest call followed; reading it again takes milliseconds
+CALL_BYTES_MAX: Final = 1 << 16  # longest call that is followed; a reread takes milliseconds
 CALL_STEPS_MAX: Final = 4_096  # most steps of a call that is read again
 FORCED_BYTES_MAX: Final = 128  # most bytes of forced text returned per call
 CHARACTER_BYTES_MAX: Final = 4
 TEXTS_MAX: Final = 512  # texts with remembered tokens
 DEPTH_MAX: Final = 6  # levels of nested values; a deeper value may be any JSON
-MEMBERS_MAX: Final = 256  # members of an object or choices of a value; more: any JSON
+MEMBERS_MAX: Final = 256  # members of an object, or choices of a value; with more, any JSON fits
 VALUES_MAX: Final = 4_000  # values of all tools together; further ones may be any JSON
 LITERAL_BYTES_MAX: Final = 2_000_000  # bytes of all names and words, repetitions included
 CPU_S_MAX: Final = 1.0  # CPU time to build a shape; a single part can take milliseconds
@@ -94,7 +94,7 @@ class ForcedTexts:
         return tokens if is_sure else tokens[:-1]
 
     def _tokenise(self, text: bytes) -> list[int]:
-        """Return the tokens of a text; remember them, and the tokens of its rest after each."""
+        """Return the tokens of a text; remember the tokens of the text and of each rest."""
         if len(self._tokens) >= TEXTS_MAX:
             self._tokens.clear()
         # The text may end within a character.
@@ -158,7 +158,7 @@ class CallDrafts:
         """Return how many of `tokens` may come after `ahead`, and the tokens forced after them.
 
         The count ends at the first token after which tokens are forced, and at the end of a call:
-        most answers end there, and the end of an answer is not worth a draft.
+        most answers end with the call, and the end of an answer is not worth a draft.
         """
         if not self.positions:
             return len(tokens), []
@@ -177,7 +177,7 @@ class CallDrafts:
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
         """Return a test of whether a token may come after `ahead`.
 
-        The test exists where one of a few literal texts must come; elsewhere return None.
+        Return None unless one of a few literal texts must come.
         """
         try:
             positions = self._positions_after(ahead)
@@ -220,7 +220,7 @@ class CallDrafts:
             self._clear()
 
     def _find_mark(self, text: bytes) -> bytes | None:
-        """Return the text from a mark on, which opens a call; None without a mark."""
+        """Return the text from the mark of a call on; None without a mark."""
         before, mark, after = (self._tail + text).partition(self._mark)
         if not mark:
             self._tail = before[-TAIL_BYTES:]
@@ -291,9 +291,9 @@ def _may_follow(positions: Positions, text: bytes) -> bool:
 
 
 class CallShape(Lark):
-    """Makes a shape in the way that `Lark` makes a grammar: each expression names a part of it.
+    """Makes a shape as `Lark` makes a grammar: each expression names a part of the shape.
 
-    A shape does not check the characters of values, as a grammar does. An object has other members
+    Unlike a grammar, a shape does not check the characters of values. An object has other members
     than the schema's only if the schema says so.
     Owner: the thread that makes it.
     """
@@ -370,7 +370,7 @@ class CallShape(Lark):
     # ------------------------------------------------------------ values of JSON
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> Shape:
-        """Return the shape of a value; `schema` has all definitions, and `depth` is the rest."""
+        """Return the shape of a value; `schema` has all definitions, `depth` is the levels left."""
         self._check_time()
         self._values_left -= 1
         if not depth or self._values_left < 0:

@@ -1,7 +1,7 @@
 """Builds grammars of tool calls in all formats, in llguidance's dialect of Lark.
 
-They allow what worker/stream parses as calls. In a format without types, a value is bare text if
-the schema wants a string, otherwise JSON.
+The grammars allow what worker/stream parses as calls. In a format without types, a value is bare
+text if the schema wants a string, otherwise JSON.
 Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
@@ -37,7 +37,7 @@ LENIENT: Final = {"lenient": True}  # keywords that llguidance does not know are
 
 
 class Expression(str):
-    """A piece of Lark source. Among such pieces any other string is literal text."""
+    """A piece of Lark source. Among such pieces, any other string is literal text."""
 
 
 NOTHING: Final = Expression('""')
@@ -50,8 +50,8 @@ _HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,3}/\n"
 class Lark:
     """Builds one grammar. Owner: the prompt thread.
 
-    Invariants: a mark is a token that never stands for other text. Literal text with a mark stands
-    for its token, and free text never holds the token. There are at most RULES_MAX rules.
+    Invariants: a mark is a token that never stands for other text. A mark in literal text stands
+    for the mark's token, and free text never holds such a token. There are at most RULES_MAX rules.
     """
 
     line_end: Expression = NEWLINE  # text at the places where templates end a line
@@ -94,7 +94,7 @@ class Lark:
         character = "[^{}]".format(re.escape(but).replace("\n", "n")) if but else "(?s:.)"
         text = f"{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}"
         before, mark, *_ = (*self._split.split(end, maxsplit=1), "")
-        if mark:  # the text ends with what stands before the mark
+        if mark:  # the text ends with the part of `end` before the mark
             before = re.escape(before).replace("/", r"\/")
             return self.concat(self.rule(f"/{text}{before}/"), end[end.index(mark) :])
         return self.rule(f"/{text}/", f"[suffix={json.dumps(end)}]")
@@ -110,7 +110,7 @@ class Lark:
 
     def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> Expression:
         """Return the items (expression, is required) in their order, with separators between."""
-        first, later = NOTHING, NOTHING  # the rest, without and with an item before it
+        first, later = NOTHING, NOTHING  # the remaining items, without and with an item before them
         for item, is_required in reversed(items):
             with_first, with_later = self.concat(item, later), self.concat(separator, item, later)
             first = self.rule(with_first if is_required else f"{with_first} | {first}")
@@ -160,12 +160,12 @@ DEPTH_MAX: Final = 8  # levels of nested values
 SCALAR: Final = {"type": ["number", "boolean", "null"]}
 
 GrammarWriter = Callable[[Lark, ToolSchema], Expression]
-CallsWriter = Callable[[Lark, Sequence[ToolSchema], bool], Expression]  # bool: several calls
+CallsWriter = Callable[[Lark, Sequence[ToolSchema], bool], Expression]  # bool: is_parallel
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn: `start`, calls with `between` between them, `end`. Immutable.
+    """The grammar of a turn: `start`, calls separated by `between`, and `end`. Immutable.
 
     A newline may follow.
     """
@@ -199,7 +199,7 @@ class MessageGrammar:
     thinking_end: str
     thinking_close: str  # text that is written where thinking has to end
     again: str  # beginning of further thinking directly after `thinking_close`
-    final_message: Callable[[Lark, Expression], Expression]  # makes a message of its text
+    final_message: Callable[[Lark, Expression], Expression]  # makes a message with a text
     call_message: CallsWriter
     addressed_call: CallsWriter  # a call from `mark` on
     turn: Callable[[Lark, Expression, str], Expression]  # takes the last message and the opening
@@ -216,10 +216,11 @@ def message_grammar(
 ) -> MessageGrammar:
     """Return the grammar of thinking messages, and of text or calls after them.
 
-    `thinking` has the beginning of a thinking message in two pieces, of which the second names its
-    kind, and its end; `after_thinking` follows it. `final` stands around the answer's text, and
-    `skipped` before calls. `opens` stands before either, unless the prompt ends with it. `to`
-    stands around the tool's name before each call, in formats that have a name there.
+    `thinking` has the beginning of a thinking message in two pieces, the second of which names the
+    kind, and the message's end; `after_thinking` follows the message. `final` stands around the
+    answer's text, and `skipped` before calls. `opens` stands before the text or the calls, unless
+    the prompt ends with `opens`. `to` stands around the tool's name, in formats with a name before
+    each call.
     """
     front, kind, end = thinking
 
@@ -266,7 +267,7 @@ def json_call(before: str, middle: str, after: str) -> GrammarWriter:
 
 
 def json_call_text(before: str, middle: str, after: str) -> Callable[[str, Any], str]:
-    """Return a function that writes the text of such a call from a name and arguments."""
+    """Return a function that writes a call of `json_call` from a name and arguments."""
 
     def text(name: str, arguments: Any) -> str:
         name, written = map(written_numbers.dumps, (name, arguments))
@@ -292,7 +293,7 @@ def _literal(text: str) -> str:
 
 
 def _elements(lark: Lark, tool: ToolSchema, form: TagForm) -> Expression:
-    """Return an element for each parameter; each part of the schema has its definitions."""
+    """Return the grammar of an element for each parameter."""
     elements = []
     line_end = lark.line_end if form.has_lines else NEWLINE
     for parameter in tool.parameters():
@@ -343,8 +344,8 @@ class BareKeys:
 
     start: str
     end: str
-    quote: str  # at both ends of a string
-    nests: bool  # whether its parser reads arrays and objects, and braces in strings
+    quote: str  # mark at both ends of a string
+    nests: bool  # whether the format's parser reads arrays and objects, and braces in strings
 
     def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
         body = self._object(lark, tool.contained().schema, 0)

@@ -1,4 +1,4 @@
-"""Compiles one request's grammar, names the part that is refused, and follows answers through it.
+"""Compiles one request's grammar, names a refused part, and follows answers through the grammar.
 
 Each request has a limit of CPU time, and so has each token of an answer.
 """
@@ -29,7 +29,7 @@ from hearth.worker.constraint.grammar_trial import (
 )
 from hearth.worker.constraint.json_schemas import SchemaPattern, find_fault, patterns_of, widened
 
-STEP_CPU_S: Final = 0.5  # CPU time of one step of an answer, and the most it can save up
+STEP_CPU_S: Final = 0.5  # CPU time of one step of an answer, and the most that is saved up
 STEP_REFILL_CPU_S: Final = 0.02  # added by each token of an answer
 DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # CPU time to check one draft; the rest of the draft is cut
 RENEW_CPU_S_MAX: Final = 0.25  # CPU time to compile a grammar again during an answer
@@ -110,8 +110,8 @@ class GrammarAnswer:
         """Return `mask(tokens)`, and the masks after each token of `draft` that may come.
 
         There is at most one mask more than the draft has tokens. The draft is not added to the
-        answer. A copy looks ahead, because llguidance's rollback leaves state that gives a wrong
-        mask later.
+        answer. A copy looks ahead, because llguidance's rollback leaves a state with wrong masks
+        later.
         """
         masks = [self.mask(tokens)]
         if draft and self._may_look_ahead():
@@ -191,7 +191,7 @@ class GrammarAnswer:
 def walk(matcher: LLMatcher, cpu_s: float) -> None:
     """Write random answers with a grammar, because some grammars fail at a later token.
 
-    The lexer of `matcher` is used up by it. Raises GrammarError, and GrammarEnded if it takes more
+    The lexer of `matcher` is used up. Raises GrammarError, and GrammarEnded if the walk takes more
     than `cpu_s` of CPU time.
     """
     dice, began, answer = random.Random(0), time.thread_time(), matcher.deep_copy()

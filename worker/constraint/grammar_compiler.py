@@ -41,9 +41,9 @@ from hearth.worker.constraint.token_mask import ThinkingBudget, TokenMask, think
 log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # API keys with remembered forced texts: some 100 KB each
-IDLE_S: Final = 45.0  # an unused grammar is kept so long, and is gone within a minute
+IDLE_S: Final = 45.0  # time that an unused grammar is kept; it is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # bytes of all remembered grammars
-GRAMMAR_BYTES: Final = 12 << 20  # added to the measured memory of each: its lexer grows
+GRAMMAR_BYTES: Final = 12 << 20  # added to each grammar's measured memory, as lexers grow
 ANY_OBJECT: Final = {"type": "object"}
 COUNTED: Final = ("refused", "ended", "left_out", "answers_ended", "call_drafts_ended")
 
@@ -112,7 +112,7 @@ class GrammarCompiler:
 
         `tools` are the callable tools in OpenAI's shape. `opening` is the generation prompt, and
         `prompt_tokens` the length of the whole prompt. A compiled grammar is remembered for `owner`
-        alone, so that its speed shows no other API key what was asked.
+        alone, so that no other API key can tell by the speed what was asked.
 
         Raises:
             RequestError: a schema cannot be compiled, or the model's format cannot be constrained.
@@ -159,7 +159,7 @@ class GrammarCompiler:
 
         That is so if no tool may be called, if the model's format has no grammar, or if the token
         mask constrains the whole answer. `tools` are the callable tools. Forced text is tokenised
-        once for each owner; for the owner None nothing is remembered.
+        once for each owner; for the owner None, nothing is remembered.
         """
         grammar = self._messages or self._call_grammar
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
@@ -381,7 +381,7 @@ def _marks(
 ) -> dict[str, int]:
     """Return the added tokens that are marks: special tokens, and tokens of the model's format.
 
-    Others are ordinary text, for example runs of blanks and HTML tags in some vocabularies.
+    Other added tokens are ordinary text, such as runs of blanks or HTML tags.
     """
     lark = Lark({})
     probe = ToolSchema("", {"properties": {"x": {}}})

@@ -1,7 +1,7 @@
 """Tries a grammar in a process that can be killed: this module, run as a program.
 
-llguidance limits neither the time of a compilation nor the depth of its recursion. A grammar that
-is not plain, by its size and its keywords, is compiled here first, under the kernel's limits.
+llguidance limits neither the time of a compilation nor the depth of its recursion. A grammar whose
+size or keywords are not plain is compiled here first, under the kernel's limits.
 Imports no MLX. No grammar is logged, or passed in an argument of the process.
 """
 
@@ -123,7 +123,7 @@ def compile_apart(source: str, cpu_s: float) -> tuple[float, int]:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE, f"{cpu_s:.3f}", str(MEMORY_BYTES_MAX)],
-            input=_MARK.sub("<[1]>", source).encode(),  # its tokens are single bytes
+            input=_MARK.sub("<[1]>", source).encode(),  # the process's tokens are single bytes
             env=environment | {"MALLOC_ARENA_MAX": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a panic in llguidance quotes the grammar
@@ -160,7 +160,7 @@ def matcher_of(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 def mask_of(matcher: LLMatcher) -> bytes:
-    """Return the mask of tokens that may come next: a bit each, lowest first.
+    """Return the mask of tokens that may come next: one bit per token, lowest first.
 
     Raises GrammarError.
     """
@@ -180,7 +180,7 @@ class Meaning:
     cause: str
     remedy: str = ""
     is_limit: bool = False  # the schema is too large to be followed
-    is_of_patterns: bool = False  # patterns make it too large
+    is_of_patterns: bool = False  # patterns make the schema too large
 
 
 _MEANINGS: Final = (  # messages for clients, by patterns of llguidance's texts
@@ -246,7 +246,7 @@ def explained(error: Exception) -> str:
 def error_text(error: Exception) -> str:
     """Return the text of llguidance's error without its listing of the grammar.
 
-    Its advice to authors of grammars is left out, too: a client writes a schema.
+    The advice to authors of grammars is left out, too: a client writes a schema.
     """
     text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
     lines = filter(None, map(str.strip, text.splitlines()))

@@ -10,9 +10,9 @@ from urllib.parse import quote, unquote
 
 from hearth.worker.stream.tool_calls.request_tools import referenced_schema
 
-HOPS_MAX: Final = 16  # from one $ref to the next
+HOPS_MAX: Final = 16  # references in a row that are followed
 CHOICES_DEPTH_MAX: Final = 4  # levels of choices within choices
-CHOICES_MAX: Final = 256  # all of them together: a value with more choices is JSON
+CHOICES_MAX: Final = 256  # choices of all levels; a value with more choices is JSON
 CHARACTERS_MAX: Final = 10_000  # a higher limit on text is not enforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are tried
 MOVED: Final = "#/$defs/#"  # beginning of a reference whose target was moved into $defs
@@ -20,7 +20,7 @@ _LACKING: Final = re.compile("does not exist|not present in a registry")  # llgu
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
 # Each keyword applies to members or items that the listed keywords do not name. Without the listed
-# keywords it would forbid more.
+# keywords, it would forbid more.
 _ALL_OTHERS: Final = {
     "additionalProperties": _BY_NAME,
     "unevaluatedProperties": _BY_NAME,
@@ -168,7 +168,7 @@ def widened(
     """Return a schema that can be compiled, and the keywords of `schema` that were left out.
 
     All other keywords are kept. `error_of` tests a part, as in `find_fault`. `error_of_whole` tests
-    a whole schema, because a format of calls may make several documents of it.
+    a whole schema, because a format of calls may make several documents of one schema.
     """
     if not error_of_whole(schema):
         return schema, []
@@ -245,8 +245,9 @@ def with_quoted_references(schema: dict[str, Any]) -> dict[str, Any]:
 def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
     """Return an equivalent schema whose references all lead into its `$defs`.
 
-    Targets outside of `$defs` are copied there, named by their pointers. A reference without a
-    target, by an anchor, or to a too large target stays as it is, and so does a part with an `$id`.
+    Targets outside of `$defs` are copied there, named by their pointers. A reference
+    stays as it is if it names an anchor, or if the target is missing or too large. A part with an
+    `$id` stays as it is, too.
     """
     id_key = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
     root = {key: part for key, part in schema.items() if key != id_key}  # root without `$id`

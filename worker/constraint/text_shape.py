@@ -1,8 +1,8 @@
 """Follows text of a known shape while it is written, and finds the text that must come next.
 
 A shape consists of readers, which read bytes, and branches, which stand for other parts. The state
-is a set of positions in the shape, like that of a nondeterministic automaton. In
-calls it is small. The time of a step is proportional to its bytes and positions, for any shape.
+is a set of positions in the shape, as in a nondeterministic automaton. In calls, the set is small.
+For any shape, the time of a step is proportional to the bytes and the positions.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 POSITIONS_MAX: Final = 512  # a text with more possible positions is not followed further
 STEPS_MAX: Final = 1_024  # reads of parts for one text, which may fit in many ways
-REST_BYTES_MAX: Final = 128  # most bytes of one part returned at once; clients choose long names
+REST_BYTES_MAX: Final = 128  # most bytes of a part that are returned at once: names may be long
 COMPLETE: Final = -1  # state of a part that has read all of its text
 MISMATCH: Final = -2  # state of a part that the text does not fit
 
@@ -103,7 +103,7 @@ class JsonString(Reader):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextUntil(Reader):
-    """Reads any text and the mark that ends it. The state is the number of read mark bytes."""
+    """Reads any text and the mark that ends it. The state counts the read bytes of the mark."""
 
     end: bytes
 
@@ -213,7 +213,7 @@ class Repeated(Branch):
 
 @dataclass(slots=True)
 class Order:
-    """Whether members come in their order. All objects of a shape share it, and it may change."""
+    """Whether members come in the schema's order. One changeable Order serves a whole shape."""
 
     is_kept: bool = True
 
@@ -227,7 +227,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members(Branch):
-    """Members with separators between them, in their order, or in any if no order is kept.
+    """Members with separators between them, in the given order unless `order` allows any.
 
     The state has a bit for each member that was read, so it does not grow with the number of
     possible orders.
@@ -333,7 +333,7 @@ def common_prefix(texts: Sequence[bytes]) -> bytes:
 
 
 def _readers(positions: Iterable[Position | None]) -> Iterator[Position | None]:
-    """Yield the positions of readers, and the end, that the given positions stand for."""
+    """Yield what the positions stand for: positions of readers, and None for the end."""
     stack, count = list(positions), 0
     while stack:
         position = stack.pop()

@@ -42,13 +42,13 @@ class ThinkMarks:
     start: str
     end: str
     forced: tuple[int, ...]  # tokens that close the block when it has to end
-    again: int | None = None  # token that would begin another block after `forced`; None = none can
+    again: int | None = None  # token that would begin a block after `forced`; None = no token can
     before_again: bytes = b""  # text before `again`
     others: tuple[str, ...] = ()  # other marks that end the block
 
     @property
     def is_first_only(self) -> bool:
-        """Whether the only block begins the answer; otherwise blocks may begin anywhere."""
+        """Whether a block may stand only at the answer's beginning, rather than anywhere."""
         return self.again is None
 
 
@@ -81,7 +81,7 @@ def _close(tokenizer: Any, end: str) -> str:
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except StartError:  # the template does not end
+    except StartError:  # the template runs without end
         raise
     except Exception as error:  # a template may raise anything; then the default is used
         log.debug("template probe refused: %s", error)
@@ -104,7 +104,7 @@ class ThinkingBudget:
         is_open: bool,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        """`budget` is how many tokens all blocks may have; `is_open`: the prompt has begun one."""
+        """`budget` is how many tokens all blocks may have; `is_open`: the prompt began a block."""
         assert marks.forced, "nothing would end the block"
         self._marks = marks
         self._left = budget
@@ -165,7 +165,7 @@ class ThinkingBudget:
             self._may_open = not self._marks.is_first_only
 
     def _opens_block(self) -> bool:
-        """Return whether the written text opens a block; if it cannot any more, stop looking."""
+        """Return whether the written text opens a block; stop looking once no block can open."""
         start = self._marks.start.encode()
         if not self._marks.is_first_only:
             return start in self._tail
@@ -203,7 +203,7 @@ class _PositionMask:
         return self.forced is None and self.mask is None and not self.banned
 
     def masked(self, logits: mx.array) -> mx.array:
-        """Return `logits` (1, vocabulary), -inf where a token may not come."""
+        """Return `logits` (1, vocabulary), with -inf for tokens that may not come."""
         assert logits.ndim == 2, logits.shape
         width = logits.shape[-1]
         if self.forced is not None:
@@ -249,11 +249,11 @@ class TokenMask:
         self._banned = banned
         self._seen = 0  # tokens of the answer
         self._draft: tuple[int, ...] = ()  # the draft of `_position_masks`
-        # Before each token of the draft that may come, and after the last of them:
+        # Masks before each token of the draft that may come, and after the last such token:
         self._position_masks: list[_PositionMask] = []
 
     def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Return `logits` (1, vocabulary), -inf where a token must not follow `tokens` (n,).
+        """Return `logits` (1, vocabulary), with -inf for tokens that must not follow `tokens` (n,).
 
         `tokens` are the prompt and the answer. They are read only if a constraint depends on them.
         """
@@ -357,12 +357,12 @@ class TokenMask:
         return forced[: len(self._masks_without_grammar(forced)) - 1]
 
     def _masks_for(self, draft: Sequence[int]) -> list[_PositionMask]:
-        """Return a mask before each token of a draft that may come, and one after them."""
+        """Return the masks before each token of a draft that may come, and after the last one."""
         draft = tuple(draft)
         if not self._position_masks or self._draft[: len(draft)] != draft:
             position_masks = self._masks_without_grammar(draft)
             if self._answer is not None and position_masks[0].forced is not None:
-                # A forced token may break the grammar, which fails only when it is used.
+                # A forced token may break the grammar, which fails only when used.
                 position_masks = list(
                     itertools.takewhile(lambda allowed: allowed.forced is not None, position_masks)
                 )

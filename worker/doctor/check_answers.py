@@ -1,7 +1,7 @@
 """Checks answers against cold answers, and measures the cost of forwards that verify drafts.
 
-The answers are warm, in exact and in default mode, rewound, restored, batched and drafted. Each
-conversation runs through a separate KV manager, in the way that the scheduler uses one.
+The checked answers are warm (in exact and in default mode), rewound, restored, batched or drafted.
+Each conversation has its own KV manager and uses it as the scheduler does.
 Owner: the inference thread.
 """
 
@@ -48,13 +48,13 @@ from hearth.worker.prompt.prefill_cuts import SYSTEM_STEP_MAX
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
 DEFAULT, BATCHES, DRAFTS = "default", "batches", "drafts"
 FORKED_TURN: Final = 2  # index of the canary's turn that is replaced by another message
-LENGTHS: Final = (40, 47, 55, 61)  # prompt tokens of the sequences in a batch, which pads them
+LENGTHS: Final = (40, 47, 55, 61)  # prompt tokens of the sequences in a batch, to be padded
 STEPS: Final = 6  # tokens decoded for each sequence
 ROW_COUNTS: Final = (2, 4, 8)  # rows of a verifying forward; no forward has more
 WARM_UP_STEPS: Final = 3  # first forwards of a shape, which are not counted
 TIMED_FORWARDS: Final = WARM_UP_STEPS + 5
 CUTS_BESIDE_CHUNKS: Final = 16  # highest number of message headers in a canary
-SPARE_ROWS: Final = 3  # times the last prompt: the slot, the kept KV, and the KV being restored
+SPARE_ROWS: Final = 3  # copies of the last prompt's KV: in the slot, kept, being restored
 
 
 # ---------------------------------------------------------------- a conversation with kept KV
@@ -81,7 +81,7 @@ def bytes_needed(layers: LayerMap, depth: int, chunk: int) -> int:
 class KnownAnswer:
     """Drafts the known `tokens` of an answer, and repeats the last token after them.
 
-    A forward with a draft has `rows` rows. `forwards` has the rows of each verifying forward.
+    A forward with a draft has `rows` rows. `forwards` lists the rows of each verifying forward.
     """
 
     def __init__(self, tokens: Sequence[int], rows: int) -> None:
@@ -239,7 +239,7 @@ def check_cold(context: CheckContext) -> Steps:
 
 
 def check_exact(context: CheckContext) -> Steps:
-    """Run the canary in exact mode, rewind it, restore it: all answers must equal cold bits."""
+    """Run the canary in exact mode, rewind it, restore it: all bits must equal the cold ones."""
     kept = KeptConversation(context, is_exact=True)
     prompts = context.prompts()
     found, lost = [], 0
@@ -272,7 +272,7 @@ def check_default(context: CheckContext) -> Steps:
 def _check_rewinds(
     context: CheckContext, kept: KeptConversation, prompts: list[list[int]]
 ) -> Steps:
-    """Replace a late turn by another message, then by itself: the slot is rewound each time."""
+    """Replace a late turn by another message, then put the turn back: the slot is rewound twice."""
     assert context.canary is not None
     history = prompts[FORKED_TURN - 1] + context.cold[FORKED_TURN - 1].tokens
     forked = history + list(context.canary.other)
@@ -322,7 +322,7 @@ def check_batches(context: CheckContext) -> Steps:
     """Decode four sequences alone, then in one batch: the answers must not depend on the batch.
 
     Each prompt is also read in two forwards instead of one. A batch may change the answer no more
-    than this does.
+    than this split does.
     """
     if not context.engine.decoder.is_mergeable:
         raise LeftOut("this model's sequences do not share forwards")
@@ -410,7 +410,7 @@ def costs_in(figures: Mapping[str, Figure]) -> dict[int, float]:
 
 
 def _row_costs(context: CheckContext) -> Generator[None, None, dict[int, float]]:
-    """Return the cost of a forward after the canary by its rows; one row costs 1."""
+    """Return the cost of a forward after the canary, by number of rows; one row costs 1."""
     ids = context.prompts()[-1]
     fed = TIMED_FORWARDS * sum((1, *ROW_COUNTS))
     context.require_bytes(context.layers().slot_bytes(len(ids) + fed, None), "the canary's KV")
@@ -437,7 +437,7 @@ def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def _verified(context: CheckContext) -> Generator[None, None, dict[int, Difference]]:
-    """Return the difference from decoding one by one, by the number of rows of a forward."""
+    """Return the difference from decoding token by token, by the number of rows of a forward."""
     kept = KeptConversation(context, is_exact=True)
     found: dict[int, list[Difference]] = {rows: [] for rows in ROW_COUNTS}
     for ids, cold in zip(context.prompts(), context.cold, strict=True):

@@ -1,6 +1,6 @@
 """Holds what checks share: the model, the canary, the time that is left, the results so far.
 
-It also has what checks compare with: a model's forwards as mlx-lm runs them, without Hearth, and
+For comparison, the module also runs a model's forwards as mlx-lm does, without Hearth, and computes
 the difference between two answers with the same tokens.
 """
 
@@ -54,7 +54,7 @@ class Canary:
 
     @property
     def depth(self) -> int:
-        """Tokens of the last prompt."""
+        """The number of tokens of the last prompt."""
         return sum(map(len, self.turns)) + (len(self.turns) - 1) * self.answer_tokens
 
 
@@ -132,11 +132,11 @@ class CheckRules:
 class CheckContext:
     """One run of the checks. Owner: the inference thread.
 
-    Invariant: there is no KV in it between two checks; only figures and answers of a check stay.
+    Invariant: between two checks the context holds no KV; only figures and answers stay.
     """
 
     loaded: LoadedModel
-    engine: Engine  # used by the checks alone, and so is its decoder
+    engine: Engine  # the checks' own engine, with its own decoder
     rule: CutRule
     rules: CheckRules
     room: Callable[[], int]  # returns the bytes that may be allocated now
@@ -286,15 +286,15 @@ ROUNDING_OF_16_BITS: Final = 0.25
 # A smaller difference counts as rounding, however little another cut of the prompt changed.
 FLOOR: Final = {"float32": 1e-4}
 FLOOR_OF_16_BITS: Final = 0.03
-NOISE_FACTOR: Final = 4.0  # times the difference that another cut of the same tokens makes
+NOISE_FACTOR: Final = 4.0  # multiple of the difference that another cut of the same tokens makes
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How far one answer's log probabilities are from another's."""
 
-    tokens: int  # compared
-    equal_tokens: int  # compared tokens with the same greedy choice
+    tokens: int  # number of compared tokens
+    equal_tokens: int  # number of compared tokens with the same greedy choice
     largest: float  # largest difference of a log probability; NaN if one is no number
     relative: float  # largest difference, divided by the spread of its row
 

@@ -3,8 +3,8 @@
 Both dtypes are compared with float32. Answers in bfloat16 cannot be the measure: they lie some
 eight times as far from float32 as answers in float16, so that even the likeliest token differs at
 some positions. The model may serve requests at the same time. Its weights stay where they are and
-are cast only for computing: layer by layer, and weights outside of layers (the embedding, the head)
-for a whole forward.
+are cast only for computing: one layer at a time, but weights outside of layers (the embedding, the
+head) for a whole forward.
 Owner: the inference thread.
 """
 
@@ -86,7 +86,7 @@ def _root(loaded: LoadedModel) -> Any:
 
 
 def _weight_slots(loaded: LoadedModel) -> tuple[dict[int, list[WeightSlot]], list[WeightSlot]]:
-    """Return the slots of weights that may be cast: by the id of their layer, and all others."""
+    """Return the slots of weights that may be cast: those of each layer by its id, and others."""
     towers = [loaded.vision.model] if loaded.vision is not None else []
     found = list(float_leaves(_root(loaded), cast_rule(_root(loaded), *towers)))
     layer_of = {
@@ -137,7 +137,7 @@ class DtypeComparison:
         yield
 
     def logits(self, tokens: Sequence[int], name: str) -> mx.array:
-        """Return logits (n, vocabulary) as float32 of a forward in the named dtype."""
+        """Return a forward's logits (n, vocabulary) in the named dtype, as float32."""
         model, cache = self.loaded.model, self.caches[name]
         ids = mx.array([list(tokens)])
         if name == "bfloat16":

@@ -58,7 +58,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def model_facts(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
-    """Return a report's facts about the model: a hub's id, but no name of a directory."""
+    """Return a report's facts about the model, with a hub's id but no directory's name."""
     facts = loaded.facts
     is_local = Path(facts.path).expanduser().exists() or facts.path.count("/") != 1
     name = "a local checkpoint" if is_local else facts.path
@@ -93,10 +93,10 @@ def loaded_blas() -> str:
     A BLAS computes MLX's fp32 products on the CPU, and another BLAS gives other last bits. "" means
     that MLX calls no BLAS.
 
-    OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE. As a small libblas.so.3 may
-    load it, its configuration with version and core is part of the identity. The number of threads
-    changes no bit (measured with 1 and 2 threads, eight shapes). Accelerate has no file, but a
-    version of macOS.
+    OpenBLAS chooses its kernels by the CPU, or by OPENBLAS_CORETYPE. A small libblas.so.3
+    may load OpenBLAS, so the configuration, with version and core, is part of the identity. The
+    number of threads changes no bit (measured with 1 and 2 threads, eight shapes). Accelerate has
+    no file; the version of macOS stands for it.
     """
     if sys.platform == "darwin":
         return f"Accelerate of macOS {platform.mac_ver()[0]}"

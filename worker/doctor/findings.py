@@ -74,7 +74,7 @@ class Findings:
     float16: bool | None = None  # whether float16 replaces the checkpoint's bfloat16
     # Cost of a forward by its number of tokens of one sequence; one token costs 1.
     row_costs: Mapping[int, float] | None = None
-    drafts_alike: bool | None = None  # whether long forwards chose the same tokens
+    drafts_alike: bool | None = None  # whether drafts leave the chosen tokens unchanged
     made_at: float = 0.0  # seconds since 1970
     attempts: int = 0  # runs that began; none of them has ended if `checks` is empty
 
@@ -115,7 +115,7 @@ class FindingsFile:
         write_small_file(self._path, self._digest(text).encode() + b"\n" + text)
 
     def _digest(self, text: bytes) -> str:
-        """Return the digest at the beginning of the file: a start trusts only an intact file."""
+        """Return the digest at the beginning of the file: a server trusts only an intact file."""
         return xxh3_128(self._subject.file_name.encode() + text).hexdigest()
 
     def _miss(self, reason: str) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def is_due(found: Findings | None, dtype: str) -> bool:
-    """Whether checks of weights of `dtype` are still to be run."""
+    """Return whether weights of `dtype` still have to be checked."""
     return (
         found is None
         or found.dtype != dtype

@@ -30,7 +30,7 @@ PROBE_TOKENS: Final = 256
 FORWARD_S_MAX: Final = 2.0  # a request, and a Mac's display, may wait for one forward
 FORWARD_TOKENS_MAX: Final = 2048
 CHUNKS: Final = (256, 512, 1024, 2048)
-CHUNK_GAIN_MIN: Final = 0.10  # another chunk turns kept canonical KV into fast KV
+CHUNK_GAIN_MIN: Final = 0.10  # least gain, as another chunk makes kept canonical KV fast KV
 READ_ROUNDS: Final = 3  # rounds over all sizes; the first warms kernels up and is not counted
 # How much the checks of the canary read and decode, in lengths of its last prompt and in answers:
 # cold, exact, default, forks, drafts. Rows that verify a draft count at their cost on a GPU: four
@@ -41,7 +41,7 @@ CANARY_SHARE: Final = 0.6  # share of the time for the canary; batches, chunks a
 ANSWER_TOKENS_MIN: Final = 4
 PIECE_BYTES: Final = 4 << 20  # a request may wait for one piece
 PIECES_MIN: Final = 4
-SYNC_EVERY: Final = 8  # pieces
+SYNC_EVERY: Final = 8  # pieces per fsync
 FREE_SHARE: Final = 0.1  # share of the disk's free bytes that may be written
 LOCK_WAIT_S_MAX: Final = 0.5
 DAY_S: Final = 86_400
@@ -204,7 +204,7 @@ def _piece(seed: bytes, number: int) -> bytes:
 
 
 def _charged(context: CheckContext, directory: Path) -> int:
-    """Return how many pieces to write, added to the day's count of writes. Raises: LeftOut."""
+    """Return how many pieces to write, and add them to the day's writes. Raises: LeftOut."""
     stat = os.statvfs(directory)
     free = int(stat.f_bavail * stat.f_frsize * FREE_SHARE)
     pieces = min(context.rules.ssd_bytes, free) // PIECE_BYTES

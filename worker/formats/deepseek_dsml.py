@@ -15,13 +15,13 @@ from hearth.worker.formats.shared.format_parts import (
 
 MARKS: Final = ("｜DSML｜", "｜｜DSML｜｜", "｜GCML｜")
 BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # names in V4.1, V3.2, V4 and GigaChat
-# Models also write block other's blocks, doubled bars, misspelt blocks, and calls without a block.
+# Models also write each other's blocks, doubled bars, misspelt blocks, and calls without a block.
 _MISSPELT: Final = (" call", "function_call", "tool_call")
 _BETWEEN: Final = ("<|message_sep|>",)  # messages of GigaChat
 
 
 def _form(tag: str) -> TagForm:
-    """Return the form with tags that begin with `tag`: the mark, and the blank after it, if any."""
+    """Return the form with tags that begin with `tag`: the mark, and a blank in some formats."""
     return tag_form(
         (f'<{tag}invoke name="', '">\n'),
         (f'<{tag}parameter name="',),

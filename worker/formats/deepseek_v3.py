@@ -1,4 +1,4 @@
-"""The formats of DeepSeek V3, R1 and V3.1: a name and JSON, with marks around function call."""
+"""The formats of DeepSeek V3, R1 and V3.1: a name and JSON, with marks around each call."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -36,7 +36,7 @@ RESULT, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end�
 
 
 def _tools(functions: Sequence[dict[str, Any]]) -> str:
-    """Return the text that shows V3.1 its tools, as its model card has it."""
+    """Return the text that shows V3.1 its tools, as the model card does."""
     shown = [
         f"### {function['name']}\nDescription: {function.get('description') or ''}\n\n"
         f"Parameters: {written_numbers.dumps(function.get('parameters') or {})}"

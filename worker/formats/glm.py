@@ -23,7 +23,7 @@ HY = "<tool_call:"  # a suffix follows, which differs between checkpoints
 
 
 def _hy(words: ModelWords) -> ModelFormat:
-    """Return the format of Hy3 or Hy4 with the vocabulary's marks; only Hy3's name has an end."""
+    """Return the format of Hy3 or Hy4 with the vocabulary's marks; only Hy3 marks a name's end."""
     start = next(word for word in words.vocabulary if word.startswith(HY))
     suffix = start.removeprefix("<tool_call").removesuffix(">")
     end, sections_end, name_end = (
@@ -60,7 +60,7 @@ def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> Model
 
 
 def _read(context: CallContext) -> ParserSteps[None]:
-    """Read the call of the name that stands here, if a line begins with it."""
+    """Read the call of the name that stands here, if the name begins a line."""
     buffer, name = context.buffer, context.section.start.removesuffix("\n{")
     if buffer.char_before(0) not in ("", "\n", ">"):
         raise UnreadableOutput
@@ -86,7 +86,7 @@ FORMATS = (
     ),
     _bare("tool_call", "arg_key", "arg_value", "<arg_key>", leaves_thinking_open=True),
     _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
-    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # GLM's names of keys
+    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # keys and values named as GLM's
     ModelFormat(
         matches=lambda words: any(word.startswith(HY) for word in words.vocabulary), for_model=_hy
     ),

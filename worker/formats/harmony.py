@@ -60,7 +60,7 @@ class HarmonyParser:
     """Parses one answer. Owner: the inference thread.
 
     Text outside of any message is content: the model has left the format. A header without a
-    message is dropped. A message begins a new line after another of its channel.
+    message is dropped. A message begins a new line if a message of the same channel came before.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ FORMATS = (
         matches=lambda words: words.vocabulary >= {CALL, END, NEXT},
         thinking=(THINK, END),
         framing=(NEXT, END, TEXT, CALL, "<|content_xml|>", "<|content_invoke_tool_text|>"),
-        # The pattern with NUL matches only partially: where the answer is cut off in a call.
+        # The part with NUL can only match partially, where an answer is cut off in a call.
         header=regex.compile(
             r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"
             r"|(?<=<\|content_invoke_tool_json\|>)[^<]*+\x00"

@@ -1,4 +1,4 @@
-"""The format of K2 Horizon: elements as GLM's, with other names, in one section."""
+"""The format of K2 Horizon: elements like GLM's with other names, in one section."""
 
 from dataclasses import replace
 from typing import Final

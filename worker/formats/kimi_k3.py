@@ -1,4 +1,4 @@
-"""The format of Kimi K3: thinking, response, calls and arguments are parts with open and close.
+"""The format of Kimi K3: marks open and close thinking, response, each call and each argument.
 
 ...<|close|>think<|sep|><|open|>response<|sep|>...<|close|>response<|sep|>
 <|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...

@@ -1,4 +1,4 @@
-"""The formats of MiniMax M2 and M3; in M3's a mark stands before every tag, nested or not."""
+"""The formats of MiniMax M2 and M3; in M3's, a mark stands before every tag, nested or not."""
 
 from typing import Final
 
@@ -26,7 +26,7 @@ START, END = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 def unfold(tools: RequestTools, name: str, key: str, text: str) -> str:
     """Return the JSON of an argument whose members and items may be elements."""
     first, *pieces = text.split(MARK)
-    # For each open element: its key, the tools that know its type, its text, its members' values.
+    # For each open element: its key, the tools that have its type, its text, its members' values.
     opened: list[tuple[str, RequestTools, str, list[tuple[str, str]]]] = [(key, tools, first, [])]
     for piece in [*pieces, *["</"] * (len(pieces) + 1)]:
         tag, _, text = piece.lstrip().removeprefix("<").partition(">")

@@ -35,7 +35,7 @@ FORMATS = (
     ModelFormat(
         matches=lambda words: START in words.template,
         thinking=(f"to=self{MESSAGE}", MESSAGE_END),
-        # Another message may begin within thinking, without an end mark between.
+        # Another message may begin within thinking, without an end mark before it.
         framing=(
             f" to={{name}}{MESSAGE}",
             f"to={{name}}{MESSAGE}",
@@ -46,7 +46,7 @@ FORMATS = (
             START,
             END,
         ),
-        # The pattern with NUL matches only partially: where the answer is cut off in a tag.
+        # The part with NUL can only match partially, where an answer is cut off in a tag.
         header=regex.compile(
             r"\s*+(?:(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>|</?+atem:[^<>]*+\x00)"
         ),

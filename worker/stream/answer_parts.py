@@ -20,7 +20,7 @@ class AnswerPart:
     channel: Channel
     text: str  # text, or the next piece of a call's JSON arguments
     name: str = ""  # name of the called tool, in the first piece of a call
-    # In content: (number of characters, position of their end in what the model wrote).
+    # Of content: pairs of a number of characters and their end position in the model's text.
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     call_id: str = field(default="", compare=False)  # the id that the model wrote, "" without one
 
@@ -43,15 +43,15 @@ class AnswerParts:
 
 
 class AnswerStopped(Exception):
-    """The content holds a stop string: the text after it is not read."""
+    """The content holds a stop string: the text after the string is not read."""
 
 
 class StopMatcher:
     """Passes text through, holding back only what may be the beginning of a stop string.
 
     Invariants: the returned texts are the input up to the first complete stop string, however the
-    input was cut into pieces. Of several stop strings with the same end the
-    longest counts. The text that is held back is shorter than the longest stop string.
+    input was cut into pieces. Of several stop strings with the same end, the longest counts.
+    The text that is held back is shorter than the longest stop string.
     Owner: the inference thread.
     """
 
@@ -78,7 +78,7 @@ class StopMatcher:
         return shown
 
     def finish(self) -> str:
-        """Return the text that was held back: no stop string can complete any more."""
+        """Return the text that was held back: no stop string can be completed any more."""
         shown, self.held_back = self.held_back, ""
         return shown
 
@@ -97,11 +97,11 @@ class AnswerCollector:
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
         self.matcher = StopMatcher([])
-        self.content_end = 0  # position in what the model wrote, at which the sent content ends
+        self.content_end = 0  # position in the model's text at which the sent content ends
 
     @property
     def position(self) -> int:
-        """How many characters were read of what the model wrote."""
+        """How many characters of the model's text were read."""
         return self._buffer.position
 
     def text(self, channel: Channel, text: str, chars_after: int = 0) -> None:
@@ -277,12 +277,12 @@ class ContentWriter:
             str
         ] = []  # blanks; the text after them decides whether they are content
         self._before = ""  # the pending blanks before the call
-        self._pending_end = 0  # position in what the model wrote, at which the blanks end
+        self._pending_end = 0  # position in the model's text at which the blanks end
         self._is_empty = True
         self._is_after_call = False
         self._begins_line = False  # whether the next text begins a line, as a message has ended
         self._skips_newlines = False  # newlines here belong to the think block before them
-        self.is_fresh = True  # whether only blanks followed the beginning, call or think block
+        self.is_fresh = True  # whether only blanks came after a call, a block or the beginning
         self._since_fence: list[str] = []  # the written content from the last fence on
 
     def write(self, text: str) -> None:

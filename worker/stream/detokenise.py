@@ -1,4 +1,4 @@
-"""Turns token ids into text one at a time, byte for byte as decoding all of them at once does.
+"""Turns token ids into text one at a time, with the same bytes as decoding all ids at once.
 
 A character with bytes in several tokens appears with its last byte. An unfinished character at the
 end of a generation is dropped, and no U+FFFD stands for it.
@@ -37,7 +37,7 @@ class Vocabulary:
     def detokeniser(self, context_ids: Sequence[int] = ()) -> Detokeniser:
         """Return a new detokeniser; `context_ids` are the tokens before its text.
 
-        Special tokens among the context count as no text: after them alone a text begins.
+        Special tokens in the context have no text: after special tokens alone, a text begins.
         """
         if self._table is None:
             detokeniser: Detokeniser = _ByDecoding(self._tokenizer.decode)
@@ -76,7 +76,7 @@ class _FromBytes:
 
 
 class _ByDecoding:
-    """Decodes with the tokenizer where its decoder is neither byte-level nor byte-fallback.
+    """Decodes with a tokenizer whose decoder is neither byte-level nor byte-fallback.
 
     Each text is what the new tokens add to the text of the tokens before them, because a decoder
     may treat the first token differently. Owner: the inference thread.

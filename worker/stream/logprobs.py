@@ -9,7 +9,7 @@ from hearth.worker.stream.detokenise import Vocabulary
 
 
 def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary) -> TokenLogprob:
-    """Return the token with its `top` likeliest alternatives; `logprobs` is (vocabulary,)."""
+    """Return the token and its `top` likeliest alternatives; `logprobs` has shape (vocabulary,)."""
     assert logprobs.ndim == 1 and 0 <= token_id < logprobs.shape[0], (token_id, logprobs.shape)
     values, bytes_of = np.array(logprobs.astype(mx.float32)), vocabulary.token_bytes
     likeliest = _likeliest(values, min(top, len(values))) if top else []
@@ -25,7 +25,7 @@ def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary
 def _likeliest(values: NDArray[np.float32], count: int) -> list[int]:
     """Return the token ids of the `count` highest values, the highest first.
 
-    Of equal values the lower token id comes first. Sorting a whole vocabulary would take longer
+    Of equal values, the lower token id comes first. Sorting a whole vocabulary would take longer
     than some forwards.
     """
     least = np.partition(values, -count)[-count]

@@ -1,8 +1,8 @@
 """Buffers text that arrives in pieces, for parsers that wait where they cannot decide yet.
 
-A parser is a generator that yields where it needs more text. So its result does not depend on how
-the text was cut into pieces. Offsets count from `LookaheadBuffer.at`, which stays where it is while
-a method waits.
+A parser is a generator that yields where it needs more text, so that the result does not
+depend on how the text was cut into pieces. Offsets count from `LookaheadBuffer.at`, which keeps its
+place in the text while a method waits.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 ParserSteps = Generator[None, None, T]  # yields while it waits, returns its result
 WriteText = Callable[[str], None]
 
-TRIM_CHARS: Final = 4_096  # text that was read is dropped beyond so many characters
+TRIM_CHARS: Final = 4_096  # read text is dropped once it is longer than this
 KEEP_CHARS: Final = 256  # characters kept of the text already read; every mark is shorter
 
 
@@ -23,7 +23,7 @@ class UnreadableOutput(Exception):
 
 
 class Marks:
-    """A set of strings to search for. Of two marks at one position the longer counts. Immutable."""
+    """Strings to search for. Of two marks at one position, the longer counts. Immutable."""
 
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
@@ -136,7 +136,7 @@ class LookaheadBuffer:
         return is_there
 
     def offset_after(self, pattern: Any, offset: int = 0) -> ParserSteps[int]:
-        """Return the offset after the match of `pattern`: characters of a class, or escapes."""
+        """Return the offset after the match of `pattern`, which matches a run of characters."""
         while True:
             end = pattern.match(self._text, self.at + offset).end()
             offset = end - self.at
@@ -145,7 +145,7 @@ class LookaheadBuffer:
             yield
 
     def skip(self, pattern: Any) -> ParserSteps[None]:
-        """Read the match of `pattern` that begins here: characters of a class, or escapes.
+        """Read the match of `pattern` that begins here; the pattern matches a run of characters.
 
         The code is not `at += yield from offset_after(...)`: that would use `at` as it was before
         the wait, and `add` moves `at` when it drops text.
@@ -174,7 +174,7 @@ class LookaheadBuffer:
         return found
 
     def text_up_to(self, marks: Marks) -> ParserSteps[tuple[str, str]]:
-        """Read the text up to the first mark, and the mark, as `scan` does; return both."""
+        """Read the text up to the first mark and the mark itself, like `scan`; return both."""
         texts: list[str] = []
         mark = yield from self.scan(marks, texts.append)
         return "".join(texts), mark

@@ -35,14 +35,14 @@ class _WaitingText:
     entries: list[TokenLogprob]
     text: str
     start: int  # position of the text in what the model wrote
-    content: str = ""  # the part of the text that is content, after what the parser put before it
+    content: str = ""  # content of the text, with characters that the parser put before it
 
     def content_entries(self) -> list[TokenLogprob]:
         """Return entries whose bytes together are the content.
 
         Where the tokens' own bytes are not the content, the last entry gets all of the content.
         Where only a part of the text is content, only the last entry is returned. Bytes that form
-        no character stay as they are, though the content has U+FFFD for them: they name the token.
+        no character stay as they are: such bytes identify the token. The content then has U+FFFD.
         """
         entries, content_bytes = self.entries, self.content.encode()
         is_whole_and_odd = self.content == self.text and "\ufffd" in self.content
@@ -59,8 +59,8 @@ class OutputProcessor:
     Invariants: all pieces together are the answer, cut before a stop string. A token's log
     probability travels with the piece that brings the end of the token's text. So a token whose
     text is held back is not reported early, and a token within a stop string is not reported. The
-    bytes of all entries together are the content. A token with a part of its text in the content
-    has an entry with that part, and a token without content has no entry.
+    bytes of all entries together are the content. A token has an
+    entry with the part of its text that is content, and no entry without such a part.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class OutputProcessor:
     def finish(self, is_complete: bool) -> OutputPiece:
         """End the generation, and return the text that was held back, up to a stop string.
 
-        `is_complete`: the model ended its turn itself. Otherwise its last text is cut off.
+        `is_complete`: the model ended its turn. Otherwise the last text is cut off.
         """
         return self._piece(self._splitter.finish(is_complete), is_last=True)
 
@@ -132,7 +132,7 @@ class OutputProcessor:
             if self._calls > 1 and not self._is_parallel:  # one call too many
                 self.is_cut, parts = True, parts[:index]
                 break
-        # A stop string in a cut answer stands after the cut.
+        # In a cut answer, a stop string stands after the cut.
         stop = None if self.is_cut else self._collector.matcher.stop
         if parts:
             self.channel = parts[-1].channel
@@ -159,8 +159,8 @@ class OutputProcessor:
     def _entries_up_to(self, content: str, end: int) -> Iterator[TokenLogprob]:
         """Yield the entries of the texts before `end`, the position where `content` ends.
 
-        A character of `content` that the model did not write, a line break between two messages,
-        goes with the text after it.
+        The model did not write the line break between two messages in `content`. Such a line break
+        is added to the text after the break.
         """
         begin = position = end - len(content)
         unassigned = ""

@@ -40,8 +40,8 @@ class OutputMarks:
     header: Any = None  # pattern of a message's header after `framing`; None = no messages
     sections: tuple[Section, ...] = ()  # sections that hold calls
     # Properties of one model, not of a format:
-    forms: tuple[TagForm, ...] = ()  # forms of calls as elements, the model's own form first
-    tokens: frozenset[str] = frozenset()  # added tokens in the marks of its calls and thinking
+    forms: tuple[TagForm, ...] = ()  # forms of calls written as elements, the model's first
+    tokens: frozenset[str] = frozenset()  # added tokens in the marks of calls and thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,11 @@ class ReasoningAndToolParser:
             yield from self._read_think_block(is_certain=False)
 
     def _read_think_block(self, is_certain: bool = True) -> ParserSteps[None]:
-        """Read a think block from after its mark on; a block without an end is the whole answer.
+        """Read a think block after its opening mark; a block without an end is the whole answer.
 
         The model's last calls end the block, too. A block that is not `is_certain` had no opening
-        mark. Then, if no mark ends a block later in the answer, a call ends the block at its mark,
-        and without a call all of its text is content.
+        mark. If no mark later in the answer ends such a block, the first call does. Without a call,
+        the block's text is content.
         """
         self._may_close = False
         buffer, begin, decided = self._buffer, self._buffer.position, 0
@@ -228,11 +228,11 @@ class ReasoningAndToolParser:
     def _calls_of_thought(self, back: int) -> ParserSteps[int]:
         """Return the position up to which calls within thinking are only thoughts.
 
-        The calls begin `back` characters before the current position. Return 0 if all of them are
-        real: whole calls of offered tools, with nothing after them but the end of the answer, or
-        the end of the block and more calls. Calls before more thinking are thoughts, and so are
-        calls in a block before content, because the model then answered without them. A call that
-        is repeated later was a draft. No part is collected, and the buffer returns to its position.
+        The calls begin `back` characters before the current position. Return 0 if all calls are
+        real: whole calls of offered tools, followed only by the end of the answer, or by the end of
+        the block and more calls. Calls before more thinking are thoughts. Calls in a block before
+        content are thoughts, too: the model answered without a call. A call that is repeated later
+        was a draft. No part is collected, and the buffer returns to its position.
         """
         buffer, kept, here = self._buffer, self._buffer.keeps_all, self._buffer.position
         buffer.keeps_all = True
@@ -251,7 +251,7 @@ class ReasoningAndToolParser:
     def _thoughts_end(self, collector: _CallCollector, begin: int) -> int:
         """Return the position up to which the calls read from `begin` on are only thoughts.
 
-        It is the position of the last call that cannot be real. The calls after it may be real.
+        That is the position of the last call that cannot be real. Later calls may be real.
         """
         marks, calls = self._marks, collector.parts.calls
         closes = Marks(*self._think_ends).pattern.pattern
@@ -292,7 +292,7 @@ class ReasoningAndToolParser:
         self._rewind()
 
     def _is_quoted(self, mark: str) -> ParserSteps[bool]:
-        """Return whether the mark that was read is quoted, or stands in a code block with tools."""
+        """Return whether the mark that was read is quoted or, with tools, in a code block."""
         if self._options.tools and self._content.is_fenced():
             return True
         before = self._buffer.char_before(len(mark))
@@ -341,8 +341,8 @@ class ReasoningAndToolParser:
     def _read_bare_calls(self) -> ParserSteps[bool]:
         """Read calls without a mark at the beginning of the answer; False if there are none.
 
-        They are JSON, or a list of calls in Python, maybe in a fenced block. Only tools of the
-        request count: any other text is content. A list in JSON is content, too, unless the
+        The calls are JSON, or a list in Python, maybe in a fenced block. Only calls of the
+        request's tools count: any other text is content. A list in JSON is content, too, unless the
         model's format writes calls as a list.
         """
         if not self._sections or not self._options.tools:

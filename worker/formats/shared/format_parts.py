@@ -134,7 +134,7 @@ AnswerReader = Callable[
 class ModelFormat(OutputMarks):
     """The form in which a family of models writes its answers. Immutable.
 
-    `matches` tells whether a model has this format. Of several matching formats the one with the
+    `matches` tells whether a model has this format. Of several matching formats, the one with the
     lowest `rank` counts.
     """
 
@@ -144,9 +144,9 @@ class ModelFormat(OutputMarks):
     leaves_thinking_open: bool = False  # thinking may begin without its opening mark
     form: TagForm | None = None  # form of calls that are written as XML elements
     grammar: CallGrammar | None = None  # grammar of a forced call
-    analysis: str = ""  # end of prompts that have opened the thinking, without end mark
+    analysis: str = ""  # end of prompts that open a message of thinking
     read: AnswerReader | None = None  # reader of a whole answer that is a sequence of messages
-    messages: MessageGrammar | None = None  # grammar of such an answer
+    messages: MessageGrammar | None = None  # grammar of an answer of messages
     ends: tuple[str, ...] = ()  # tokens that end an answer, though the model may not list them
     part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, but not the answer
     # For templates that do not show calls, results or tools:
@@ -155,7 +155,7 @@ class ModelFormat(OutputMarks):
     tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # writes the tools
 
 
-# Kept for a moment: the formats of this program: nothing of a request
+# Kept for a moment: the formats of this program, nothing of a request
 @cache
 def all_formats() -> tuple[ModelFormat, ...]:
     """Return the formats of all modules of the folder, the lowest rank first."""

@@ -39,12 +39,12 @@ _STRAYS: Final = (
 class OutputFormat:
     """The format of one model's answers, found by its vocabulary and its template.
 
-    `model_format` is the format of the model's family. Immutable: any thread may use it, also
-    several at once.
+    `model_format` is the format of the model's family. Immutable: several threads may use it
+    at once.
     """
 
     def __init__(self, tokenizer: Any, tool_form: str = "native") -> None:
-        """`tokenizer` is mlx-lm's TokenizerWrapper; `tool_form`, how prompts show tools."""
+        """`tokenizer` is mlx-lm's TokenizerWrapper; `tool_form` says how prompts show tools."""
         vocabulary = tokenizer.get_vocab().keys()
         words = ModelWords(vocabulary, template_of(tokenizer), tool_form)
         self.model_format = model_format = format_of(words) or ModelFormat(
@@ -103,7 +103,7 @@ class OutputFormat:
     def may_think(self, prompt_tail: str) -> bool:
         """Return whether the answer may begin with a think block without its opening mark.
 
-        GLM may answer so after a prompt that neither opens nor closes thinking.
+        GLM may do this after a prompt that neither opens nor closes thinking.
         """
         return self.model_format.leaves_thinking_open and not any(
             mark in prompt_tail for mark in self.think_marks
@@ -120,12 +120,12 @@ class OutputFormat:
         """Return the splitter of one answer.
 
         `is_thinking` and `may_think` are the results of `is_thinking_open` and `may_think` for the
-        prompt. `tools` are the request's, in OpenAI's shape; they have the types of arguments that
+        prompt. `tools` are the request's tools in OpenAI's shape, with the types of arguments that
         a format writes as plain text. Without `takes_calls` the marks of calls are content. An
         answer that `is_continued` begins within content, and has no thinking at its beginning.
 
         Reasoning is the think block at the beginning of the text or after a call. Its opening mark
-        may stand in the prompt, and some models leave it out. A block that never closes is the
+        may stand in the prompt, and some models omit the mark. A block that never closes is the
         whole answer. Newlines at both ends of the block, and after it, belong to the block; each
         block begins a new line. The first closing mark of an answer without a block is left out,
         with the newlines after it.
@@ -134,7 +134,7 @@ class OutputFormat:
         that is a token of the vocabulary, or that began a cut-off call, is content only between
         quotation marks or within a fenced code block; other marks stay as written. Between two
         texts with a call between them, the blanks before the call are content; if there are none,
-        the blanks after it. All other blanks beside a call are left out.
+        the blanks after the call are. All other blanks beside a call are left out.
         """
         buffer, known = LookaheadBuffer(), RequestTools(tools)
         collector = AnswerCollector(buffer)

@@ -14,7 +14,7 @@ def python_text(name: str, arguments: dict[str, Any]) -> str:
         key: value
         for key, value in arguments.items()
         if key.isidentifier()
-        and unicodedata.normalize("NFKC", key) == key  # Python leaves it as it is
+        and unicodedata.normalize("NFKC", key) == key  # Python leaves the name as it is
         and not keyword.iskeyword(key)
     }
     others = {key: value for key, value in arguments.items() if key not in named}
@@ -25,7 +25,7 @@ def python_text(name: str, arguments: dict[str, Any]) -> str:
 
 def _python(value: Any) -> str:
     """Return a value of JSON as a Python literal on one line."""
-    # Loops instead of comprehensions use one frame a level, so that any depth of the wire fits.
+    # Loops, unlike comprehensions, take one frame per level: any depth of a request fits.
     parts = []
     if isinstance(value, dict):
         for key, item in value.items():

@@ -1,8 +1,8 @@
 """Parses the calls after a mark, in any form that the model may write there.
 
-In elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain text
-with its blanks, and the tool's schema has its type. An argument that can only be a text is written
-while it arrives.
+In elements, like `<function=NAME><parameter=KEY>VALUE</parameter></function>`, a value is plain
+text, blanks included, and the tool's schema has the value's type. An argument that can
+only be a text is written while it arrives.
 """
 
 import ast
@@ -55,7 +55,7 @@ _BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\\\n": "\\\\\\n", "\\\r": "\\\\\\r"
 
 
 def read_section(context: CallContext) -> ParserSteps[None]:
-    """Read the calls after a mark, up to their end mark or to where it is missing.
+    """Read the calls after a mark, up to the mark that ends the calls, if there is one.
 
     Raises UnreadableOutput where the next text is no call. The calls before it are written, and the
     buffer keeps the rest.
@@ -84,7 +84,7 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     `call` is the mark before a call, which may be missing; `end` is the mark after it, and
     `section_end` the mark after all calls. The pattern `head` matches up to the arguments' JSON and
     has the group "name". It may have the group "id" for the call's id. It may have the group
-    "number": if that matches nothing, the name may be an id.
+    "number": without a number, the name may be an id.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
@@ -112,7 +112,7 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
 
 
 def _read_call(context: CallContext) -> ParserSteps[None]:
-    """Read one call, in some forms several, without the mark after it."""
+    """Read one call, or several calls in some forms, but not the mark after a call."""
     buffer = context.buffer
     if (yield from buffer.take_match(_FENCE)):
         yield from buffer.skip(BLANKS)
@@ -141,7 +141,7 @@ def _read_call(context: CallContext) -> ParserSteps[None]:
 
 
 def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps[bool]:
-    """Return whether a name without a mark begins a call, which the text after it decides."""
+    """Return whether a name without a mark begins a call: the text after the name decides."""
     offset = yield from context.buffer.offset_after(BLANKS, len(head[0]))
     is_known = bool(context.tools.known_name(head["name"]))
     marks = (form.begins, "{", *context.end_marks) if is_known else (form.begins,)
@@ -216,7 +216,7 @@ class _Arguments:
         self._writer = writer
         self._name = name
         self._keys: set[str] = set()
-        # Marks that may end an argument besides its own, and marks between two arguments.
+        # Marks, besides an argument's own, that may end the argument; marks between two arguments.
         self._ends = (form.call_end, context.section.end, *(() if form.unfold else (form.begins,)))
         self._between = Marks(form.begins, form.call_end, *context.end_marks)
 
@@ -250,7 +250,7 @@ class _Arguments:
     def _argument(self, opened: Any) -> ParserSteps[bool]:
         """Write one argument; False if the text was cut off in it."""
         key = opened["key"].strip().strip("\"'")
-        # Of two arguments with one key the first counts: the second goes to an unused writer.
+        # Of two arguments with one key, the first counts: the second goes to an unused writer.
         writer = CallWriter(self._context) if key in self._keys else self._writer
         prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
         text_flag = opened.groupdict().get("text") if self._form.typed else None
@@ -278,10 +278,10 @@ class _Arguments:
         return True
 
     def _is_end(self, mark: str, value_end: str) -> ParserSteps[bool]:
-        """Return whether the mark that was read ends the argument; otherwise it is quoted.
+        """Return whether the mark that was read ends the argument; otherwise the mark is text.
 
-        The text after the mark decides. The mark may be another one if the argument's own is
-        missing.
+        The text after the mark decides. If the argument's own mark is missing, another mark may end
+        the argument.
         """
         buffer, form, context = self._context.buffer, self._form, self._context
         if mark == form.begins and mark != value_end:
@@ -313,7 +313,7 @@ class _Value:
         self._writer = writer
         self._tools = tools
         self._form = form
-        self._edge = "\n" if form.trims_newline else ""  # not part of the value, at each end of it
+        self._edge = "\n" if form.trims_newline else ""  # newline at both ends, not in the value
         self._argument = argument
         self.is_text = tools.is_text(*argument)
         self.is_json = False  # True: JSON, whatever the schema says

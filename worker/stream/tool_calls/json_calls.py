@@ -1,4 +1,4 @@
-"""Parses calls in JSON, as `{"name": ..., "arguments": {...}}`, and writes calls.
+"""Parses calls in JSON, like `{"name": ..., "arguments": {...}}`, and writes calls.
 
 Text is held back until the parser is certain that it is a call.
 """
@@ -25,7 +25,7 @@ _SEPARATORS: Final = regex.compile(r"[\s,;]*+")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The marks around a model's calls, and the reader of the calls between. Immutable."""
+    """The marks around a model's calls, and the reader of these calls. Immutable."""
 
     start: str  # "" without a mark
     end: str = ""
@@ -33,7 +33,7 @@ class Section:
     takes_any_name: bool = True  # False: only calls of the request's tools count
     is_head: bool = False  # the mark is the beginning of the call itself
     follows_name: bool = False  # the name of a tool stands before the mark
-    quote: str = ""  # mark around strings without escapes
+    quote: str = ""  # mark around strings; such strings have no escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class CallContext:
     tools: RequestTools
     on_call: Callable[[], None]  # runs before each call is written
     section: Section  # the section of the calls
-    forms: tuple[TagForm, ...]  # forms of calls as elements, the model's own form first
+    forms: tuple[TagForm, ...]  # forms of calls written as elements, the model's first
 
     def write(self, name: str, arguments: str, call_id: str = "") -> None:
         """Write a whole call; `arguments` is a JSON object or another text.
 
-        Another text becomes the argument of a tool whose only argument is a text.
+        Text that is no object becomes the argument of a tool whose only argument is a text.
         """
         writer = CallWriter(self, call_id)
         sole = self.tools.sole_text(name)
@@ -86,7 +86,7 @@ class CallWriter:
         return "".join(self._texts)
 
     def open(self, name: str, *, is_id: bool = False) -> None:
-        """Begin the call of the tool `name`; with `is_id`, `name` may be an id in its place.
+        """Begin the call of the tool `name`; with `is_id`, `name` may be an id of the tool.
 
         Raises UnreadableOutput for an empty name.
         """
@@ -110,7 +110,7 @@ class CallWriter:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Which objects are accepted as a call. Immutable."""
+    """Says which objects are accepted as a call. Immutable."""
 
     any_name: bool = True  # also objects with the name of an unknown tool
     any_order: bool = True  # also objects with the arguments before the name
@@ -247,10 +247,10 @@ class _CallObjectParser:
             raise UnreadableOutput
 
     def _finish(self, is_closed: bool) -> ParserSteps[None]:
-        """Write the parts that are not written yet. Raises UnreadableOutput if it is no call."""
+        """Write the rest of the call. Raises UnreadableOutput if the object is no call."""
         buffer, is_known = self._context.buffer, bool(self._context.tools.known_name(self._name))
         if self._trust.has_id and is_known and self._writer.text and not is_closed:
-            self._writer.open(self._name)  # only its id was not written
+            self._writer.open(self._name)  # only the call's id may be missing
         if self._writer.is_open:
             return
         is_over = not (yield from buffer.peek())

@@ -36,14 +36,15 @@ _LITERALS: Final = {
     **{"true": "true", "false": "false", "null": "null"},
     **{"True": "true", "False": "false", "None": "null"},
 }
-# A key in quotes of one kind, and its colon. A longer text than 80 characters counts too.
+# A key in quotes of one kind, and its colon. Text of more than 80 characters also counts as a key.
 _KEYS: Final = {
     quote: regex.compile(
         rf"{quote}(?:[^{quote}\\\n]|\\.){{0,80}}+(?:{quote}\s*+:|[^{quote}])", regex.DOTALL
     )
     for quote in "\"'"
 }
-# Characters that never stand directly after the end of JSON, as in "awk '{print "x"}' file".
+# Characters that never directly follow the end of JSON. Before such a character, a quote and
+# brackets are text of a string: "awk '{print "x"}' file".
 _NEVER_FOLLOW: Final = frozenset("'\"/\\)$|&")
 
 
@@ -59,7 +60,7 @@ class _Frame:
 class LenientJsonParser:
     """Reads values from a buffer and writes them as strict JSON.
 
-    The JSON ends at one of the marks `ends`. Inside a string such a mark counts only before a raw
+    The JSON ends at one of the marks `ends`. Inside a string, such a mark counts only before a raw
     newline or the end of the text. Some formats put the mark `quote` around strings; these strings
     have no escapes. `outer` holds the opening brackets around the next value.
     Owner: the inference thread.
@@ -84,8 +85,8 @@ class LenientJsonParser:
     def value(self, write: WriteText) -> ParserSteps[bool]:
         """Write the next value, and return whether it was complete.
 
-        An incomplete value is closed, unless the text was cut off in it. Without a value, nothing
-        is written.
+        An incomplete value is closed, unless the text was cut off in the value. Without a value,
+        nothing is written.
         """
         self._frames = []
         prefix: str | None = ""
@@ -134,7 +135,7 @@ class LenientJsonParser:
     # ------------------------------------------------------------ one value
 
     def _begin(self, prefix: str, write: WriteText) -> ParserSteps[None]:
-        """Write the value that begins here; of an object or array only its opening bracket."""
+        """Write the value that begins here, but only the opening bracket of an object or array."""
         self._is_unclosed = False
         char = yield from self.blanks()
         mark = yield from self._opening_quote()
@@ -159,7 +160,7 @@ class LenientJsonParser:
             self._frames[-1].count += 1
         write(text)
 
-    # ------------------------------------------------------------ what stands between values
+    # ------------------------------------------------------------ between values
 
     def _next(self, write: WriteText) -> ParserSteps[str | None]:
         """Return the JSON to write before the next value; None if there is no more value.
@@ -251,7 +252,7 @@ class LenientJsonParser:
                 write(mark)
 
     def _escape(self, write: WriteText) -> ParserSteps[None]:
-        """Write the character that an escape stands for; a backslash if it is no escape."""
+        """Write the character that an escape stands for; without an escape, write a backslash."""
         char = yield from self._buffer.peek()
         if char == "u":
             found = yield from self._buffer.take_match(_HEX, 1)
@@ -282,7 +283,7 @@ class LenientJsonParser:
         return "" if code < 0xDC00 and (yield from self._ends_in_escape()) else "\ufffd"
 
     def _ends_in_escape(self) -> ParserSteps[bool]:
-        """Return whether the text was cut off where an escape may stand, or within the escape."""
+        """Return whether the text was cut off within an escape, or where an escape may begin."""
         if self._buffer.is_complete:
             return False
         end = int((yield from self._buffer.starts("\\")))
@@ -291,7 +292,7 @@ class LenientJsonParser:
         return not (yield from self._buffer.peek(end))
 
     def _is_closing(self, quote: str) -> ParserSteps[bool]:
-        """Return whether the quote that was read closes its string: the text after it decides."""
+        """Return whether the next text shows that the quote that was read closes its string."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
         blanks = yield from self._buffer.offset_after(_BLANKS)
         offset = blanks

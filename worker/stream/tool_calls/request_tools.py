@@ -59,10 +59,10 @@ class RequestTools:
         return ""
 
     def called_tool(self, name: str, arguments: str, *, is_id: bool = False) -> str:
-        """Return the name of the called tool; `name` may be an id that stands in its place.
+        """Return the name of the called tool; `name` is the name or an id.
 
         An id stands for the one tool that takes all of the arguments and requires no others.
-        `is_id`: a name that is no tool's counts as an id, whatever it looks like.
+        `is_id`: any name that no tool has counts as an id.
         """
         found, given = self.known_name(name), object_or_text(arguments)
         is_id = is_id or bool(_ID.fullmatch(name.strip()))
@@ -93,9 +93,10 @@ class RequestTools:
     def argument_json(self, name: str, argument: str, text: str, *, guesses: bool = False) -> str:
         """Return the JSON of an argument that a format without types wrote as `text`.
 
-        If the schema allows a text, the value stays that text. Otherwise it is the JSON that the
-        text reads as, provided that the schema has its type; digits stay as written. Without a
-        type in the schema only lists and objects are read as JSON, with `guesses` all values.
+        If the schema allows a text, the value stays that text. Otherwise the text is
+        read as JSON, provided that the schema allows the type of the result; digits stay as
+        written. If the schema has no type, only lists and objects are read as JSON; with
+        `guesses`, all values are.
         """
         types = self._types(name, argument)
         found = as_json(text)
@@ -108,7 +109,7 @@ class RequestTools:
         return found if may_be else f'"{json_text(text)}"'
 
     def member_tools(self, name: str, argument: str) -> "RequestTools":
-        """Return tools whose arguments are the members of `argument`; its items are `item`."""
+        """Return tools whose arguments are the members of `argument`; a list's items are `item`."""
         root, schema = self._parameters(name), self.arguments(name).get(argument)
         members: dict[str, Any] = {}
         for part in islice(_schemas_of(schema, root, NESTING_MAX), TYPES_MAX):

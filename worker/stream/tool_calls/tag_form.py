@@ -1,4 +1,4 @@
-"""Describes calls that are elements, as `<invoke name="f"><parameter name="k">v</parameter>`.
+"""Describes calls written as elements: `<invoke name="f"><parameter name="k">v</parameter>`.
 
 One description serves for writing a call and for reading it.
 """
@@ -12,7 +12,7 @@ import regex
 
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
-MAY_BREAK: Final = "\n?"  # marks in a form where a newline is allowed
+MAY_BREAK: Final = "\n?"  # in the marks of a form: a newline may stand here
 _ATTRIBUTE: Final = re.compile(r'(.*?) (\w+)="$', re.DOTALL)
 
 
@@ -36,14 +36,14 @@ class TagForm:
     after_call: str = ""  # text written after `call_end`
     is_bare: bool = False  # no mark stands before the name
     has_lines: bool = False  # templates end the line after each parameter
-    # For tags that name the value's type: the text before a value that is text, then the texts
-    # before values that are JSON. `opens` then has the group "text", "true" or "string" for text.
+    # For tags that name the value's type: the text before a value of text, then the texts before
+    # values of JSON. `opens` then has the group "text", "true" or "string" for text.
     typed: tuple[str, ...] = ()
-    gap: str = ""  # text between a value that is no text and its end
+    gap: str = ""  # text before the end of a value of JSON or of fixed choices
     trims_newline: bool = False  # a newline at each end of a value is not part of the value
     guesses_types: bool = False  # values without a type in the schema get the type they look like
-    # Makes JSON of an argument whose value may consist of elements. Then "{}" in `value_end` stands
-    # for the key.
+    # Makes JSON of an argument whose value may consist of elements. With `unfold`, "{}" in
+    # `value_end` stands for the key.
     unfold: Callable[[RequestTools, str, str, str], str] | None = None
     # Patterns around arguments that are one JSON object:
     json_opens: Any = regex.compile(r"(?=\{)")
