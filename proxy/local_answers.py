@@ -74,7 +74,7 @@ class LocalAnswers:
         """Answer with the token count of the prompt; `target` is ParsedRequest's.
 
         Raises:
-            RequestError: nothing was sent; so in all methods here.
+            RequestError: nothing was sent. This holds for every method of the class.
         """
         request = await self._parse(exchange, dialect, body, target)
         counted = await exchange.while_connected(self.pool.count(request))

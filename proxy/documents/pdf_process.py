@@ -39,7 +39,7 @@ def answer_of(data: bytes) -> dict[str, Any]:
         return {"refused": "pdf_too_large", "count": 0}
     except _LOCKED:
         return {"refused": "pdf_encrypted", "count": 0}
-    except Exception:  # pypdf raises whatever a broken file leads it to
+    except Exception:  # a broken file may make pypdf raise any error
         return {"refused": "pdf_invalid", "count": 0}
 
 

@@ -76,7 +76,7 @@ class RoutingHook(CustomLogger):
 
 
 def cloud_usage(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the usage of a gateway's call; None for other calls, and if it used nothing.
+    """Return the usage of a gateway's call; None for other calls, and for one without usage.
 
     A header of the call carries the request id.
     """
@@ -111,4 +111,4 @@ async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:
 
 
 routing_hook: Final = RoutingHook()
-local_model: Final = CustomLLM()  # only listed in LiteLLM; local requests never pass it
+local_model: Final = CustomLLM()  # a mere entry in LiteLLM: local requests never reach it

@@ -54,13 +54,13 @@ _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-aft
 async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM; then let LiteLLM's callbacks send what they buffer.
 
-    `options` are the proxy's; `send` writes a message to it.
+    `options` come from the proxy; `send` writes a message to the proxy.
     """
     stop = asyncio.Event()
     secrets = Secrets(frozenset(options["secrets"]))
     for name in _LOGGERS:  # they log broken answers with tracebacks that hold prompts
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # Limits a schema whose references LiteLLM inlines to SCHEMA_BYTES_MAX. LiteLLM's code for
+    # A schema with inlined references is limited to SCHEMA_BYTES_MAX. LiteLLM's code for
     # Gemini and Bedrock does not pass that parameter, so definitions that refer to one another
     # would fill all memory and block every other call meanwhile.
     schemas: Any = importlib.import_module(SCHEMAS)
@@ -82,7 +82,7 @@ async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None])
         send({"ready": True})
         while not stop.is_set():
             # A watchdog thread in C: LiteLLM searches a provider's error of megabytes for secrets
-            # in one step, in which no Python code can run.
+            # in one step, during which no Python code can run.
             faulthandler.dump_traceback_later(options["stall_s"], exit=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), CLOCK_READ_S)
@@ -119,7 +119,7 @@ class _Server:
     async def _result_of(
         self, what: str, fields: dict[str, Any], booked: list[KeyedCall]
     ) -> dict[str, Any]:
-        """Return the answer to any question but a call; `booked` is the connection's."""
+        """Return the answer to any question but a call; `booked` has the connection's calls."""
         try:
             if what == "choose":
                 return {"found": await self._choose(**fields)}
@@ -239,7 +239,7 @@ class _Reply:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
             if self._status < REFUSED and not self._is_begun:
-                if part == b"null":  # with `drop_params` LiteLLM replies so to a 422
+                if part == b"null":  # LiteLLM's reply to a 422 with `drop_params`
                     self._status, part = UNPROCESSABLE, orjson.dumps({"error": SWALLOWED})
                 elif is_redirect(self.call.failure):
                     self._status = STATUS_UNKNOWN
@@ -327,7 +327,7 @@ def _collect_soon() -> None:
 
 
 def _no_deployment_error(error: Exception) -> RequestError:
-    """Return the error for the Router's `error`: no deployment. Its text may hold secrets."""
+    """Return the error that the Router found no deployment; its text may hold secrets."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, litellm.ContextWindowExceededError):
         return RequestError(text, code="context_length_exceeded")

@@ -16,7 +16,7 @@ from hearth.proxy.http.api_keys import ClientKeys
 from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
 from hearth.shared.errors import RequestError
 
-PATHS: Final = ("/chat", "/dashboard")  # the cookie is sent below these
+PATHS: Final = ("/chat", "/dashboard")  # paths below which the cookie is sent
 SIGN_IN_S: Final = 12 * 3600.0  # how long a sign-in is valid
 SIGN_INS_MAX: Final = 64  # for one API key; one more ends the key's oldest sign-in
 FORM_BYTES_MAX: Final = 4096
@@ -36,7 +36,7 @@ def page_headers(policy: str = POLICY) -> RawHeaders:
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"x-dns-prefetch-control", b"off"),  # the host of a link may hold words of a prompt
-        (b"referrer-policy", b"same-origin"),  # not no-referrer: a form's Origin would be null
+        (b"referrer-policy", b"same-origin"),  # no-referrer would make a form's Origin null
         (b"cache-control", b"no-store"),
     ]
 
@@ -85,7 +85,7 @@ class BrowserSignIns:
         self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
 
     async def identity(self, exchange: HttpExchange) -> str | None:
-        """Return the identity of the request's key or of its cookie's; see `ClientKeys`.
+        """Return the identity of the request's API key, or of the cookie's key; see `ClientKeys`.
 
         Raises:
             RequestError: 401, neither key is accepted.

@@ -77,4 +77,4 @@ class _Timer(asyncio.TimerHandle):
     def cancel(self) -> None:
         self._timer.cancel()
         self._act = None
-        asyncio.Handle.cancel(self)  # TimerHandle.cancel calls what uvloop does not implement
+        asyncio.Handle.cancel(self)  # TimerHandle.cancel calls a method that uvloop lacks

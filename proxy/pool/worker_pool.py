@@ -19,7 +19,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Counted, ModelFacts, Prompt, Status, TokenQuery, Told
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
 
-ReportKind = (  # of Status
+ReportKind = (  # kind of report that a Status asks for
     Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
     | Literal["doctor", "check_again"]
 )
@@ -88,7 +88,7 @@ class CacheAffinity:
     """
 
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
-        """`load_gap_max`: requests that the chosen worker may hold beyond the idlest one's."""
+        """`load_gap_max`: how many more requests the chosen worker may hold than the idlest one."""
         self._load_gap_max = load_gap_max
         # Kept for one key: the worker that has a conversation, by session name and prefix digests
         self.worker_ids: OrderedDict[AffinityKey, int] = OrderedDict()
@@ -98,8 +98,8 @@ class CacheAffinity:
     ) -> WorkerLink | None:
         """Return the candidate that received the strongest of `marks`; None without candidates.
 
-        If no candidate received any, or that one is too busy, it is the least loaded candidate; of
-        equals, the one with the lowest id.
+        If no candidate received any, or that candidate is too busy, the least loaded one is
+        returned; of equals, the one with the lowest id.
         """
         ready = {link.worker_id: link for link in candidates}
         idle = min(ready.values(), key=lambda link: (link.load, link.worker_id), default=None)
@@ -145,7 +145,7 @@ class WorkerPool:
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: list[ModelRequest] = field(default_factory=list)
-    host: ModelHost = field(init=False)  # sets itself, before the first request
+    host: ModelHost = field(init=False)  # the host sets this field before the first request
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
     _renewer: asyncio.Task[None] | None = None
@@ -343,7 +343,7 @@ class WorkerPool:
     async def _ready_link(
         self, model_request: ModelRequest, marks: list[AffinityKey], excluded: set[int]
     ) -> WorkerLink:
-        """Return the link to the best worker, waiting for one as long as the host allows.
+        """Return the link to the best worker; wait for one no longer than the host allows.
 
         Workers in `excluded` are left out: this request may have killed them.
 

@@ -17,7 +17,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 COMMAND: Final = "caffeinate"
-# Between two requests an agent runs its tools, whose commands have 120 s by default in most agents.
+# Between two requests an agent runs its tools, whose time limit is 120 s in most agents.
 # An untouched Mac would sleep meanwhile.
 GRACE_S: Final = 180.0
 
@@ -32,7 +32,7 @@ class KeepAwake:
     def __init__(self, platform: str = sys.platform) -> None:
         """On other systems than macOS the class does nothing."""
         self._is_on = platform == "darwin"
-        self._open = 0  # requests
+        self._open = 0  # open requests
         self._process: subprocess.Popen[bytes] | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._has_failed = False
