@@ -178,7 +178,7 @@ class LocalAnswers:
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
-        """Answer an Ollama request without a prompt: load the model, or have it unloaded."""
+        """Answer an Ollama request without a prompt: load the model, or let it be unloaded."""
         model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
             self.pool.host.unload(model, api_key_digest(exchange.headers))

@@ -1,7 +1,7 @@
 """Serves the chat page at `/`, its files and its sign-in, and accepts its API calls.
 
-The page sends its API calls to paths below API. If API keys are set, they carry the cookie of the
-sign-in. Such a call becomes an ordinary API request with the key of the cookie.
+The page sends its API calls to paths below API. If API keys are set, these calls carry the
+cookie of the sign-in. Such a call becomes an ordinary API request with the key of the cookie.
 """
 
 import contextlib
@@ -121,10 +121,10 @@ class ChatPage:
 def _may_act_by_cookie(exchange: HttpExchange) -> bool:
     """Return whether the request comes from this server's own page, judged by a browser's headers.
 
-    A browser sends the cookie for pages of other ports too. It adds Origin to a request
-    that changes something, and Sec-Fetch-Site to one that only reads, but not for http addresses
-    beyond this machine. For such addresses PAGE_HEADER decides, which no page of another origin
-    can send without a CORS preflight.
+    A browser sends the cookie for pages of other ports too. It adds Origin to a request that
+    changes something, and Sec-Fetch-Site to one that only reads, but not for http addresses beyond
+    this machine. For such addresses PAGE_HEADER decides, which no page of another origin can send
+    without a CORS preflight.
     """
     if exchange.listed_origin is not None:
         return False

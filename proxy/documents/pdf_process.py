@@ -44,7 +44,7 @@ def answer_of(data: bytes) -> dict[str, Any]:
 
 
 def _pages(data: bytes) -> list[str]:
-    """Return the text of each page, "" for a page without text or a broken one."""
+    """Return the text of each page; "" for a page that is broken or has no text."""
     reader = PdfReader(io.BytesIO(data))
     count = len(reader.pages)
     if count > PAGES_MAX:

@@ -153,7 +153,7 @@ def paged_text(pages: list[str]) -> str:
 
 
 def _is_pdf(head: bytes) -> bool:
-    """Return whether the mark of a PDF begins a line of `head`, or follows binary bytes.
+    """Return whether a PDF's mark stands at a line's start in `head`, or after binary bytes.
 
     A text that merely mentions the mark is no PDF.
     """

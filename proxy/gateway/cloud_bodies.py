@@ -1,9 +1,9 @@
 """Makes the body and the headers for a cloud model from a client's request.
 
-LiteLLM acts upon many fields of a body: another address that gets the request and the user's key,
-another model's key, callbacks, files, MCP servers. So the body is built anew from the fields in
-`cloud_fields`, at every level, and everything else is dropped. Tools of other kinds, and such
-blocks of the history, are left out, as for local models; a user's content that cannot pass is
+LiteLLM acts upon many fields of a body, which may name another address for the request and the
+user's key, another model's key, callbacks, files or MCP servers. So the body is built anew from the
+fields in `cloud_fields`, at every level, and everything else is dropped. Tools of other kinds, and
+such blocks of the history, are left out, as for local models; a user's content that cannot pass is
 refused.
 
 A schema for which LiteLLM would need gigabytes is refused too. For Gemini, Bedrock and others

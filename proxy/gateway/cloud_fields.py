@@ -8,13 +8,13 @@ LiteLLM are shut out.
 A name with "!" is required. A field with a rule passes as the rule's result.
 
 A rule is called with the value, its path in the body, the role of its message, and a list to which
-it appends the kinds that it drops. It returns the value, or a copy without what must not pass, or
-None to drop the field. If a required field is dropped, its record is dropped too.
+it appends the kinds that it drops. It returns the value, a copy without what must not pass, or None
+to drop the field. If a required field is dropped, its record is dropped too.
 
 A session may begin on a local model and go on in the cloud. The local server signs its thinking and
 names its items in forms that no provider knows; thinking and items of these forms are dropped.
-What a provider made passes unchanged: encrypted reasoning, signed thinking, its ids. Ids of
-the local server's tool calls stay, since they join results to calls, and any provider accepts them.
+Encrypted reasoning, signed thinking and ids made by a provider pass unchanged. Ids of the local
+server's tool calls stay, since they join results to calls, and any provider accepts them.
 
 Some providers fetch the URLs of images and files themselves; for others LiteLLM does so from this
 machine, whose network a client must not reach. This module judges a URL by its form only. LiteLLM

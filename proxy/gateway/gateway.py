@@ -66,7 +66,7 @@ class CloudReply:
     served_by: str
     fallback: str  # deployments that failed before, as the header names them
     began_at: float
-    status: int = 0  # 0 = no reply yet
+    status: int = 0  # HTTP status; 0 = no reply yet
     first_byte_at: float | None = None
     error: RequestError | None = None  # why the call failed; also set if the client left
 

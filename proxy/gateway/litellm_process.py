@@ -1,9 +1,9 @@
 """Runs LiteLLM in a process of its own, and talks to it over a socket in the private directory.
 
 LiteLLM's import takes seconds, and its jobs and callbacks run all the time; in a process of its own
-they do not block our event loop. It gets an environment of its own, and the user's config with our
-hooks added and the fallbacks removed, since the gateway falls back. It listens on no port, prints
-nothing and downloads nothing at its start.
+they do not block our event loop. LiteLLM gets an environment of its own, and the user's config with
+our hooks added and the fallbacks removed, since the gateway falls back. LiteLLM listens on no port,
+prints nothing and downloads nothing at its start.
 """
 
 import asyncio

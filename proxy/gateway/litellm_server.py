@@ -1,7 +1,7 @@
 """Serves LiteLLM's proxy app and Router to Hearth's proxy, in LiteLLM's own process.
 
-It uses `app` and `llm_router` of LiteLLM's proxy module and the Router's public methods, as
-tests/unit/proxy/gateway/test_litellm_contract.py checks.
+This module uses `app` and `llm_router` of LiteLLM's proxy module and the Router's public methods;
+tests/unit/proxy/gateway/test_litellm_contract.py checks them.
 """
 
 import asyncio

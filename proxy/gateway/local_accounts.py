@@ -201,7 +201,7 @@ log = logging.getLogger(__name__)
 
 LOGS_MAX: Final = 1_024  # reports that wait or are being sent
 LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes of the requests and answers in all reports
-AT_ONCE_MAX: Final = 16  # reports that are being sent
+AT_ONCE_MAX: Final = 16  # reports that are sent at the same time
 LOG_S_MAX: Final = 60.0  # time for all callbacks to take one report
 # Names of a config's entries, at any level, that need a report of each answer.
 _CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")

@@ -1,4 +1,4 @@
-"""Serves the files of pages to browsers, and signs browsers in with an API key by a cookie.
+"""Serves the files of pages to browsers, and signs browsers in: a cookie stands for an API key.
 
 A page can send no header with a form or an event stream, and must not keep a key where scripts can
 read it. So the browser gets a cookie: a random token that stands for the key. The cookie is valid
@@ -82,7 +82,7 @@ class BrowserSignIns:
         self._keys = keys
         self._cookie = f"hearth-{port}"  # a browser sends the cookies of all ports
         # Kept for one key: sign-ins by token digest, each with its API key and end, 12 hours
-        self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
+        self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # sign-ins, the oldest first
 
     async def identity(self, exchange: HttpExchange) -> str | None:
         """Return the identity of the request's API key, or of the cookie's key; see `ClientKeys`.

@@ -41,7 +41,7 @@ EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 _SLASHES: Final = re.compile("/+")
 _STREAMED: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
-# One thread each: with two busy threads the event loop gets a third of the interpreter's time.
+# One thread per size: with two busy threads the event loop gets a third of the interpreter.
 _middle: Final = ThreadPoolExecutor(1, "bodies")
 _large: Final = ThreadPoolExecutor(1, "large-bodies")
 

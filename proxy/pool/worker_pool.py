@@ -32,10 +32,10 @@ STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # with more requests ahead, prefilling elsewhere is faster than waiting
 READY_WAIT_S_MAX: Final = 1.0  # time for a worker that restarts by itself; clients retry
-WAITING_MAX: Final = 256  # requests, each with its body in memory; more are refused
+WAITING_MAX: Final = 256  # waiting requests, whose bodies are in memory; more are refused
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
-# API key digest, model, and a session or a link (the digest of a conversation's prefix)
+# API key digest, model, and a session's name or a link (the digest of a conversation's prefix)
 AffinityKey = tuple[str, str, str | bytes]
 
 
@@ -63,7 +63,7 @@ class ModelHost(Protocol):
         """Return why no worker can load the default model now; "" = one can, or has loaded it."""
 
     def unload(self, model: str, api_key: str) -> None:
-        """Have `model` ("" = the default one) unloaded once idle, unless a request comes for it.
+        """Unload `model` ("" = the default one) once it is idle, unless a request for it comes.
 
         `api_key` is the digest of the client's key. A model that another key has used recently
         stays loaded.
@@ -152,7 +152,7 @@ class WorkerPool:
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # facts of unloaded models
     unavailable_reason: str = ""  # error text while no worker is ready; "" = it is loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # called once a worker is ready
-    count_unread: CountUnread = lambda _answer, _usage: None  # given to each link
+    count_unread: CountUnread = lambda _answer, _usage: None  # callback for each link
 
     def connect(
         self,
@@ -176,7 +176,7 @@ class WorkerPool:
         self.on_ready(link)
 
     def wake(self) -> None:
-        """Have every waiting request look for a worker again."""
+        """Let every waiting request look for a worker again."""
         self._changed.set()
 
     def disconnect(

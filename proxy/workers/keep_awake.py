@@ -30,7 +30,7 @@ class KeepAwake:
     """
 
     def __init__(self, platform: str = sys.platform) -> None:
-        """On other systems than macOS the class does nothing."""
+        """On systems other than macOS, the class does nothing."""
         self._is_on = platform == "darwin"
         self._open = 0  # open requests
         self._process: subprocess.Popen[bytes] | None = None

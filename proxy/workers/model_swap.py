@@ -1,7 +1,7 @@
 """Gives workers the models that requests ask for, and unloads unused models.
 
 The policy decides each time anew, from the present state, which worker should have which model. So
-a planned switch is dropped once no request waits for it. The supervisor restarts the workers.
+a planned switch is dropped once no request waits for its model. The supervisor restarts workers.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ def _spread(
 
 @dataclass(slots=True)
 class LoadFailure:
-    """Why a model could not be loaded, and until when (`awake_s`) it is not tried again."""
+    """Why a model could not be loaded, and the time (`awake_s`) of the next try."""
 
     reason: str
     until: float
@@ -168,7 +168,7 @@ class ModelSwapper:
         """`unload_s`: how long a model may stay unused before it is unloaded; 0 = for ever.
 
         `missing` returns why a model is not on this disk, "" if it may be. While the default model
-        is missing the workers stay empty.
+        is missing, the workers stay empty.
         """
         self._workers = supervisor.workers
         self._supervisor = supervisor
@@ -319,7 +319,7 @@ class ModelSwapper:
         """Give a worker that could not load its model the default one; return whether it changed.
 
         The default model itself is tried again without end, unless another model is requested;
-        requests for it wait meanwhile. If it is no longer on this disk the worker stays empty.
+        requests for it wait meanwhile. If it is no longer on this disk, the worker stays empty.
         """
         now = awake_s()
         is_default = worker.model == self._default
