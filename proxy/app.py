@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # local models only
 _OF_MODELS: Final = frozenset((*ANSWER_PATHS, *COUNT_PATHS, *_OWN, *ENCODER_PATHS))
-# The dialect or kind of a path, as metrics name it.
+# The dialect or kind of each path, by its name in the metrics.
 _COUNTED: Final = {**ANSWER_PATHS, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}
 _OPEN_PATHS: Final = ("/health", "/health/ready")  # paths that need no API key
 HEADERS_MAX: Final = 100

@@ -147,7 +147,7 @@ class Hearth:
         try:
             await asyncio.wait({serving, stopping, refused}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()  # uvicorn ended by itself: raise its exception
+                serving.result()  # uvicorn ended by itself: raises uvicorn's exception
         finally:
             await self._shut_down(serving)
         return EXIT_CANNOT_START if refused.done() else 0

@@ -122,7 +122,7 @@ class DocumentReader:
             ).digest()
         )
         lock = self._locks.setdefault(owner, asyncio.Lock())
-        async with lock:  # a second request for the same PDF then finds it remembered
+        async with lock:  # a second request for the same PDF finds a remembered text
             known = self._known.get(owner, digest)
             if known is None:
                 known = await self._read_anew(data, start)

@@ -389,7 +389,7 @@ class Gateway:
         local = [candidate for candidate in left if candidate.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
             self.litellm.wake()
-            return local[0]  # there is only one, or LiteLLM's Router cannot choose yet
+            return local[0]  # the only one, or LiteLLM's Router cannot choose yet
         messages = call.body.get("messages")
         request = {"metadata": {}} | ({"messages": messages} if messages else {})
         try:
@@ -400,7 +400,7 @@ class Gateway:
                 request=request,
                 size=call.size,
             )
-        except LiteLLMUnavailable:  # LiteLLM has ended, or a callback blocks it
+        except LiteLLMUnavailable:  # LiteLLM has ended, or is blocked by a callback
             if local:
                 return local[0]
             raise

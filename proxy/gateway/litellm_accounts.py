@@ -295,7 +295,7 @@ def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> 
         "litellm_session_id": answer.session or None,
         "custom_llm_provider": PROVIDER,
         "api_base": "",
-        "acompletion": True,  # otherwise LiteLLM takes it for a call of its synchronous SDK
+        "acompletion": True,  # otherwise LiteLLM assumes a call of the synchronous SDK
         "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
     }
 

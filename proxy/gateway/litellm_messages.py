@@ -19,7 +19,7 @@ from hearth.shared.wire_messages import Usage
 AccountDialect = LiteLLMDialect | EncoderKind  # dialect or kind of a local answer
 
 REQUEST_HEADER: Final = "x-hearth-request"  # carries our request id to LiteLLM's app only
-# Headers that may carry a key; LiteLLM takes the first in its own order.
+# Headers that may carry a key, in any order; LiteLLM's order decides which key counts.
 KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
 OVER_BUDGET: Final = "crossed budget"  # from LiteLLM's RouterErrors
 LENGTH_BYTES: Final = 4

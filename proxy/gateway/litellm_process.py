@@ -38,8 +38,8 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
 }
 SET: Final = {
-    "LITELLM_RUST": "False",  # its Rust clients follow redirects
-    "LITELLM_MODE": "PRODUCTION",  # otherwise it loads .env files by itself
+    "LITELLM_RUST": "False",  # LiteLLM's Rust clients follow redirects
+    "LITELLM_MODE": "PRODUCTION",  # otherwise LiteLLM loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
     "LITELLM_TELEMETRY": "False",
@@ -225,7 +225,7 @@ class LiteLLMProcess:
         self._calls: set[LiteLLMConnection] = set()
         self._running: asyncio.Task[None] | None = None
         self._started_at = 0.0  # last start, on the monotonic clock
-        self._was_ready = False  # it was ready once, so the config is usable
+        self._was_ready = False  # LiteLLM was ready once, so the config is usable
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -256,8 +256,8 @@ class LiteLLMProcess:
             self._control.close()
             await asyncio.wait({self._running}, timeout=CLOSE_S_MAX)
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # it hangs, or is still loading
-            await self._process.wait()  # reaps it
+            self._process.kill()  # LiteLLM hangs, or is still loading
+            await self._process.wait()  # reaps the process
         self._running.cancel()
         await asyncio.wait({self._running})
 
@@ -400,7 +400,7 @@ class LiteLLMProcess:
                 self._process = await asyncio.create_subprocess_exec(
                     *COMMAND,
                     stdin=child_end.fileno(),  # closing the socket ends the process
-                    stdout=DEVNULL,  # LiteLLM prints its model list at its start
+                    stdout=DEVNULL,  # LiteLLM prints a list of models at the start
                     env=env,
                     start_new_session=True,  # Ctrl-C must reach this process alone
                 )

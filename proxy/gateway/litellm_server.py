@@ -39,7 +39,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 T = TypeVar("T")
 
-LEAVE_S: Final = 0.2  # time for the app to notice that its client has gone, before it is cancelled
+LEAVE_S: Final = 0.2  # time for the app to notice a client's leaving, before its call is cancelled
 COLLECT_S: Final = 0.25  # time from a cancelled call to the collection of its objects
 CLOCK_READ_S: Final = 1.0  # a clock that is not read for 5 s stops: shared/suspending_clock.py
 REFUSED: Final = 300  # statuses from here on are refusals; redirects are not followed
@@ -47,7 +47,7 @@ ERROR_BYTES_MAX: Final = 256 * 1024  # bytes of a refusal's body
 TEXT_CHARS_MAX: Final = 2_000  # characters of an error's text, cut after secrets are masked
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
-SCHEMA_BYTES_MAX: Final = 1_000_000  # bytes of a schema with its references inlined; 0.4 s of CPU
+SCHEMA_BYTES_MAX: Final = 1_000_000  # bytes of a schema with inlined references; takes 0.4 s of CPU
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
@@ -58,7 +58,7 @@ async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None])
     """
     stop = asyncio.Event()
     secrets = Secrets(frozenset(options["secrets"]))
-    for name in _LOGGERS:  # they log broken answers with tracebacks that hold prompts
+    for name in _LOGGERS:  # loggers of broken answers, with tracebacks that hold prompts
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # A schema with inlined references is limited to SCHEMA_BYTES_MAX. LiteLLM's code for
     # Gemini and Bedrock does not pass that parameter, so definitions that refer to one another
@@ -66,7 +66,7 @@ async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None])
     schemas: Any = importlib.import_module(SCHEMAS)
     schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
-    litellm.suppress_debug_info = True  # otherwise it prints where to ask for help
+    litellm.suppress_debug_info = True  # otherwise LiteLLM prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")

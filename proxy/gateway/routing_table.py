@@ -223,7 +223,7 @@ class RoutingTable:
         for entry in self._stars[group]:
             model = _filled(entry.model, match)
             local = entry.local or self._local(model)
-            if local or not model.startswith(f"{PROVIDER}/"):  # otherwise there is no such model
+            if local or not model.startswith(f"{PROVIDER}/"):  # otherwise no such model exists
                 deployments.append(replace(entry, group=name, model=model, local=local))
         return tuple(deployments)
 

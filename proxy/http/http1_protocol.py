@@ -29,7 +29,7 @@ from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-CONNECTION: Final = "connection"  # key of a scope's state; the value is its Http1Protocol
+CONNECTION: Final = "connection"  # key in a scope's state of the connection's Http1Protocol
 WRITE_WAIT_S_MAX: Final = 600.0  # time for a client to read at least one byte
 HEAD_WAIT_S_MAX: Final = 20.0  # time for a head after the connection's start or the first byte
 PROBE_S_MIN: Final = 0.03  # time from the client's end of sending to the first probe
@@ -127,7 +127,7 @@ HEAD_BYTES_MAX: Final = 64 * 1024
 # Each chunk costs some 35 us of the event loop, however small it is.
 SMALL_CHUNKS_MAX: Final = 1_000
 CHUNK_BYTES: Final = 64  # the least average size, once there are more chunks
-CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size with its extensions, which are ignored
+CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size and extensions; extensions are ignored
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _TEXT: Final = rb"[\t\x20-\x7e\x80-\xff]*"
 _REQUEST_LINE: Final = re.compile(rb"%b /[\x21-\x7e]* HTTP/1\.([01])\r\n" % _TOKEN)
@@ -410,7 +410,7 @@ class Http1Protocol(H11Protocol):
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         if self._is_answering:
-            self.cycle.disconnected = True  # the rest of its body will not be read
+            self.cycle.disconnected = True  # the rest of the request's body will not be read
             self.cycle.message_event.set()
         self._start("linger", LINGER_S_MAX, self.transport.abort)
         if self.transport.can_write_eof():

@@ -119,7 +119,7 @@ class HttpExchange:
         self.reply_headers: RawHeaders = []  # added to every reply
         self.late_headers: Callable[[], RawHeaders] = list  # headers made when the reply starts
         self.is_trusted = False  # the request came with an accepted key, or needs none
-        self.listed_origin: str | None = None  # its Origin, if CORS_ORIGINS lists it
+        self.listed_origin: str | None = None  # the request's Origin, if CORS_ORIGINS lists it
         self._connection: Http1Protocol | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # refusals take Anthropic's form
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
@@ -127,7 +127,7 @@ class HttpExchange:
         self.has_started = False
         self._client_was_there = False  # the client was there when the reply began
         self._has_ended = False  # all of the reply was sent
-        self.is_counted = False  # its end is in the metrics
+        self.is_counted = False  # the request's end is in the metrics
         # Counts the request at its end. The gateway drops the count (`pop_all`) if another
         # deployment answers instead.
         self.counting = contextlib.ExitStack()
@@ -239,7 +239,7 @@ class HttpExchange:
             await asyncio.wait({task, self._watch()}, return_when=asyncio.FIRST_COMPLETED)
             is_gone = not task.done()
         finally:
-            # Awaiting the task itself would mix up its cancellation with the caller's own. The
+            # Awaiting the task itself would mix up the task's cancellation with the caller's. The
             # callback reads the task's exception, so that asyncio does not log it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not task.done():

@@ -14,7 +14,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.written_numbers import WrittenNumber, WrittenObject
 
 DEPTH_MAX: Final = 100
-VALUES_MAX: Final = 1_000_000  # orjson parses them in 0.6 s, while nothing else runs
+VALUES_MAX: Final = 1_000_000  # orjson parses this many in 0.6 s, while nothing else runs
 SLICE_BYTES: Final = 1024 * 1024  # bytes of a body, searched in one C call
 _LONG_NUMBER: Final = b"0" * 19  # the shortest run of digits that may exceed 64 bits
 _DIGITS: Final = bytes(48 if chr(octet) in "0123456789" else 32 for octet in range(256))
@@ -44,7 +44,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
             beyond 64 bits outside of the history's tool calls, nested deeper than DEPTH_MAX, or
             more than VALUES_MAX values.
     """
-    body = body.removeprefix(codecs.BOM_UTF8)  # .NET and PowerShell write it
+    body = body.removeprefix(codecs.BOM_UTF8)  # .NET and PowerShell write a BOM
     _check_count(body)  # first, as parsing 30 million values takes seconds and gigabytes
     try:
         value = _object(orjson.loads(body))
@@ -85,7 +85,7 @@ def _exact(body: bytes) -> dict[str, Any]:
         problem: Exception = error
         try:
             orjson.loads(body)
-        except orjson.JSONDecodeError as precise:  # its text is more precise
+        except orjson.JSONDecodeError as precise:  # orjson's text is more precise
             problem = precise
         raise RequestError(f"The body is not valid JSON: {problem}.", code="invalid_json") from None
     return _object(value)
@@ -159,7 +159,7 @@ def _arguments(value: Any) -> Any:
 def _check_count(body: bytes) -> None:
     """Refuse a body of too many values before it is parsed. Raises: RequestError."""
     if body.count(b",") + body.count(b"{") + body.count(b"[") < VALUES_MAX:
-        return  # an upper bound, as it counts within strings too
+        return  # an upper bound: strings are searched too
     if (count := json_values(body)) > VALUES_MAX:
         raise RequestError(
             f"The body holds {count:,} JSON values and this server accepts {VALUES_MAX:,}. "

@@ -57,7 +57,7 @@ CountUnread = Callable[["AnswerStream", Usage], None]
 OTHERS_KEEP_S: Final = 300.0  # as long as Ollama keeps a model after each use
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker plans in a millisecond
-UNREAD_BYTES_MAX = 16 * 1024 * 1024  # a text of a million tokens, or logprobs of thousands
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # bytes of a million tokens' text, or of thousands of logprobs
 MERGED_CHARS_MAX = 16_384  # characters of one event: some clients cannot read a line of 64 KB
 _LOGPROB_BYTES = 256  # memory of one alternative
 
@@ -106,8 +106,8 @@ class AnswerStream:
         self.is_admitted = False
         self._is_planned = False  # the worker has reported the cached tokens
         self.ended_as = ""  # finish reason, or the failure's code
-        self.status = 200  # HTTP status; a failure has its own
-        self.usage: Usage | None = None  # set once the worker has sent it
+        self.status = 200  # HTTP status; a failure sets another
+        self.usage: Usage | None = None  # usage, once the worker has sent it
         self._release = release
         # Kept for a moment: unread events of one answer
         self.inbox: deque[Delta | Finished | RequestError] = deque()
@@ -278,7 +278,7 @@ class AnswerStream:
             return None
         first = self.inbox.popleft()
         if isinstance(first, RequestError):
-            self.inbox.append(first)  # the next call raises it again
+            self.inbox.append(first)  # the next call raises the error again
             raise first
         if isinstance(first, Delta):
             self.unread_bytes -= _bytes_of(first)
@@ -373,7 +373,7 @@ class WorkerLink:
         self.count_unread: CountUnread = lambda _answer, _usage: None
         self._cancelled: dict[str, AnswerStream] = {}  # answers that the worker has not yet ended
         self._models = models
-        self.refusal = ""  # why this proxy cannot work with the worker; "" = it can
+        self.refusal = ""  # why this proxy cannot use the worker; "" = usable
         self.is_closed = False
         self._socket = DealerLink(endpoint, self._receive_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))

@@ -26,7 +26,7 @@ ReportKind = (  # kind of report that a Status asks for
 WorkerReports = dict[int, dict[str, Any] | RequestError]  # report or error, by worker id
 
 JUST_COUNT: Final = TokenQuery()
-ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
+ATTEMPTS_MAX = 2  # a request that kills a worker must not kill every worker
 COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
@@ -44,7 +44,7 @@ class ModelRequest:
     """A request that waits for a model."""
 
     model: str
-    since: float  # when it came (`awake_s`)
+    since: float  # when the request came (`awake_s`)
 
 
 class ModelHost(Protocol):
@@ -150,7 +150,7 @@ class WorkerPool:
     _is_closed: bool = False
     _renewer: asyncio.Task[None] | None = None
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # facts of unloaded models
-    unavailable_reason: str = ""  # error text while no worker is ready; "" = it is loading
+    unavailable_reason: str = ""  # error text while no worker is ready; "" = loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # called once a worker is ready
     count_unread: CountUnread = lambda _answer, _usage: None  # callback for each link
 

@@ -69,7 +69,7 @@ class KeepAwake:
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=DEVNULL,
-                    start_new_session=True,  # Ctrl-C must not reach it
+                    start_new_session=True,  # Ctrl-C must not reach `caffeinate`
                 )
             except OSError as error:
                 self._warn(f"cannot be started: {error.strerror}")
@@ -80,7 +80,7 @@ class KeepAwake:
             return
         if process.poll() is not None:
             self._warn(f"ended by itself with {process.returncode}")
-        process.kill()  # it has nothing to clean up
+        process.kill()  # `caffeinate` has nothing to clean up
         process.wait()
 
     def _warn(self, what: str) -> None:

@@ -37,9 +37,9 @@ class WorkerModel:
 
     worker_id: int
     model: str  # model that the worker has, is loading, or had last
-    is_ready: bool = False  # it serves; a worker neither ready nor empty is loading
-    is_empty: bool = False  # it has no process
-    is_failing: bool = False  # it could not load its model, and waits before the next try
+    is_ready: bool = False  # the worker serves; one neither ready nor empty is loading
+    is_empty: bool = False  # the worker has no process
+    is_failing: bool = False  # the load failed, and the next try is not due yet
     load: int = 0  # requests at the worker
     ready_at: float = 0.0
     used_at: float = 0.0  # when a request last began or ended

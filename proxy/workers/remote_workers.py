@@ -168,7 +168,7 @@ class RemoteWorkers:
                 if broken.done():
                     return GONE if link.welcome is not None else UNKNOWN
                 if awake_s() - before > 2 * WATCH_S:
-                    continue  # this process itself was suspended: its silence proves nothing
+                    continue  # this process was suspended: the worker's silence proves nothing
                 if link.silence_s > SILENCE_S_MAX:
                     return SILENT if link.welcome is not None else worker.problem
                 if link.welcome is None:

@@ -143,8 +143,8 @@ class WorkerProcess:
     suspects: int = 0  # requests that were running when a process died
     hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why the supervisor killed this process
-    is_leaving: bool = False  # its process is ending, for another model or for none
-    is_asked: bool = False  # its process was started for a request, not to replace a dead one
+    is_leaving: bool = False  # the process is ending, for another model or for none
+    is_asked: bool = False  # the process was started for a request, not after a death
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # clear: the worker stays empty
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # set: start without back-off
 
@@ -302,7 +302,7 @@ class Supervisor:
                 if self._stopping:
                     return
                 if worker.is_leaving:
-                    # It ended on request; `_end` waits for it too and logs how it ended.
+                    # The process ended on request; `_end` waits for it too, and logs how it ended.
                     assert worker.link is None, worker.worker_id
                     log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
                     worker.is_leaving = False
