@@ -1,7 +1,7 @@
 """Replaces the documents of a prompt by their texts.
 
-A PDF is read in a process of its own; any other document is decoded as text. The bytes of a
-document decide its type, not its name. No URL is fetched and no path opened.
+A PDF is read in a process of its own; any other document is decoded as text. A document's
+type is decided by its bytes, not by its name. No URL is fetched and no path opened.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswerLog:
-    """One local answer at its end, also a failed one. Times are seconds since the epoch.
+    """One local answer at its end, complete or failed. Times are seconds since the epoch.
 
     `body` has the request's fields that LiteLLM logs. `body`, `text`, `thinking` and `calls` are
     empty if no callback uses texts.

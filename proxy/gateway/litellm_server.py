@@ -290,7 +290,7 @@ def _error_fields(error: RequestError, secrets: Secrets) -> dict[str, Any]:
 async def _while_there(
     reader: asyncio.StreamReader, work: Coroutine[Any, Any, T], gone: asyncio.Event
 ) -> T:
-    """Return the result of `work`; if the proxy closes the connection, set `gone` and cancel it.
+    """Return the result of `work`; if the proxy disconnects, set `gone` and cancel `work`.
 
     Raises:
         ConnectionResetError: the proxy closed the connection.

@@ -226,7 +226,7 @@ class HttpExchange:
                     await self._read(0)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`; cancel it if the client goes away first.
+        """Return the result of `work`; cancel `work` if the client goes away first.
 
         When this returns, `work` has ended, unless the caller was cancelled meanwhile.
 

@@ -159,7 +159,7 @@ def _arguments(value: Any) -> Any:
 def _check_count(body: bytes) -> None:
     """Refuse a body of too many values before it is parsed. Raises: RequestError."""
     if body.count(b",") + body.count(b"{") + body.count(b"[") < VALUES_MAX:
-        return  # an upper bound: strings are searched too
+        return  # the sum is an upper bound: it counts within strings too
     if (count := json_values(body)) > VALUES_MAX:
         raise RequestError(
             f"The body holds {count:,} JSON values and this server accepts {VALUES_MAX:,}. "

@@ -74,7 +74,7 @@ def affinity_keys_of(prompt: Prompt, model: str = "") -> list[AffinityKey]:
     """Return the marks of `prompt`, by which a worker with its prefix is found: weakest first.
 
     They are the session, then each prefix of the conversation by its link. The API key and the
-    model are part of every mark, so neither shares workers' caches with another.
+    model are part of every mark, so no two keys and no two models share a mark.
     """
     speaker = prompt.speaker
     names: list[str | bytes] = [speaker.session, *(name.link for name in prompt.names)]
@@ -120,7 +120,7 @@ class CacheAffinity:
     def remember(self, marks: list[AffinityKey], worker_id: int) -> None:
         """Record that the worker received the prompt of `marks`; another worker keeps its marks.
 
-        So a fork that goes elsewhere because its parent's worker is busy does not move the parent.
+        So a fork that goes elsewhere while its parent's worker is busy does not move the parent.
         """
         for mark in reversed(marks):  # marks that conversations share are evicted last
             self.worker_ids.setdefault(mark, worker_id)

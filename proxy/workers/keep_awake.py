@@ -57,7 +57,7 @@ class KeepAwake:
         self._let_go()
 
     def _hold(self) -> None:
-        """Start `caffeinate` unless it runs; replace one that has ended by itself."""
+        """Start `caffeinate` unless one runs; replace one that has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             self._let_go()
         if self._grace is not None:

@@ -341,7 +341,7 @@ class Supervisor:
     def move(self, worker: WorkerProcess, model: ServedModel | None) -> None:
         """Restart `worker` with `model`; None = unload its model and keep it empty.
 
-        The worker must hold no request. It writes its cache to disk before it ends.
+        The worker must hold no request, and writes its cache to disk before its end.
         """
         assert worker.link is None or not worker.link.answers, worker.worker_id
         worker.early_deaths, worker.is_asked = 0, True
