@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # local models only
 _OF_MODELS: Final = frozenset((*ANSWER_PATHS, *COUNT_PATHS, *_OWN, *ENCODER_PATHS))
-# The dialect or kind of a path, as metrics name it.
+# The dialect or kind of each path, by its name in the metrics.
 _COUNTED: Final = {**ANSWER_PATHS, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}
-_OPEN_PATHS: Final = ("/health", "/health/ready")  # they need no API key
+_OPEN_PATHS: Final = ("/health", "/health/ready")  # paths that need no API key
 HEADERS_MAX: Final = 100
-_ID_HEADERS: Final = (b"x-request-id", b"request-id")  # for OpenAI's SDK, for Anthropic's
+_ID_HEADERS: Final = (b"x-request-id", b"request-id")  # read by OpenAI's SDK and by Anthropic's
 _EXPOSED: Final = b", ".join(
     (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
 )
@@ -82,7 +82,7 @@ class ProxyApp:
         gateway: Gateway | None = None,
         encoders: Encoders | None = None,
     ) -> None:
-        """`slots` are those of the listener. Without a `gateway` only local models answer.
+        """`slots` are the listener's. Without a `gateway`, only local models answer.
 
         `encoders` has the worker of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
         """
@@ -145,7 +145,7 @@ class ProxyApp:
         await exchange.send_json(error.status, body, error_headers(error))
 
     def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
-        """Return the headers and body of a refusal, for a connection that is closed after it."""
+        """Return the headers and body of a refusal, after which the connection is closed."""
         request_id = uuid.uuid4().hex
         log.info("refused id=%s status=%d code=%s", request_id, error.status, error.code)
         api = DIALECTS["messages" if is_anthropic else "chat"]

@@ -74,7 +74,7 @@ class LocalAnswers:
         """Answer with the token count of the prompt; `target` is ParsedRequest's.
 
         Raises:
-            RequestError: nothing was sent; so in all methods here.
+            RequestError: nothing was sent. This holds for every method of the class.
         """
         request = await self._parse(exchange, dialect, body, target)
         counted = await exchange.while_connected(self.pool.count(request))
@@ -178,7 +178,7 @@ class LocalAnswers:
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
-        """Answer an Ollama request without a prompt: load the model, or have it unloaded."""
+        """Answer an Ollama request without a prompt: load the model, or let it be unloaded."""
         model, reason = self._names.model_of(target), "unload" if unloads else "load"
         if unloads:
             self.pool.host.unload(model, api_key_digest(exchange.headers))

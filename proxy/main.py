@@ -51,12 +51,12 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION
 
-log = logging.getLogger("hearth.proxy.main")  # run with -m, __name__ is __main__
+log = logging.getLogger("hearth.proxy.main")  # with -m, __name__ would be __main__
 
 GRACE_S: Final = 2  # time for streams to send their last event after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-OPEN_FILES: Final = 4096  # two for each connection, and some spare; macOS starts with 256
+OPEN_FILES: Final = 4096  # two for each connection, and some spare; macOS allows 256 by default
 OPEN_FILES_MIN: Final = 256  # the server without clients has a hundred files open
 
 
@@ -147,7 +147,7 @@ class Hearth:
         try:
             await asyncio.wait({serving, stopping, refused}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()  # uvicorn ended by itself: raise its exception
+                serving.result()  # uvicorn ended by itself: raises uvicorn's exception
         finally:
             await self._shut_down(serving)
         return EXIT_CANNOT_START if refused.done() else 0

@@ -1,7 +1,7 @@
 """Serves the chat page at `/`, its files and its sign-in, and accepts its API calls.
 
-The page sends its API calls to paths below API. If API keys are set, they carry the cookie of the
-sign-in. Such a call becomes an ordinary API request with the key of the cookie.
+The page sends its API calls to paths below API. If API keys are set, these calls carry the
+cookie of the sign-in. Such a call becomes an ordinary API request with the key of the cookie.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from hearth.shared.errors import RequestError
 FILES: Final = "/chat"
 SIGN_IN: Final = "/chat/sign-in"
 API: Final = "/chat/api"
-# Images come only from the page's own memory, as the user attached them. Only the sanitiser may
-# turn text into elements.
+# The page shows only images that the user attached, from its own memory. Only the sanitiser may
+# turn text into HTML elements.
 CHAT_POLICY: Final = (
     f"{POLICY}; img-src 'self' blob: data:; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
@@ -48,7 +48,7 @@ class ChatPage:
         self.files = PageFiles(Path(__file__).parent / "pages", FILES)
 
     def serves(self, exchange: HttpExchange) -> bool:
-        """Return whether a browser requests the page, or anyone its files or its sign-in."""
+        """Return whether a browser asks for the page, or any client for its files or sign-in."""
         if exchange.path == "/":  # only browsers get the page, not programs
             wants_page = "text/html" in exchange.headers.get("accept", "")
             return wants_page and exchange.method in ("GET", "HEAD")
@@ -121,15 +121,15 @@ class ChatPage:
 def _may_act_by_cookie(exchange: HttpExchange) -> bool:
     """Return whether the request comes from this server's own page, judged by a browser's headers.
 
-    A browser sends the cookie for pages of other ports too. With a request that changes something
-    it sends Origin. With one that only reads it sends Sec-Fetch-Site, but not to http addresses
-    beyond this machine. There PAGE_HEADER decides, which no page of another origin can send
+    A browser sends the cookie for pages of other ports too. It adds Origin to a request that
+    changes something, and Sec-Fetch-Site to one that only reads, but not for http addresses beyond
+    this machine. For such addresses PAGE_HEADER decides, which no page of another origin can send
     without a CORS preflight.
     """
     if exchange.listed_origin is not None:
         return False
     if "origin" in exchange.headers:
-        return True  # this server's own: OriginRules refuses all others
+        return True  # this server's own page: OriginRules refuses all other origins
     if exchange.method not in ("GET", "HEAD"):
         return False
     site = exchange.headers.get("sec-fetch-site")

@@ -39,12 +39,12 @@ def answer_of(data: bytes) -> dict[str, Any]:
         return {"refused": "pdf_too_large", "count": 0}
     except _LOCKED:
         return {"refused": "pdf_encrypted", "count": 0}
-    except Exception:  # pypdf raises whatever a broken file leads it to
+    except Exception:  # a broken file may make pypdf raise any error
         return {"refused": "pdf_invalid", "count": 0}
 
 
 def _pages(data: bytes) -> list[str]:
-    """Return the text of each page, "" for a page without text or a broken one."""
+    """Return the text of each page; "" for a page that is broken or has no text."""
     reader = PdfReader(io.BytesIO(data))
     count = len(reader.pages)
     if count > PAGES_MAX:

@@ -10,11 +10,11 @@ from hearth.shared.errors import RequestError
 
 PAGES_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 4_000_000  # characters of all pages
-ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # UTF-8, and JSON's own characters
-CPU_S_MAX: Final = 20  # includes the start of Python
-MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond the memory of the process at its start
+ANSWER_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX + 1024 * 1024  # texts in UTF-8, and JSON's marks
+CPU_S_MAX: Final = 20  # CPU time, the start of Python included
+MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # in addition to the memory at the process's start
 
-# These texts contain Anthropic's words: Claude Code goes on without a PDF if it reads "The PDF
+# These texts contain Anthropic's words: Claude Code goes on without a PDF at the words "The PDF
 # specified was not valid", "The PDF specified is password protected" or "maximum of N PDF pages".
 TEXTS: Final = {
     "pdf_invalid": "The PDF specified was not valid: it is broken or cut off. Send it anew, or its "

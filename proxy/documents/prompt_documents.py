@@ -1,7 +1,7 @@
 """Replaces the documents of a prompt by their texts.
 
-A PDF is read in a process of its own; any other document is decoded as text. The bytes of a
-document decide its type, not its name. No URL is fetched and no path opened.
+A PDF is read in a process of its own; any other document is decoded as text. A document's
+type is decided by its bytes, not by its name. No URL is fetched and no path opened.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 DOCUMENTS_MAX: Final = 100  # documents in one request; repeated documents count again
 TEXT_CHARS_MAX: Final = 8_000_000  # characters of all documents of a request
-DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all documents of a request, waiting for a process included
+DOCUMENTS_WAIT_S_MAX: Final = 60.0  # time for all documents of a request, waits included
 DOCUMENT_BYTES_MAX: Final = 32 * 1024 * 1024
 MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # bytes of remembered texts
-PDFS_AT_ONCE: Final = 2  # processes; more wait
+PDFS_AT_ONCE: Final = 2  # processes at once; further PDFs wait
 DIGEST_BYTES: Final = 16
-_HEAD_BYTES: Final = 1_024  # must contain the mark of a PDF
+_HEAD_BYTES: Final = 1_024  # first bytes, which must contain a PDF's mark
 _DATA_URL: Final = "data:"
 _MARK: Final = ";base64,"
-_MARK_CHARS: Final = 256  # must contain the mark of a data: URL
+_MARK_CHARS: Final = 256  # first characters, which must contain the mark of a data: URL
 _IMAGES: Final = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 _BLANK_PAGE: Final = "(no text)"
 READ_S_MAX: Final = 45.0  # wall time for one PDF on a busy machine; CPU_S_MAX limits CPU time
 _MODULE: Final = "hearth.proxy.documents.pdf_process"
-# How a process ends that is out of memory: it says so, or it crashes.
+# Exit codes of a process that is out of memory: its own code, or a crash.
 _MEMORY: Final = (MEMORY_STATUS, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
 
@@ -82,9 +82,9 @@ def _lost(what: str) -> RequestError:
 class DocumentReader:
     """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
 
-    Texts are remembered for each owner (API key digest; "" = requests without one) apart. An owner
-    reads one PDF at a time, so that many PDFs of one key leave a process free for another. For a
-    PDF its text in UTF-8 is remembered, or why it is refused.
+    Each owner (API key digest; "" = requests without a key) has remembered texts of its own. An
+    owner reads one PDF at a time, so that many PDFs of one key leave a process free for another
+    key. A PDF is remembered as its text in UTF-8, or as the reason why it is refused.
     """
 
     def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
@@ -96,7 +96,7 @@ class DocumentReader:
             lambda _, known: 1_000 + (len(known) if isinstance(known, bytes) else 0),
         )
         self._process_slots = asyncio.Semaphore(PDFS_AT_ONCE)
-        # Kept for a moment: by owner, while one of its PDFs is read
+        # Kept for a moment: locks by owner, while a PDF of the owner is read
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._decoder = asyncio.Semaphore(1)  # a second thread would slow the event loop down
 
@@ -104,7 +104,7 @@ class DocumentReader:
         """Return the text of a document, given in base64 or as a data: URL.
 
         Raises:
-            RequestError: it is neither a PDF nor text, or over a limit; 503, its process was lost.
+            RequestError: it is no PDF and no text, or is over a limit; 503, the process was lost.
         """
         start = _start_of(data)
         if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
@@ -122,7 +122,7 @@ class DocumentReader:
             ).digest()
         )
         lock = self._locks.setdefault(owner, asyncio.Lock())
-        async with lock:  # a second request for the same PDF then finds it remembered
+        async with lock:  # a second request for the same PDF finds a remembered text
             known = self._known.get(owner, digest)
             if known is None:
                 known = await self._read_anew(data, start)
@@ -153,7 +153,7 @@ def paged_text(pages: list[str]) -> str:
 
 
 def _is_pdf(head: bytes) -> bool:
-    """Return whether the mark of a PDF begins a line of `head`, or follows binary bytes.
+    """Return whether a PDF's mark stands at a line's start in `head`, or after binary bytes.
 
     A text that merely mentions the mark is no PDF.
     """
@@ -166,7 +166,7 @@ def _start_of(data: str) -> int:
     """Return where the base64 begins in `data`, a data: URL or bare base64.
 
     Raises:
-        RequestError: it is another URL.
+        RequestError: `data` is a URL of another kind.
     """
     if data[: len(_DATA_URL)].lower() == _DATA_URL:
         mark_at = data.find(_MARK, 0, _MARK_CHARS)
@@ -231,8 +231,8 @@ async def with_documents(
     can take back, a line replaces a document that cannot be read.
 
     Raises:
-        RequestError: too many documents, too long together, or one cannot be read; it names the
-            field.
+        RequestError: there are too many documents, they are too long together, or one cannot be
+            read; the error names the field.
     """
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:

@@ -1,1 +1,1 @@
-"""Holds all that is LiteLLM's: the only folder that may import it."""
+"""Holds all code for LiteLLM; only this folder may import LiteLLM."""

@@ -1,13 +1,14 @@
-"""Makes the body and the headers for a cloud model from those that a client sent.
+"""Makes the body and the headers for a cloud model from a client's request.
 
-LiteLLM acts upon many fields of a body: another address that gets the request and the user's key,
-another model's key, callbacks, files, MCP servers. So the body is built anew from the fields in
-`cloud_fields`, at every level, and everything else is dropped. Tools and blocks of the history of
-other kinds are left out, as the local side does; a user's content that cannot pass is refused.
+LiteLLM acts upon many fields of a body, which may name another address for the request and the
+user's key, another model's key, callbacks, files or MCP servers. So the body is built anew from the
+fields in `cloud_fields`, at every level, and everything else is dropped. Tools of other kinds, and
+such blocks of the history, are left out, as for local models; a user's content that cannot pass is
+refused.
 
-A schema that LiteLLM would take gigabytes to read is refused too. For Gemini, Bedrock and others
+A schema for which LiteLLM would need gigabytes is refused too. For Gemini, Bedrock and others
 LiteLLM inlines each $ref, and keeps a table of all definitions for every object that is left to
-read. The size of what it inlines is limited in litellm_server.
+read. `litellm_server` limits the size of an inlined schema.
 """
 
 import re
@@ -21,15 +22,15 @@ from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import is_our_call_id
 
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
-_CLEARS_THINKING: Final = "clear_thinking_"  # begins an edit of context_management
-_SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # content may be missing
+_CLEARS_THINKING: Final = "clear_thinking_"  # beginning of an edit's type in context_management
+_SAYING: Final = ("tool_calls", "function_call", "refusal", "audio")  # fields that replace content
 
 
 def end_chat_turns(messages: list[Record]) -> None:
-    """Remove plain reasoning from `messages` in place, and give turns left empty a content.
+    """Remove plain reasoning from `messages` in place, and give a content to turns left empty.
 
-    Plain reasoning does not show which model wrote it; providers ignore or refuse it. A provider
-    wants only its own reasoning back, beside tool calls, whose ids show who made them.
+    Plain reasoning does not name the model that wrote it, and providers ignore or refuse it. A
+    provider wants only its own reasoning back, with tool calls whose ids name their maker.
     """
     for message in messages:
         if "reasoning_content" in message:
@@ -43,10 +44,10 @@ def end_chat_turns(messages: list[Record]) -> None:
 
 
 def end_thinking(body: Record) -> None:
-    """Remove enabled `thinking` from `body` in place, if its last turn called tools without it.
+    """Remove enabled `thinking` from `body` in place, if the last turn called tools without it.
 
-    Anthropic refuses to switch thinking on amid such a turn. With it go the edits of thinking in
-    `context_management`, which need it on.
+    Anthropic refuses to switch thinking on amid such a turn. The edits of thinking in
+    `context_management` need thinking on, so they are removed too.
     """
     thinking = body.get("thinking")
     if type(thinking) is not dict or thinking.get("type") != "enabled":
@@ -70,7 +71,7 @@ def _clears_thinking(edit: Any) -> bool:
     return type(kind) is str and kind.startswith(_CLEARS_THINKING)
 
 
-ROOM_MAX: Final = 10_000_000  # a schema's JSON values times its definitions; half a GB
+ROOM_MAX: Final = 10_000_000  # a schema's JSON values times its definitions; takes half a GB
 _FIELDS: Final = (
     *("tools", "functions", "response_format", "text", "output_format", "output_config"),
 )

@@ -1,4 +1,4 @@
-"""Decides what a failed cloud call means: whose mistake it is, by the class of LiteLLM's error.
+"""Decides whose mistake a failed cloud call is, by the class of LiteLLM's error.
 
 Classes are compared by name, so that this module does not import LiteLLM.
 """
@@ -12,7 +12,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 STATUS_UNKNOWN: Final = 502
 UNPROCESSABLE: Final = 422
-CAUSES_MAX: Final = 50  # length of a chain of causes, which LiteLLM may close to a ring
+CAUSES_MAX: Final = 50  # causes followed in a chain, which LiteLLM may close to a ring
 SWALLOWED: Final = (
     "The model's server refuses this request as unprocessable (422), and LiteLLM does not tell why "
     "while drop_params is set: with drop_params: false in litellm_settings it does."
@@ -30,11 +30,11 @@ _CLIENT_CLASSES: Final = {
     "HTTPException",
 }
 _CLIENT_STATUSES: Final = (400, 401, 403, 404, 413, 415, 422)
-# Mistakes of the operator's account or config, although subclasses of BadRequestError.
+# Mistakes in the operator's account or config, although these classes are BadRequestErrors.
 _OPERATOR_CLASSES: Final = {"PaymentRequiredError", "LiteLLMUnknownProvider", "BudgetExceededError"}
 _OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
-_ADVICE: Final = "\n\nLiteLLM: "  # begins advice on fallbacks, which are ours
-# Signs of a too long prompt that LiteLLM does not look for.
+_ADVICE: Final = "\n\nLiteLLM: "  # beginning of advice on fallbacks, which the gateway handles
+# Signs of too long a prompt, for which LiteLLM does not look.
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
 # LiteLLM refuses to inline the references of a schema: see litellm_server.
 _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
@@ -58,10 +58,10 @@ class CloudError(RequestError):
 def failure_of(
     error: BaseException | None, status: int, body: bytes, retry_after: str = ""
 ) -> CloudError:
-    """Return the failure that `error`, recorded by the hook, and the app's reply mean.
+    """Return the failure that follows from the hook's `error` and from the app's reply.
 
-    Its text may hold secrets. `status` is 0 if the app began no reply; `retry_after` is the reply's
-    header.
+    The failure's text may hold secrets. `status` is 0 if the app began no reply; `retry_after` is
+    the reply's header.
     """
     if is_redirect(error):
         return CloudError(REDIRECT, cause="error", status=STATUS_UNKNOWN)

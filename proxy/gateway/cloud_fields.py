@@ -1,24 +1,25 @@
 """Lists the fields of a client's body that may pass to a cloud model, with rules for their values.
 
-They are the fields of the official APIs, without those that LiteLLM itself acts upon: where a
-request goes and with which key (`api_base`, `headers`), what is billed and logged (`metadata`,
-tags, callbacks), and which files, stores, MCP servers and prompt templates of the user's account it
-reads. A field that is not listed does not pass, so unknown fields of a newer LiteLLM are shut out.
+They are the fields of the official APIs, without those that LiteLLM itself acts upon. Such a field
+may decide where a request goes and with which key (`api_base`, `headers`), what is billed and
+logged (`metadata`, tags, callbacks), or which files, stores, MCP servers and prompt templates of
+the user's account are read. A field that is not listed does not pass, so unknown fields of a newer
+LiteLLM are shut out.
 A name with "!" is required. A field with a rule passes as the rule's result.
 
 A rule is called with the value, its path in the body, the role of its message, and a list to which
-it appends the kinds that it drops. It returns the value, or a copy without what must not pass, or
-None to drop the field. If a required field is dropped, its record is dropped too.
+it appends the kinds that it drops. It returns the value, a copy without what must not pass, or None
+to drop the field. If a required field is dropped, its record is dropped too.
 
 A session may begin on a local model and go on in the cloud. The local server signs its thinking and
-names its items in forms that no provider knows; these forms are recognised and dropped, without any
-memory. What a provider made passes unchanged: encrypted reasoning, signed thinking, its ids. Ids of
-the local server's tool calls stay, since they join results to calls and any provider accepts them.
+names its items in forms that no provider knows; thinking and items of these forms are dropped.
+Encrypted reasoning, signed thinking and ids made by a provider pass unchanged. Ids of the local
+server's tool calls stay, since they join results to calls, and any provider accepts them.
 
-Some providers fetch the URLs of images and files; for others LiteLLM fetches them from this
-machine, whose network a client must not reach. Here a URL is judged by its form only. LiteLLM
-checks the resolved address when it fetches; its setting `user_url_validation` must not turn that
-off.
+Some providers fetch the URLs of images and files themselves; for others LiteLLM does so from this
+machine, whose network a client must not reach. This module judges a URL by its form only. LiteLLM
+checks the resolved address when it fetches; the setting `user_url_validation` must not turn that
+check off.
 """
 
 import re
@@ -46,10 +47,10 @@ def as_it_is(value: Any, *_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The rule for a record: `names` pass, some by a rule of `rules`.
+    """The rule for a record: the fields `names` pass, some of them by a rule of `rules`.
 
-    A record without a field of `needed` is refused. It is dropped if `unless(record, role)` is true
-    or if a needed field was dropped.
+    A record without a field of `needed` is refused. A record is dropped if `unless(record, role)`
+    is true or if a needed field was dropped.
     """
 
     names: frozenset[str]
@@ -85,8 +86,8 @@ class Fields:
 class Kinds:
     """The rule for a record whose `type` decides which fields may pass.
 
-    A record of an unknown kind is dropped. In a user's or a tool's message, or if `is_strict`, it
-    is refused, since the question would change without it.
+    A record of an unknown kind is dropped, but refused in a user's or a tool's message or if
+    `is_strict`, since the question would change without the record.
     """
 
     of: Mapping[str, Fields]
@@ -127,7 +128,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class TextOr:
-    """The rule for a field that is a text, judged by `text`, or anything else, judged by `rule`."""
+    """The rule for a field: `text` judges a text, and `rule` any other value."""
 
     rule: Rule
     text: Rule = as_it_is
@@ -184,7 +185,7 @@ def is_public_url(url: str) -> bool:
 def is_unsealed(seal: str, record: Record, _: Any) -> bool:
     """Return whether thinking lacks a provider's signature in the field `seal`.
 
-    Without a signature it may come from another client's model.
+    Unsigned thinking may come from another client's model.
     """
     return not record.get(seal) or is_our_signature(record[seal])
 
@@ -222,7 +223,7 @@ def _text_only(value: Any, *_: Any) -> str | None:
 
 
 def _auto(*_: Any) -> Record:
-    """Return a new container without files, in place of one of the user's account."""
+    """Return a new container without files, in place of one in the user's account."""
     return {"type": "auto"}
 
 
@@ -236,7 +237,7 @@ def _no_files(_: Any, param: str, *__: Any) -> NoReturn:
 
 
 def _refused(remedy: str, code: str = "unsupported_parameter") -> Rule:
-    """Return a rule that refuses any value but false: ignored, it would change the request."""
+    """Return a rule that refuses any value but false: to drop it would change the request."""
 
     def refuse(value: Any, param: str, *_: Any) -> None:
         if value is not False:
@@ -269,8 +270,8 @@ _MESSAGES_TOOL: Final = _fields(
     "user_location max_content_tokens citations use_cache response_inclusion display_width_px "
     "display_height_px display_number enable_zoom"
 )
-# The tools that Anthropic defines, without the dates in their types. Not `advisor`, which names
-# another model with its address and key, and not MCP's tools.
+# The tools that Anthropic defines, without the dates in their types. MCP's tools are missing, and
+# `advisor`, which names another model with its address and key.
 MESSAGES_TOOLS: Final = Kinds(
     {
         kind: _MESSAGES_TOOL
@@ -362,7 +363,7 @@ _PROVIDER_BLOCKS: Final = _fields(
 
 
 def _provider_fields(value: Any, param: str, role: Any, left_out: list[str]) -> Record | None:
-    """Return the allowed part of LiteLLM's own field; None if empty, as OpenAI refuses the name."""
+    """Return the allowed part of LiteLLM's own field; None if empty: OpenAI refuses the name."""
     kept = _PROVIDER_BLOCKS(value, param, role, left_out) or {}
     return kept if any(inner is not None for inner in kept.values()) else None
 
@@ -387,8 +388,8 @@ _CHAT_MESSAGE: Final = _fields(
     provider_specific_fields=_provider_fields,
 )
 
-# Fields of vLLM and SGLang for continuing a message; only such servers accept them. They change
-# what the answer is, so they pass to those servers alone.
+# Fields of vLLM and SGLang for continuing a message. They change what the answer is, and pass to
+# such servers alone, since others refuse them.
 CONTINUING: Final = ("continue_final_message", "add_generation_prompt")
 CONTINUERS: Final = frozenset({"openai", "hosted_vllm", "litellm_proxy"})
 

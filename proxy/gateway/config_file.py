@@ -1,7 +1,7 @@
 """Reads a LiteLLM config.yaml with the files it includes, as LiteLLM does, and finds its secrets.
 
 LiteLLM would find mistakes only after seconds of importing. Here each mistake is a StartError at
-the start that names the file, the entry and the remedy.
+the server's start, which names the file, the entry and the remedy.
 
 No log, page or error of ours shows a secret. LiteLLM forwards Anthropic's streams unchanged, and a
 provider's error may repeat the key that it got, so secrets are removed from the error events of a
@@ -62,7 +62,7 @@ class ConfigFile:
         return value or []
 
     def resolved(self, value: Any) -> Any:
-        """Return the variable's text for os.environ/NAME, None if it is not set; else `value`."""
+        """Return the variable's text if `value` is os.environ/NAME, None if unset; else `value`."""
         name = variable_of(value)
         return self.given.get(name) if name else value
 
@@ -129,7 +129,7 @@ def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
             "config.yaml that you can read."
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)  # without the text there, which may be a key
+        mark = getattr(error, "problem_mark", None)  # the place alone: the text at it may be a key
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise StartError(
             f"{named_by} names {path}, which is no YAML in UTF-8{place}. Correct that line."
@@ -142,9 +142,9 @@ def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
     return values
 
 
-SECRET_CHARS_MIN: Final = 8  # shorter ones would mask ordinary words
+SECRET_CHARS_MIN: Final = 8  # a shorter secret would mask ordinary words
 MASK: Final = "***"
-# Names of entries whose values are secret; not max_tokens.
+# Names of entries whose values are secret; max_tokens is none of them.
 _SECRET_NAME: Final = re.compile(
     r"(^|_)(api_key|keys?|secrets?|token|password|passwd|credentials?|auth|authorization|cookie"
     r"|dsn|webhook_url|database_url|redis_url|direct_url|license)$|api[-_]?key"
@@ -162,7 +162,7 @@ class Secrets:
 
     def __init__(self, texts: frozenset[str]) -> None:
         self.texts = frozenset(text for text in texts if len(text) >= SECRET_CHARS_MIN)
-        found = sorted(self.texts, key=len, reverse=True)  # one may be part of another
+        found = sorted(self.texts, key=len, reverse=True)  # a secret may be part of a longer one
         self._any = re.compile("|".join(map(re.escape, found)) or r"(?!)")
 
     def redacted(self, text: str) -> str:

@@ -54,7 +54,7 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 USAGE_WAIT_S_MAX: Final = 10.0  # time for LiteLLM's usage report after the reply's end
-WAITING_MAX: Final = 1_024  # ended requests without usage; likewise usages of open requests
+WAITING_MAX: Final = 1_024  # ended requests without usage, and usages of open requests
 
 
 @dataclass(slots=True)
@@ -64,11 +64,11 @@ class CloudReply:
     dialect: CloudDialect
     client_body: Mapping[str, Any]  # the client's body
     served_by: str
-    fallback: str  # deployments that failed before, as in the header
+    fallback: str  # deployments that failed before, as the header names them
     began_at: float
-    status: int = 0  # 0 = no reply yet
+    status: int = 0  # HTTP status; 0 = no reply yet
     first_byte_at: float | None = None
-    error: RequestError | None = None  # refused, failed, broke off, or the client left
+    error: RequestError | None = None  # why the call failed; also set if the client left
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class CloudRequests:
     requests: RecentRequests
     metrics: RequestMetrics
     served_by: Callable[[str], str]  # maps a deployment's id to its name
-    # Ended requests without usage: entry, API key digest, whether it was a stream; by request id
+    # Ended requests without usage, by request id: entry, API key digest, whether it streamed
     _ended: dict[str, tuple[RequestRow, str, bool]] = field(default_factory=dict)
     _usages: dict[str, CloudUsage] = field(default_factory=dict)  # usages of open requests
 
@@ -125,7 +125,7 @@ class CloudRequests:
             loop.call_later(USAGE_WAIT_S_MAX, self._record, entry["id"])
 
     def receive_usage(self, usage: CloudUsage) -> None:
-        """Take in a call's usage; a request has several if a failed call came before."""
+        """Take in a call's usage; a request has several usages if a failed call came before."""
         self.metrics.gateway.spent(self.served_by(usage.deployment_id), usage)
         if usage.request_id in self._ended:
             self._record(usage.request_id, usage)
@@ -174,10 +174,10 @@ def _sum(earlier: CloudUsage, later: CloudUsage) -> CloudUsage:
 
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
-LOGS_WAIT_S_MAX: Final = 2.0  # at shutdown, for callbacks to take the waiting reports
+LOGS_WAIT_S_MAX: Final = 2.0  # time at shutdown for callbacks to take the waiting reports
 SESSIONS_MAX: Final = 4_096
-ATTEMPTS_MAX: Final = 24  # for one request, counting groups without a deployment too
-_ENDS: Final = ("completed", "incomplete")  # status of responses that a client can continue
+ATTEMPTS_MAX: Final = 24  # attempts of one request, groups without a deployment included
+_ENDS: Final = ("completed", "incomplete")  # statuses of responses that a client can continue
 _END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
 _OURS: Final = (
     "slow_reader",
@@ -186,7 +186,7 @@ _OURS: Final = (
 
 
 def cause_of(error: RequestError) -> Cause | None:
-    """Return the list of fallbacks for `error`; None if it is the client's own mistake."""
+    """Return the cause that selects fallbacks for `error`; None for the client's own mistake."""
     if isinstance(error, CloudError):
         return error.cause
     if error.status >= 500 and error.code not in _OURS:
@@ -219,10 +219,10 @@ def cause_word(error: RequestError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GatewayCall:
-    """One request, as every deployment that is tried gets it."""
+    """One request, in the form that each tried deployment gets."""
 
     dialect: CloudDialect
-    body: dict[str, Any]  # as the client sent it
+    body: dict[str, Any]  # body as the client sent it
     size: int  # bytes of the body
     answer_here: Callable[
         [Deployment], Awaitable[None]
@@ -238,11 +238,11 @@ class _Attempts:
     preferred: str  # id of the deployment that has the session's cache
     seen: set[str] = field(default_factory=set)  # groups used so far
     tried: set[str] = field(default_factory=set)  # groups whose fallbacks were added
-    groups: list[str] = field(default_factory=list)  # names to try after the group
+    groups: list[str] = field(default_factory=list)  # names that are still to be tried
     failed: set[str] = field(default_factory=set)  # ids of failed deployments
     first_error: RequestError | None = None
     failures: list[str] = field(default_factory=list)  # name and cause of each failure
-    causes: list[str] = field(default_factory=list)  # not yet counted in the metrics
+    causes: list[str] = field(default_factory=list)  # causes not yet counted in the metrics
 
     def fail(self, served_by: str, error: RequestError) -> None:
         self.first_error = self.first_error or error
@@ -301,9 +301,9 @@ class Gateway:
     def group_of(self, name: str, names: ModelNames | None = None) -> str | None:
         """Return the group that `name` means; None if no group has that name.
 
-        The order is: names of the config, local names and aliases, both again without case,
-        patterns of the config, CATCH_ALL_MODELS. Each local model is a group of its own. `names`
-        are the local names: those of text models, or of the embedding model.
+        Names are tried in this order: names of the config, local names and aliases, both again
+        without case, patterns of the config, CATCH_ALL_MODELS. Each local model is a group of its
+        own. `names` are the local names: those of text models, or of the embedding model.
         """
         names = names or self._names
         return (
@@ -354,7 +354,7 @@ class Gateway:
             except RequestError as error:
                 self._fall_back(exchange, attempts, deployment, error)
             else:
-                if not began_at:  # later requests go where the session began: its cache is there
+                if not began_at:  # later requests go to the deployment that has the session's cache
                     self._sessions.put(api_key, session, deployment.id)
                 return
         assert attempts.first_error is not None
@@ -371,7 +371,7 @@ class Gateway:
         if call.dialect == "responses":
             maker = self._stored.maker(api_key, body)
             with contextlib.suppress(RequestError):  # the response may be stored in the cloud
-                body = self._stored.expand(api_key, body)  # begins with the conversation's start
+                body = self._stored.expand(api_key, body)  # from the conversation's start on
         naming = functools.partial(session_digest, api_key, group, exchange.headers, body)
         working = work_on_body(call.size, naming)
         is_large = call.size > SMALL_BYTES_MAX
@@ -389,7 +389,7 @@ class Gateway:
         local = [candidate for candidate in left if candidate.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
             self.litellm.wake()
-            return local[0]  # there is only one, or LiteLLM's Router cannot choose yet
+            return local[0]  # the only one, or LiteLLM's Router cannot choose yet
         messages = call.body.get("messages")
         request = {"metadata": {}} | ({"messages": messages} if messages else {})
         try:
@@ -400,7 +400,7 @@ class Gateway:
                 request=request,
                 size=call.size,
             )
-        except LiteLLMUnavailable:  # LiteLLM has ended, or a callback blocks it
+        except LiteLLMUnavailable:  # LiteLLM has ended, or is blocked by a callback
             if local:
                 return local[0]
             raise
@@ -415,8 +415,8 @@ class Gateway:
         """Prepare the next attempt after `error`; a `deployment` of None means the group had none.
 
         Raises:
-            RequestError: `error` itself if no fallback is allowed; the first failure if no
-                fallback is left, since it is about the requested model.
+            RequestError: `error` itself if no fallback is allowed; if none is left, the
+                first failure, which is about the requested model.
         """
         cause = cause_of(error)
         if exchange.has_started or cause is None:
@@ -438,7 +438,7 @@ class Gateway:
                     return
             raise attempts.first_error or error
         attempts.failed.add(deployment.id)
-        if cause != "error":  # the same model elsewhere would fail alike
+        if cause != "error":  # the same model on another server would fail too
             others = self.table.deployments(attempts.group)
             attempts.failed |= {other.id for other in others if other.model == deployment.model}
 
@@ -475,7 +475,7 @@ class Gateway:
         call: GatewayCall,
         reply: CloudReply,
     ) -> None:
-        """Send the request to LiteLLM and its reply to the client; store a response before it.
+        """Send the request to LiteLLM, store a response, and send the reply to the client.
 
         Raises:
             RequestError: the cloud refused or failed, and nothing was sent.
@@ -522,7 +522,7 @@ class Gateway:
 def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -> Gateway:
     """Return the gateway and its parts, not yet started.
 
-    `table` is that of the config that LITELLM_CONFIG names.
+    `table` belongs to the config in LITELLM_CONFIG.
     """
     routes.groups = table.listed
     metrics, names = routes.metrics, routes.names
@@ -548,7 +548,7 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     continues = dialect == "chat" and body.get("continue_final_message") is True
     if continues and provider in CONTINUERS:
         sent |= {name: body[name] for name in CONTINUING if type(body.get(name)) is bool}
-    return orjson.dumps(  # a WrittenObject, the only subclass, keeps its text
+    return orjson.dumps(  # the only subclass, WrittenObject, keeps its text
         sent, lambda written: orjson.Fragment(written.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )
 

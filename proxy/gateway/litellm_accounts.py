@@ -1,6 +1,6 @@
 """Makes LiteLLM check keys and log answers for local requests, which do not pass its app.
 
-It runs in LiteLLM's process.
+The module runs in LiteLLM's process.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages LiteLLM 
 
 @dataclass(frozen=True, slots=True)
 class KeyedCall:
-    """A local request that LiteLLM admitted for one of its keys, with what it reserved for it.
+    """A local request that LiteLLM admitted for one of its keys, with the key's reservations.
 
     `context` holds LiteLLM's context variables with the reservations; logging the answer in that
     context settles them. Every KeyedCall ends in one log, or in `give_back`.
@@ -65,7 +65,7 @@ class KeyedCall:
 async def owner(method: str, path: str, headers: Headers, group: str) -> str:
     """Return a text that identifies the owner of a request's key; reserve nothing.
 
-    With a `group`, LiteLLM also checks whether the key may use that now.
+    With a `group`, LiteLLM also checks whether the key may use that group now.
 
     Raises:
         RequestError: LiteLLM refuses, with its status and reason.
@@ -91,7 +91,7 @@ async def begin(
             user_api_key_dict=auth,
             data=data,
             call_type=CALL_TYPES[dialect],
-            skip_guardrails=True,  # they read and change texts, which are not here
+            skip_guardrails=True,  # guardrails need texts, which this process lacks
         )
     except BaseException as error:  # a cancellation too: nothing may stay reserved
         refused = error if isinstance(error, Exception) else None
@@ -150,9 +150,9 @@ async def _authorise(
 
 
 def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
-    """Return the text that identifies the owner, from what LiteLLM verified alone.
+    """Return the text that identifies the owner, only from what LiteLLM verified.
 
-    It is the sent key if LiteLLM stores its SHA-256, so that the owner's digest is the key's.
+    If LiteLLM stores the sent key's SHA-256, the text is that key, so that both digests match.
     """
     named = proxy_server.general_settings.get("litellm_key_header_name")
     names = [name.decode() for name in KEY_HEADERS] + ([str(named).lower()] if named else [])
@@ -171,7 +171,7 @@ def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
 
 def _refusal(error: Exception) -> RequestError:
     """Return LiteLLM's refusal as a RequestError with its status and reason, on one line."""
-    refused: Any = error  # a ProxyException, an HTTPException, or another with a status
+    refused: Any = error  # a ProxyException, an HTTPException, or another error with a status
     given = str(getattr(refused, "code", None) or getattr(refused, "status_code", ""))
     kind = getattr(refused, "type", "key_check_failed")  # a text, or an enum of texts
     code = str(getattr(kind, "value", kind))
@@ -239,7 +239,7 @@ async def _log(answer: LocalAnswerLog, call: KeyedCall | None) -> None:
         cost = entry.response_cost_calculator(result=response)
         entry.record_partial_usage_for_failure(response.usage, cost or 0.0)
     await entry.async_failure_handler(error, "", start_time=started, end_time=ended)
-    if litellm.failure_callback:  # blocking callbacks
+    if litellm.failure_callback:  # callbacks that block
         await asyncio.to_thread(entry.failure_handler, error, "", started, ended)
     if call is not None:  # releases the reservations and records the failure
         more = {"litellm_logging_obj": entry, "litellm_call_id": answer.request_id}
@@ -295,7 +295,7 @@ def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> 
         "litellm_session_id": answer.session or None,
         "custom_llm_provider": PROVIDER,
         "api_base": "",
-        "acompletion": True,  # otherwise LiteLLM takes it for a call of its synchronous SDK
+        "acompletion": True,  # otherwise LiteLLM assumes a call of the synchronous SDK
         "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
     }
 

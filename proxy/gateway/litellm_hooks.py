@@ -1,7 +1,7 @@
 """Hooks into LiteLLM's Router: pins calls to a deployment, and records failures and costs.
 
 LiteLLM imports this module in its own process, by its name in the merged config. A hook finds its
-call by a context variable, set in the task that runs LiteLLM's app for the call.
+call by a context variable, which is set in the task that runs LiteLLM's app for the call.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +33,7 @@ current_call: ContextVar[RoutedCall | None] = ContextVar("current_call", default
 class RoutingHook(CustomLogger):
     """Narrows the healthy deployments of a group to those that the call may use.
 
-    It reports the usage of a cloud call when LiteLLM logs it, after the reply's end.
+    The hook reports a cloud call's usage when LiteLLM logs the call, after the reply's end.
     """
 
     on_usage: Callable[[dict[str, Any]], None]  # called with the fields of a CloudUsage
@@ -76,7 +76,7 @@ class RoutingHook(CustomLogger):
 
 
 def cloud_usage(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the usage of a gateway's call; None for other calls, and if it used nothing.
+    """Return the usage of a gateway's call; None for other calls, and for one without usage.
 
     A header of the call carries the request id.
     """
@@ -111,4 +111,4 @@ async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:
 
 
 routing_hook: Final = RoutingHook()
-local_model: Final = CustomLLM()  # only listed in LiteLLM; local requests never pass it
+local_model: Final = CustomLLM()  # a mere entry in LiteLLM: local requests never reach it

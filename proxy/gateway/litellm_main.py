@@ -1,7 +1,7 @@
-"""Runs LiteLLM's process, whose standard input is a socket to the proxy; it ends with the socket.
+"""Runs LiteLLM's process, whose standard input is a socket to the proxy.
 
-The proxy writes one line of JSON, the options. It reads lines: {"ready": true},
-{"failure": why}, {"usage": CloudUsage}.
+The process ends with the socket. The proxy writes one line of JSON, the options, and reads lines
+of three kinds: {"ready": true}, {"failure": why}, {"usage": CloudUsage}.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared import logging_setup as logs
 
 END_S_MAX: Final = 3  # time for callbacks to send what they buffer
-FAILURE_CHARS_MAX: Final = 10_000  # of a reason with its secrets; the proxy reads lines of 64 KB
+FAILURE_CHARS_MAX: Final = 10_000  # characters of a reason with secrets; a line holds 64 KB
 SERVER: Final = "hearth.proxy.gateway.litellm_server"
 
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _end_with_proxy(control: socket.socket) -> None:
-    """Wait until the proxy closes the socket, then end this process; at once while it loads."""
+    """Wait until the proxy closes the socket, then end this process, at once if it still loads."""
     control.recv(1)
     signal.alarm(END_S_MAX)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
 """Defines the messages between the proxy and LiteLLM's process, without importing LiteLLM.
 
-They share a socket in the private directory. A connection carries frames. A question is JSON
-[what, fields]; its answer is JSON {"found": ...} or {"error": ...}. The answer to a "call" and its
-body is a head, the reply's parts, an empty frame and an end. Closing the connection cancels what
-was asked on it.
+All connections use one socket in the private directory, and carry frames. A question is JSON
+[what, fields]; its answer is JSON {"found": ...} or {"error": ...}. The question "call" is followed
+by its body, and answered by a head, the reply's parts, an empty frame and an end. Closing a
+connection cancels its question.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from hearth.shared.wire_messages import Usage
 AccountDialect = LiteLLMDialect | EncoderKind  # dialect or kind of a local answer
 
 REQUEST_HEADER: Final = "x-hearth-request"  # carries our request id to LiteLLM's app only
-# Headers that may carry a key; LiteLLM takes the first in its own order.
+# Headers that may carry a key, in any order; LiteLLM's order decides which key counts.
 KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
 OVER_BUDGET: Final = "crossed budget"  # from LiteLLM's RouterErrors
 LENGTH_BYTES: Final = 4
-HELD_BYTES_MAX: Final = 64 * 1024  # bytes of a reply that is not read yet, in each process
-PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app
+HELD_BYTES_MAX: Final = 64 * 1024  # unread bytes of a reply, in each process
+PATHS: Final[dict[CloudDialect, str]] = {  # paths of LiteLLM's app
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "messages": "/v1/messages",
@@ -47,7 +47,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswerLog:
-    """One local answer at its end, also a failed one. Times are seconds since the epoch.
+    """One local answer at its end, complete or failed. Times are seconds since the epoch.
 
     `body` has the request's fields that LiteLLM logs. `body`, `text`, `thinking` and `calls` are
     empty if no callback uses texts.
@@ -63,10 +63,10 @@ class LocalAnswerLog:
     asked_at: float
     first_token_at: float | None
     ended_at: float
-    usage: Usage | None  # None = it broke off before the worker sent it
+    usage: Usage | None  # None = the answer broke off before its usage came
     finish_reason: str = "stop"
     text: str = ""
     thinking: str = ""
     calls: Sequence[dict[str, str]] = ()  # {"id", "name", "arguments"}
-    error: tuple[int, str] | None = None  # status and text
+    error: tuple[int, str] | None = None  # a failure's status and text
     session: str = ""

@@ -1,9 +1,9 @@
 """Runs LiteLLM in a process of its own, and talks to it over a socket in the private directory.
 
 LiteLLM's import takes seconds, and its jobs and callbacks run all the time; in a process of its own
-they do not block our event loop. It gets an environment of its own, and the user's config with our
-hooks added and the fallbacks removed, since the gateway does those. It listens on no port, prints
-nothing and downloads nothing at its start.
+they do not block our event loop. LiteLLM gets an environment of its own, and the user's config with
+our hooks added and the fallbacks removed, since the gateway falls back. LiteLLM listens on no port,
+prints nothing and downloads nothing at its start.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
 
-# LiteLLM would download each of these at import. A user who wants that sets the variable to False.
+# LiteLLM would download each of these at import. A user allows a download by the value False.
 OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -38,8 +38,8 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
 }
 SET: Final = {
-    "LITELLM_RUST": "False",  # its Rust clients follow redirects
-    "LITELLM_MODE": "PRODUCTION",  # otherwise it loads .env files by itself
+    "LITELLM_RUST": "False",  # LiteLLM's Rust clients follow redirects
+    "LITELLM_MODE": "PRODUCTION",  # otherwise LiteLLM loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
     "LITELLM_TELEMETRY": "False",
@@ -117,11 +117,11 @@ log = logging.getLogger(__name__)
 CONFIG_NAME: Final = "litellm.yaml"
 SOCKET_NAME: Final = "litellm.sock"
 READY_S_MAX: Final = 60.0  # time for a request to wait until LiteLLM is loaded
-ASK_S_MAX: Final = 10.0  # time for its Router or its database; a callback may delay them
+ASK_S_MAX: Final = 10.0  # time for LiteLLM's Router or database, which a callback may delay
 REASON_CHARS_MAX: Final = 500
-RESTART_S_MIN: Final = 10.0  # between two starts
-STALL_S_MAX: Final = 60.0  # one blocking call of its event loop, while all others wait
-CLOSE_S_MAX: Final = 4.0  # time for its callbacks to send what they buffer
+RESTART_S_MIN: Final = 10.0  # time between two starts
+STALL_S_MAX: Final = 60.0  # time of one call that blocks LiteLLM's event loop
+CLOSE_S_MAX: Final = 4.0  # time for callbacks to send what they buffer
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
 
@@ -135,7 +135,7 @@ class LiteLLMUnavailable(RequestError):
 
 
 class LiteLLMConnection:
-    """A connection to LiteLLM's process; closing it cancels what was asked. Owner: one task.
+    """A connection to LiteLLM's process; closing it cancels its question. Owner: one task.
 
     `start`, then `chunks`, read the reply to a call. If the reply breaks off amid its stream,
     `chunks` ends and `failure` is set.
@@ -151,7 +151,7 @@ class LiteLLMConnection:
     async def write(self, data: bytes) -> None:
         """Send a frame in parts, so that a large body does not block the event loop."""
         self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big"))
-        with contextlib.suppress(ConnectionError):  # `read` raises it
+        with contextlib.suppress(ConnectionError):  # `read` reports the loss
             for start in range(0, len(data), HELD_BYTES_MAX):
                 self._writer.write(data[start : start + HELD_BYTES_MAX])
                 await self._writer.drain()
@@ -169,7 +169,7 @@ class LiteLLMConnection:
         `fields` is a mapping or a dataclass with about `size` bytes.
 
         Raises:
-            RequestError: it refuses, or does not answer within `wait_s`.
+            RequestError: LiteLLM refuses, or does not answer within `wait_s`.
         """
         question = await work_on_body(size, lambda: orjson.dumps([what, fields]))
         try:
@@ -225,7 +225,7 @@ class LiteLLMProcess:
         self._calls: set[LiteLLMConnection] = set()
         self._running: asyncio.Task[None] | None = None
         self._started_at = 0.0  # last start, on the monotonic clock
-        self._was_ready = False  # it was ready once, so the config is usable
+        self._was_ready = False  # LiteLLM was ready once, so the config is usable
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -243,7 +243,7 @@ class LiteLLMProcess:
         """End each call with an error, and refuse new ones; `reason` is a sentence."""
         self._refusal = reason
         if not self._is_ready.is_set():
-            self._fail(reason)  # wakes the requests that wait for it
+            self._fail(reason)  # wakes the requests that wait for LiteLLM
         for connection in self._calls:
             connection.why_closed = reason
             connection.close()
@@ -256,8 +256,8 @@ class LiteLLMProcess:
             self._control.close()
             await asyncio.wait({self._running}, timeout=CLOSE_S_MAX)
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # it hangs, or is still loading
-            await self._process.wait()  # reaps it
+            self._process.kill()  # LiteLLM hangs, or is still loading
+            await self._process.wait()  # reaps the process
         self._running.cancel()
         await asyncio.wait({self._running})
 
@@ -361,7 +361,7 @@ class LiteLLMProcess:
                     if usage := sent.get("usage"):
                         self._on_usage(CloudUsage(**usage))
                     elif "ready" in sent:
-                        self._config.unlink(missing_ok=True)  # it was read, and holds keys
+                        self._config.unlink(missing_ok=True)  # already read, and holds keys
                         what = "has ended"
                         self._was_ready = True
                         self._is_ready.set()
@@ -399,8 +399,8 @@ class LiteLLMProcess:
             with child_end:
                 self._process = await asyncio.create_subprocess_exec(
                     *COMMAND,
-                    stdin=child_end.fileno(),  # its end ends the process
-                    stdout=DEVNULL,  # LiteLLM prints its model list at its start
+                    stdin=child_end.fileno(),  # closing the socket ends the process
+                    stdout=DEVNULL,  # LiteLLM prints a list of models at the start
                     env=env,
                     start_new_session=True,  # Ctrl-C must reach this process alone
                 )

@@ -1,7 +1,7 @@
 """Serves LiteLLM's proxy app and Router to Hearth's proxy, in LiteLLM's own process.
 
-It uses `app` and `llm_router` of LiteLLM's proxy module and the Router's public methods, as
-tests/unit/proxy/gateway/test_litellm_contract.py checks.
+This module uses `app` and `llm_router` of LiteLLM's proxy module and the Router's public methods;
+tests/unit/proxy/gateway/test_litellm_contract.py checks them.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 T = TypeVar("T")
 
-LEAVE_S: Final = 0.2  # time for the app to notice that its client has gone, before it is cancelled
+LEAVE_S: Final = 0.2  # time for the app to notice a client's leaving, before its call is cancelled
 COLLECT_S: Final = 0.25  # time from a cancelled call to the collection of its objects
 CLOCK_READ_S: Final = 1.0  # a clock that is not read for 5 s stops: shared/suspending_clock.py
 REFUSED: Final = 300  # statuses from here on are refusals; redirects are not followed
@@ -47,26 +47,26 @@ ERROR_BYTES_MAX: Final = 256 * 1024  # bytes of a refusal's body
 TEXT_CHARS_MAX: Final = 2_000  # characters of an error's text, cut after secrets are masked
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
-SCHEMA_BYTES_MAX: Final = 1_000_000  # bytes of a schema with its references inlined; 0.4 s of CPU
+SCHEMA_BYTES_MAX: Final = 1_000_000  # bytes of a schema with inlined references; takes 0.4 s of CPU
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
 async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     """Serve until SIGTERM; then let LiteLLM's callbacks send what they buffer.
 
-    `options` are the proxy's; `send` writes a message to it.
+    `options` come from the proxy; `send` writes a message to the proxy.
     """
     stop = asyncio.Event()
     secrets = Secrets(frozenset(options["secrets"]))
-    for name in _LOGGERS:  # they log broken answers with tracebacks that hold prompts
+    for name in _LOGGERS:  # loggers of broken answers, with tracebacks that hold prompts
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # Limits a schema whose references LiteLLM inlines to SCHEMA_BYTES_MAX. LiteLLM's code for
+    # A schema with inlined references is limited to SCHEMA_BYTES_MAX. LiteLLM's code for
     # Gemini and Bedrock does not pass that parameter, so definitions that refer to one another
     # would fill all memory and block every other call meanwhile.
     schemas: Any = importlib.import_module(SCHEMAS)
     schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
     refuse_redirects()
-    litellm.suppress_debug_info = True  # otherwise it prints where to ask for help
+    litellm.suppress_debug_info = True  # otherwise LiteLLM prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
@@ -82,7 +82,7 @@ async def serve(options: dict[str, Any], send: Callable[[dict[str, Any]], None])
         send({"ready": True})
         while not stop.is_set():
             # A watchdog thread in C: LiteLLM searches a provider's error of megabytes for secrets
-            # in one step, in which no Python code can run.
+            # in one step, during which no Python code can run.
             faulthandler.dump_traceback_later(options["stall_s"], exit=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), CLOCK_READ_S)
@@ -119,7 +119,7 @@ class _Server:
     async def _result_of(
         self, what: str, fields: dict[str, Any], booked: list[KeyedCall]
     ) -> dict[str, Any]:
-        """Return the answer to any question but a call; `booked` is the connection's."""
+        """Return the answer to any question but a call; `booked` has the connection's calls."""
         try:
             if what == "choose":
                 return {"found": await self._choose(**fields)}
@@ -239,7 +239,7 @@ class _Reply:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
             if self._status < REFUSED and not self._is_begun:
-                if part == b"null":  # with `drop_params` LiteLLM replies so to a 422
+                if part == b"null":  # LiteLLM's reply to a 422 with `drop_params`
                     self._status, part = UNPROCESSABLE, orjson.dumps({"error": SWALLOWED})
                 elif is_redirect(self.call.failure):
                     self._status = STATUS_UNKNOWN
@@ -290,7 +290,7 @@ def _error_fields(error: RequestError, secrets: Secrets) -> dict[str, Any]:
 async def _while_there(
     reader: asyncio.StreamReader, work: Coroutine[Any, Any, T], gone: asyncio.Event
 ) -> T:
-    """Return the result of `work`; if the proxy closes the connection, set `gone` and cancel it.
+    """Return the result of `work`; if the proxy disconnects, set `gone` and cancel `work`.
 
     Raises:
         ConnectionResetError: the proxy closed the connection.
@@ -327,7 +327,7 @@ def _collect_soon() -> None:
 
 
 def _no_deployment_error(error: Exception) -> RequestError:
-    """Return the error for the Router's `error`: no deployment. Its text may hold secrets."""
+    """Return the error that the Router found no deployment; its text may hold secrets."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, litellm.ContextWindowExceededError):
         return RequestError(text, code="context_length_exceeded")

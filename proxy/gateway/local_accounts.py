@@ -1,4 +1,4 @@
-"""Reports local answers to LiteLLM in the background, and lets it check its own API keys.
+"""Reports local answers to LiteLLM in the background, and lets LiteLLM check its own API keys.
 
 Answers are reported only if the config has a use for them. Keys are checked for local requests and
 for our own routes too. `litellm_accounts` does the work in LiteLLM's process.
@@ -80,10 +80,10 @@ class LiteLLMKeys:
     async def begin(
         self, exchange: HttpExchange, path: str, group: str, dialect: AccountDialect
     ) -> LiteLLMConnection:
-        """Reserve a local answer for `group` in the key's limits; return the connection for it.
+        """Reserve a local answer for `group` in the key's limits; return its connection.
 
-        The answer's report must go over that connection; closing it before releases what the key
-        has reserved.
+        The answer's report must go over that connection; closing the connection earlier releases
+        the reservation.
 
         Raises:
             RequestError: the key's models, budget or limits do not allow the request.
@@ -150,9 +150,9 @@ class LocalAccount:
         return self.body.size if self._first is not None else 0
 
     def log(self, broken: RequestError | None) -> LocalAnswerLog:
-        """Return the log at the answer's end; `broken` is why the client did not get all of it.
+        """Return the log at the answer's end; `broken` is why the client did not get it whole.
 
-        Tokens are those of all choices. The answer's own failure goes before `broken`.
+        The tokens of all choices are added up. The answer's own failure goes before `broken`.
         """
         ended_at = time.time()
         asked_at = ended_at - (awake_s() - self._began_at)
@@ -200,8 +200,8 @@ def _texts(choice: WholeChoice) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 
 LOGS_MAX: Final = 1_024  # reports that wait or are being sent
-LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes of their requests and answers together
-AT_ONCE_MAX: Final = 16  # reports that are being sent
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes of the requests and answers in all reports
+AT_ONCE_MAX: Final = 16  # reports that are sent at the same time
 LOG_S_MAX: Final = 60.0  # time for all callbacks to take one report
 # Names of a config's entries, at any level, that need a report of each answer.
 _CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
@@ -215,15 +215,15 @@ _BLIND: Final = "simple-shuffle"  # the routing strategy that ignores answers
 class Accounts:
     """Reports local answers to LiteLLM, and has it check keys. Owner: our event loop.
 
-    Invariant: at most LOGS_MAX reports and LOG_BYTES_MAX of their texts wait; more are dropped,
-    counted and warned of. A report that holds a reservation of a LiteLLM key is never dropped, but
-    loses its texts instead; LiteLLM itself limits their number.
+    Invariant: at most LOGS_MAX reports and LOG_BYTES_MAX of their texts wait; further reports
+    are dropped, counted and logged. A report that holds a reservation of a LiteLLM key is never
+    dropped, but loses its texts instead; LiteLLM itself limits the number of reservations.
     """
 
     def __init__(
         self, config: Mapping[str, Any], litellm: LiteLLMProcess, *, checks_keys: bool
     ) -> None:
-        """`config` is the user's; `checks_keys`: clients' keys are LiteLLM's."""
+        """`config` is the user's; with `checks_keys` clients' keys are LiteLLM's."""
         self.keys: LiteLLMKeys | None = None  # None: LiteLLM does not check keys
         given = {name: value for name, value in leaves(config) if value}
         if checks_keys:
@@ -288,8 +288,8 @@ class Accounts:
     ) -> None:
         """Send `answer` to LiteLLM's callbacks, budgets and spend soon; never waits or raises.
 
-        `size` is roughly its memory beside the answer's text. `connection` holds the reservation
-        of its key.
+        `size` is roughly the memory of the report without the answer's text. `connection` holds
+        the key's reservation.
         """
         size += len(answer.text) + len(answer.thinking)
         size += sum(len(call["arguments"]) for call in answer.calls)

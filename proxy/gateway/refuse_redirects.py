@@ -1,10 +1,10 @@
 """Stops LiteLLM's HTTP clients from following redirects and from keeping cookies.
 
-A redirect would send the prompt, and Anthropic's key, to a host in no config. A cookie would let a
-provider link the requests of two keys. LiteLLM makes most of its clients with
-`follow_redirects=True`, which no setting turns off, and OpenAI's with a cookie jar. So this module
-sets `max_redirects`, public in httpx and aiohttp, to none for all of them. For images LiteLLM
-follows redirects itself and checks each address, which still works.
+A redirect would send the prompt, and Anthropic's key, to a host that no config names. A cookie
+would let a provider link the requests of two keys. LiteLLM makes most of its clients with
+`follow_redirects=True`, which no setting turns off, and OpenAI's client with a cookie jar. So this
+module sets `max_redirects`, public in httpx and aiohttp, so that every client refuses redirects.
+For images LiteLLM follows redirects itself and checks each address, which still works.
 """
 
 from typing import Any

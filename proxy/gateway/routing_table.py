@@ -4,8 +4,8 @@ LiteLLM's Router resolves names alike; a test compares both. This module does no
 local requests are answered while LiteLLM still loads. Two differences are intended. A bare name
 never matches a pattern of a provider (`claude-x` does not match `anthropic/*`), as the prompt would
 leave the machine although the name does not say so. And a star matches no URL, since LiteLLM would
-send the key of `huggingface/*` to the host in `huggingface/https://...`. Among the deployments of a
-group LiteLLM's Router chooses, by its weights, cooldowns and budgets.
+send the key of `huggingface/*` to the host in `huggingface/https://...`. LiteLLM's Router
+chooses among the deployments of a group, by its weights, cooldowns and budgets.
 """
 
 import hashlib
@@ -58,9 +58,9 @@ class FallbackLists:
         self.steps_max = steps if isinstance(steps, int) else STEPS_MAX
 
     def after(self, names: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
-        """Return the fallbacks of the group with these names, of which the first is its full name.
+        """Return the fallbacks of the group that has `names`; the first is its full name.
 
-        If the list for `cause` has none, those of `fallbacks` apply.
+        If the list for `cause` names none, the list `fallbacks` applies.
         """
         for listed_cause in (cause, "error"):
             by_name = self._names_by_cause[listed_cause]
@@ -81,7 +81,7 @@ class FallbackLists:
             if not isinstance(entry, dict) or len(entry) != 1:
                 self._config.refuse(name, "has an entry that is no single `model_name`", _SHAPE)
             ((failed, names),) = entry.items()
-            if failed == "*" or failed not in fallbacks:  # the last "*" counts, the first of others
+            if failed == "*" or failed not in fallbacks:  # keep the last "*", else the first one
                 fallbacks[str(failed)] = self._names(f"{name} of {failed!r}", names)
         return fallbacks
 
@@ -109,7 +109,7 @@ PROVIDER: Final = "hearth"  # the provider in litellm_params.model of local mode
 _MODES: Final[dict[EncoderKind, str]] = {"embeddings": "embedding", "rerank": "rerank"}
 _UNASKED: Final = {"disable_background_health_check": True}  # the check would not reach a worker
 HEADER_CHARS: Final = re.compile(r"[^\x20-\x7e]")
-# What a star may match: LiteLLM makes URLs of the name, and splits a list into several models.
+# Text that a star may match. LiteLLM makes URLs of it, and splits a list into several models.
 _MODEL_NAME: Final = re.compile(r"(?!.*://)(?!(?:.*/)?\.\.?(?:/|$))[A-Za-z0-9_.:@/+~\[\]-]+")
 _OTHER_CHECKS: Final = ("custom_auth", "enable_jwt_auth", "enable_oauth2_auth")
 
@@ -132,7 +132,7 @@ class RoutingTable:
         """Raises: StartError: an entry is unusable."""
         self.config = config
         named = (variable_of(value) for _, value in leaves(config.values))
-        self.variables = frozenset(filter(None, named))  # that the config refers to
+        self.variables = frozenset(filter(None, named))  # variables that the config refers to
         given = {name: text for name in self.variables if (text := config.given.get(name))}
         self.environ = {**given, **environ}  # the environment for LiteLLM
         self.secrets = secrets_of(config, self.environ)
@@ -172,7 +172,7 @@ class RoutingTable:
         return None if meant is None else self.exact_group(meant)
 
     def pattern_group(self, name: str) -> str | None:
-        """Return `name`, then a group of its own, if a model_name with stars matches it."""
+        """Return `name` as a group of its own, if a model_name with stars matches it."""
         return name if name not in self._aliases and self._filled(name) else None
 
     def deployments(self, group: str) -> tuple[Deployment, ...]:
@@ -223,7 +223,7 @@ class RoutingTable:
         for entry in self._stars[group]:
             model = _filled(entry.model, match)
             local = entry.local or self._local(model)
-            if local or not model.startswith(f"{PROVIDER}/"):  # otherwise there is no such model
+            if local or not model.startswith(f"{PROVIDER}/"):  # otherwise no such model exists
                 deployments.append(replace(entry, group=name, model=model, local=local))
         return tuple(deployments)
 

@@ -19,7 +19,7 @@ class ClientKeys(Protocol):
     async def identity(self, headers: Headers, path: str = "") -> str | None:
         """Return a text that identifies the key in `headers`; None if all clients share one owner.
 
-        They do where no key is set, and where a single key is set, which only admits.
+        All clients share one owner if no key is set, or a single key, which only admits.
         `path` is the request's path; "" = one of this server's own pages or reports.
 
         Raises:

@@ -13,7 +13,7 @@ def decode_base64(text: str, start: int = 0) -> bytes:
         ValueError: the text is not strict base64.
     """
     chars = len(text) - start
-    if chars % 4 or text.endswith("==="):  # binascii lets more padding pass
+    if chars % 4 or text.endswith("==="):  # binascii accepts more padding
         raise ValueError(f"{chars:,} characters, not whole groups of four")
     parts = []
     starts = range(start, len(text), _SLICE_CHARS)

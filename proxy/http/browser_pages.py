@@ -1,4 +1,4 @@
-"""Serves the files of pages to browsers, and signs browsers in with an API key by a cookie.
+"""Serves the files of pages to browsers, and signs browsers in: a cookie stands for an API key.
 
 A page can send no header with a form or an event stream, and must not keep a key where scripts can
 read it. So the browser gets a cookie: a random token that stands for the key. The cookie is valid
@@ -16,7 +16,7 @@ from hearth.proxy.http.api_keys import ClientKeys
 from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
 from hearth.shared.errors import RequestError
 
-PATHS: Final = ("/chat", "/dashboard")  # the cookie is sent below these
+PATHS: Final = ("/chat", "/dashboard")  # paths below which the cookie is sent
 SIGN_IN_S: Final = 12 * 3600.0  # how long a sign-in is valid
 SIGN_INS_MAX: Final = 64  # for one API key; one more ends the key's oldest sign-in
 FORM_BYTES_MAX: Final = 4096
@@ -36,7 +36,7 @@ def page_headers(policy: str = POLICY) -> RawHeaders:
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"x-dns-prefetch-control", b"off"),  # the host of a link may hold words of a prompt
-        (b"referrer-policy", b"same-origin"),  # not no-referrer: a form's Origin would be null
+        (b"referrer-policy", b"same-origin"),  # no-referrer would make a form's Origin null
         (b"cache-control", b"no-store"),
     ]
 
@@ -82,10 +82,10 @@ class BrowserSignIns:
         self._keys = keys
         self._cookie = f"hearth-{port}"  # a browser sends the cookies of all ports
         # Kept for one key: sign-ins by token digest, each with its API key and end, 12 hours
-        self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
+        self._sign_ins: dict[bytes, tuple[bytes, float]] = {}  # sign-ins, the oldest first
 
     async def identity(self, exchange: HttpExchange) -> str | None:
-        """Return the identity of the request's key or of its cookie's; see `ClientKeys`.
+        """Return the identity of the request's API key, or of the cookie's key; see `ClientKeys`.
 
         Raises:
             RequestError: 401, neither key is accepted.

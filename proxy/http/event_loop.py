@@ -1,7 +1,7 @@
 """Makes the event loop's timers count only the time in which the machine is awake.
 
-uvloop's own timers go on while a Mac sleeps. When the Mac wakes, every wait would
-end at once, in uvicorn and aiohttp too, and each waiting request would be refused.
+uvloop's own timers go on while a Mac sleeps. When the Mac wakes, every wait would end at once, in
+uvicorn and aiohttp too, and each waiting request would be refused.
 """
 
 import asyncio
@@ -77,4 +77,4 @@ class _Timer(asyncio.TimerHandle):
     def cancel(self) -> None:
         self._timer.cancel()
         self._act = None
-        asyncio.Handle.cancel(self)  # TimerHandle.cancel calls what uvloop does not implement
+        asyncio.Handle.cancel(self)  # TimerHandle.cancel calls a method that uvloop lacks

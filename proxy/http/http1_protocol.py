@@ -29,13 +29,13 @@ from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-CONNECTION: Final = "connection"  # key of a scope's state; the value is its Http1Protocol
-WRITE_WAIT_S_MAX: Final = 600.0  # time for a client to read any byte of what is sent to it
-HEAD_WAIT_S_MAX: Final = 20.0  # from a connection's start, or a request's first byte, to its body
+CONNECTION: Final = "connection"  # key in a scope's state of the connection's Http1Protocol
+WRITE_WAIT_S_MAX: Final = 600.0  # time for a client to read at least one byte
+HEAD_WAIT_S_MAX: Final = 20.0  # time for a head after the connection's start or the first byte
 PROBE_S_MIN: Final = 0.03  # time from the client's end of sending to the first probe
 PROBE_S_MAX: Final = 5.0
 JUDGE_S: Final = 0.05  # time for a new connection to send its key, before connections are closed
-LINGER_S_MAX: Final = 2.0  # time for a refused client to read the refusal, while it still sends
+LINGER_S_MAX: Final = 2.0  # time for a refused client that still sends to read the refusal
 _COMMENT: Final = b": \n\n"  # an empty comment of an event stream
 _AS_ANTHROPIC: Final = re.compile(
     rb"\A\S* +(?:https?://[^/\s]*)?/v1/messages|^anthropic-version[ \t]*:", re.I | re.M
@@ -48,8 +48,8 @@ Refuse = Callable[[RequestError, bool], tuple[list[tuple[bytes, bytes]], bytes]]
 # ------------------------------------------------------------ the slots of all connections
 
 CONNECTIONS_MAX: Final = 1_000  # BodyBudget limits the memory of their bodies
-OVERSHOOT: Final = 2  # times the slots: the connections that may be open before a trim
-FILES_A_CONNECTION: Final = 2  # the connection itself, and one to fetch an image by
+OVERSHOOT: Final = 2  # connections that may be open before a trim, per slot
+FILES_A_CONNECTION: Final = 2  # the connection itself, and one for fetching an image
 FILES_SPARE: Final = 128  # for the workers' sockets, journals and the log
 
 
@@ -57,10 +57,10 @@ class ConnectionSlots:
     """Keeps all open connections, and chooses which to close. Owner: the event loop.
 
     Idle connections without an accepted key are closed first, then busy ones without a key, then
-    idle ones with a key; within a class, the one that has been in it longest. New connections get
-    JUDGE_S to send their key, so for a moment there may be OVERSHOOT times `count_max`. Invariant:
-    after each `trim` there are at most `count_max`, or one more if so many are busy with a key; the
-    requests of that one are refused (`are_full`).
+    idle ones with a key; within a class, the longest unchanged one. New connections get JUDGE_S
+    to send their key, so for a moment there may be OVERSHOOT times `count_max` connections.
+    Invariant: after each `trim` there are at most `count_max`, or one more if `count_max` are busy
+    with a key; requests on the extra connection are refused (`are_full`).
     """
 
     def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
@@ -83,7 +83,7 @@ class ConnectionSlots:
 
     def enter(self, newcomer: Transport) -> bool:
         """Add `newcomer`; return whether the caller has to call `trim` after JUDGE_S."""
-        if len(self) >= OVERSHOOT * self.count_max:  # several at once, as each search is O(n)
+        if len(self) >= OVERSHOOT * self.count_max:  # closes several at once: each search is O(n)
             self._close(max(1, self.count_max // 10))
         self._standings[newcomer] = (False, False)
         was_asked = self._is_to_be_trimmed
@@ -91,7 +91,7 @@ class ConnectionSlots:
         return self._is_to_be_trimmed > was_asked
 
     def trim(self) -> None:
-        """Close connections beyond `count_max`, except busy trusted ones and the last closable."""
+        """Close connections beyond `count_max`, but no busy trusted one, nor the last closable."""
         self._is_to_be_trimmed = False
         self._close(len(self) - self.count_max)
 
@@ -117,7 +117,7 @@ class ConnectionSlots:
 
 
 def slots_within(open_files_max: int) -> int:
-    """Return how many connections a process can serve with so many open files."""
+    """Return how many connections a process can serve with `open_files_max` open files."""
     return max(1, min(CONNECTIONS_MAX, (open_files_max - FILES_SPARE) // FILES_A_CONNECTION))
 
 
@@ -126,8 +126,8 @@ def slots_within(open_files_max: int) -> int:
 HEAD_BYTES_MAX: Final = 64 * 1024
 # Each chunk costs some 35 us of the event loop, however small it is.
 SMALL_CHUNKS_MAX: Final = 1_000
-CHUNK_BYTES: Final = 64  # the least average, once there are more chunks
-CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size with its extensions, which are ignored
+CHUNK_BYTES: Final = 64  # the least average size, once there are more chunks
+CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size and extensions; extensions are ignored
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _TEXT: Final = rb"[\t\x20-\x7e\x80-\xff]*"
 _REQUEST_LINE: Final = re.compile(rb"%b /[\x21-\x7e]* HTTP/1\.([01])\r\n" % _TOKEN)
@@ -158,7 +158,7 @@ class StrictConnection(h11.Connection):
 class StrictBuffer(ReceiveBuffer):
     """Buffers received bytes for h11, and raises at a malformed line.
 
-    h11 turns what it raises into an h11.RemoteProtocolError. Owner: the event loop.
+    h11 turns its exceptions into h11.RemoteProtocolError. Owner: the event loop.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class StrictBuffer(ReceiveBuffer):
         self.head = b""  # head of the last request, as far as received
         self._is_amid_trailers = False
         self._looked_at = 0  # bytes of an incomplete head or trailers that were searched
-        self._chunks = self._chunk_bytes = 0  # counts of the present body
+        self._chunks = self._chunk_bytes = 0  # chunks of the present body, and their bytes
 
     def maybe_extract_next_line(self) -> bytearray | None:
         """Return the line of a chunk's size; None if it is incomplete."""
@@ -192,7 +192,7 @@ class StrictBuffer(ReceiveBuffer):
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a head, or of a body's trailers; None if they are incomplete."""
-        unread, start = bytes(self), self._looked_at  # so each byte is searched once
+        unread, start = bytes(self), self._looked_at  # each byte is searched once
         end = _END.search(unread, max(0, start - 2), HEAD_BYTES_MAX)  # h11 refuses more bytes
         self._looked_at = 0 if end else len(unread)
         if self._is_amid_trailers:
@@ -256,7 +256,7 @@ def _shown(text: bytes | bytearray) -> str:
 class Http1Protocol(H11Protocol):
     """One connection: its timeouts, its slot, and its end. Owner: the event loop.
 
-    A head must arrive within HEAD_WAIT_S_MAX, and a client may read nothing for WRITE_WAIT_S_MAX;
+    A head must arrive within HEAD_WAIT_S_MAX, and a client may stop reading for WRITE_WAIT_S_MAX;
     meanwhile uvicorn's write buffer and the buffered answer stay in memory. An idle kept-alive
     connection is closed by uvicorn (KEEP_ALIVE_S), or to make room for another.
 
@@ -410,13 +410,13 @@ class Http1Protocol(H11Protocol):
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         if self._is_answering:
-            self.cycle.disconnected = True  # the rest of its body will not be read
+            self.cycle.disconnected = True  # the rest of the request's body will not be read
             self.cycle.message_event.set()
         self._start("linger", LINGER_S_MAX, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    # ------------------------------------------------------------ its slot, and its timers
+    # ------------------------------------------------------------ slot and timers
 
     @property
     def _is_answering(self) -> bool:

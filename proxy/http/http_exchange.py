@@ -1,8 +1,8 @@
 """Carries one HTTP exchange: reads its body within limits, watches its client, replies once.
 
 Large bodies are parsed in threads, so that the event loop goes on serving small ones. Python code
-in such a thread shares the interpreter with the event loop. A single C call on a body does not, but
-takes tenths of a second at most, as bodies are limited.
+in such a thread shares the interpreter with the event loop. A single C call on a body keeps the
+interpreter, but only for tenths of a second, since bodies are limited.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the client sees the 413
 DRAIN_WAIT_S_MAX: Final = 10.0
-BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # bytes of all open requests
+BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # bytes of the bodies of all open requests
 SMALL_BYTES_MAX: Final = 256 * 1024  # a body parsed on the event loop, in some 10 ms
 MIDDLE_BYTES_MAX: Final = 4 * 1024 * 1024  # an agent's body, which never waits for a larger one
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 _SLASHES: Final = re.compile("/+")
 _STREAMED: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
-# One thread each: with two busy threads the event loop gets a third of the interpreter's time.
+# One thread per size: with two busy threads the event loop gets a third of the interpreter.
 _middle: Final = ThreadPoolExecutor(1, "bodies")
 _large: Final = ThreadPoolExecutor(1, "large-bodies")
 
@@ -117,9 +117,9 @@ class HttpExchange:
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
         self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         self.reply_headers: RawHeaders = []  # added to every reply
-        self.late_headers: Callable[[], RawHeaders] = list  # added too, made when the reply starts
-        self.is_trusted = False  # it came with an accepted key, or needs none
-        self.listed_origin: str | None = None  # its Origin, if CORS_ORIGINS lists it
+        self.late_headers: Callable[[], RawHeaders] = list  # headers made when the reply starts
+        self.is_trusted = False  # the request came with an accepted key, or needs none
+        self.listed_origin: str | None = None  # the request's Origin, if CORS_ORIGINS lists it
         self._connection: Http1Protocol | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # refusals take Anthropic's form
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
@@ -127,9 +127,9 @@ class HttpExchange:
         self.has_started = False
         self._client_was_there = False  # the client was there when the reply began
         self._has_ended = False  # all of the reply was sent
-        self.is_counted = False  # its end is in the metrics
-        # Counts the request at its end. The gateway drops it (`pop_all`) if another deployment
-        # answers instead.
+        self.is_counted = False  # the request's end is in the metrics
+        # Counts the request at its end. The gateway drops the count (`pop_all`) if another
+        # deployment answers instead.
         self.counting = contextlib.ExitStack()
         self._has_body = False  # the body was read to its end
         self._budget = budget
@@ -140,7 +140,7 @@ class HttpExchange:
         self._watcher: asyncio.Task[None] | None = None
 
     def keep_slot(self) -> None:
-        """Keep the connection open for the request, even if slots run out: it has a key."""
+        """Keep the connection open even if slots run out: the request has an accepted key."""
         if self._connection is not None:
             self._connection.trust()
 
@@ -171,9 +171,7 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        size = int(
-            self.headers.get("content-length", 0)
-        )  # digits: see _LENGTH_FORMS of http1_protocol
+        size = int(self.headers.get("content-length", 0))  # digits: see http1_protocol
         if size > bytes_max:
             raise _too_long(f"{size:,}", bytes_max)
         self._budget.check(size)  # reserved only as bytes arrive, not for an announced length
@@ -220,7 +218,7 @@ class HttpExchange:
         return b"".join(chunks)
 
     async def drain(self) -> None:
-        """Read and drop the rest of the body: a client that is still sending sees no reply."""
+        """Read and drop the rest of the body, since a client that still sends sees no reply."""
         self._release_budget()
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
@@ -228,9 +226,9 @@ class HttpExchange:
                     await self._read(0)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`; cancel it if the client goes away first.
+        """Return the result of `work`; cancel `work` if the client goes away first.
 
-        When this returns `work` has ended, unless the caller was cancelled while waiting for it.
+        When this returns, `work` has ended, unless the caller was cancelled meanwhile.
 
         Raises:
             CancelledError: the caller was cancelled, whatever else happened meanwhile.
@@ -241,7 +239,7 @@ class HttpExchange:
             await asyncio.wait({task, self._watch()}, return_when=asyncio.FIRST_COMPLETED)
             is_gone = not task.done()
         finally:
-            # Awaiting the task itself would mix up its cancellation with the caller's own. The
+            # Awaiting the task itself would mix up the task's cancellation with the caller's. The
             # callback reads the task's exception, so that asyncio does not log it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not task.done():
@@ -268,7 +266,7 @@ class HttpExchange:
         self.gone.set()
 
     def end(self) -> None:
-        """Count the request if that is left to do, stop watching, release the budget."""
+        """Count the request unless that was done, stop watching the client, release the budget."""
         self.counting.close()
         self._release_budget()
         if self._watcher is not None:
@@ -299,7 +297,7 @@ class HttpExchange:
     def broken_by(self) -> RequestError | None:
         """Return why the reply is incomplete; None if it is complete, as far as is known.
 
-        A client that leaves amid a stream counts as served: clients hang up at its last event.
+        A client that leaves amid a stream counts as served: clients hang up at the last event.
         """
         if self.gone.is_set() and not self._client_was_there:
             return ClientGone()
@@ -332,7 +330,7 @@ class HttpExchange:
         wait_s: float | None = None,
         kind: bytes = EVENT_STREAM,
     ) -> None:
-        """Send `frames` as a stream of the media type `kind`, and close the generator at any end.
+        """Send `frames` as a stream of the media type `kind`, and always close the generator.
 
         Raises:
             TimeoutError: the client has not taken a frame within `wait_s`.

@@ -3,7 +3,7 @@
 A web page that the user happens to visit must not reach a server on the user's own machine. Such a
 page can choose the Host header only by DNS rebinding, so no DNS name is accepted but localhost and
 those in ALLOWED_HOSTS. A browser marks every cross-origin request that could do harm with an
-Origin. Where a key is required any Host will do, since such a page does not have the key.
+Origin. Where a key is required, any Host will do, since such a page lacks the key.
 """
 
 import ipaddress

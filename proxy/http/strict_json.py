@@ -14,7 +14,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.written_numbers import WrittenNumber, WrittenObject
 
 DEPTH_MAX: Final = 100
-VALUES_MAX: Final = 1_000_000  # orjson parses them in 0.6 s, in which nothing else runs
+VALUES_MAX: Final = 1_000_000  # orjson parses this many in 0.6 s, while nothing else runs
 SLICE_BYTES: Final = 1024 * 1024  # bytes of a body, searched in one C call
 _LONG_NUMBER: Final = b"0" * 19  # the shortest run of digits that may exceed 64 bits
 _DIGITS: Final = bytes(48 if chr(octet) in "0123456789" else 32 for octet in range(256))
@@ -30,7 +30,7 @@ _LONE: Final = re.compile(
     rb"\\u[dD](?:%b(?!\\u[dD]%b)|%b(?<!\\u[dD]%b\\u[dD]%b))" % (_HIGH, _LOW, _LOW, _HIGH, _LOW)
 )
 _KINDS: Final = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-_BACKSLASH: Final = rb"\\"  # as JSON writes one
+_BACKSLASH: Final = rb"\\"  # a backslash as JSON writes it
 _HIDDEN: Final = b"\xff"  # never occurs in UTF-8
 
 
@@ -41,10 +41,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
     Raises:
         RequestError: not JSON (the text says where), not an object, NaN or Infinity, an integer
-            beyond 64 bits outside of the history's tool calls, deeper than DEPTH_MAX, more than
-            VALUES_MAX values.
+            beyond 64 bits outside of the history's tool calls, nested deeper than DEPTH_MAX, or
+            more than VALUES_MAX values.
     """
-    body = body.removeprefix(codecs.BOM_UTF8)  # .NET and PowerShell write it
+    body = body.removeprefix(codecs.BOM_UTF8)  # .NET and PowerShell write a BOM
     _check_count(body)  # first, as parsing 30 million values takes seconds and gigabytes
     try:
         value = _object(orjson.loads(body))
@@ -58,7 +58,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def parse_argument(text: str) -> dict[str, Any] | None:
     """Return the object in a tool call's argument string; None if the string holds none.
 
-    It is a WrittenObject if Python would write its numbers with other digits.
+    The object is a WrittenObject if Python would write the numbers with other digits.
     """
     try:
         body = text.encode()
@@ -85,7 +85,7 @@ def _exact(body: bytes) -> dict[str, Any]:
         problem: Exception = error
         try:
             orjson.loads(body)
-        except orjson.JSONDecodeError as precise:  # its text is more precise
+        except orjson.JSONDecodeError as precise:  # orjson's text is more precise
             problem = precise
         raise RequestError(f"The body is not valid JSON: {problem}.", code="invalid_json") from None
     return _object(value)
@@ -122,7 +122,7 @@ def _may_lose(body: bytes, value: Any) -> bool:
 
 
 def _carried(value: Any, is_history: bool = False, *, is_bounded: bool = True) -> Any:
-    """Return exact JSON with floats; the arguments of the history's tool calls keep their digits.
+    """Return exact JSON with floats, except in arguments of the history's tool calls.
 
     Raises:
         RequestError: `is_bounded`, and a number elsewhere is beyond 64 bits.
@@ -159,7 +159,7 @@ def _arguments(value: Any) -> Any:
 def _check_count(body: bytes) -> None:
     """Refuse a body of too many values before it is parsed. Raises: RequestError."""
     if body.count(b",") + body.count(b"{") + body.count(b"[") < VALUES_MAX:
-        return  # an upper bound, as it counts within strings too
+        return  # the sum is an upper bound: it counts within strings too
     if (count := json_values(body)) > VALUES_MAX:
         raise RequestError(
             f"The body holds {count:,} JSON values and this server accepts {VALUES_MAX:,}. "
@@ -171,7 +171,7 @@ def _check_count(body: bytes) -> None:
 def json_values(text: bytes) -> int:
     """Return how many values the JSON `text` holds, without parsing it.
 
-    There is one value more than commas and nonempty lists and objects together.
+    There is one more value than there are commas, nonempty lists and nonempty objects.
     """
     outside = b"".join(_outside_strings(text)).translate(None, b" \t\r\n")
     opened = outside.count(b"{") + outside.count(b"[")
@@ -180,7 +180,7 @@ def json_values(text: bytes) -> int:
 
 
 def _outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield, slice by slice, the JSON text without its strings' contents, each left as a quote."""
+    """Yield the JSON text slice by slice, with each string reduced to a quote."""
     is_inside, start = False, 0
     while start < len(text):
         end = start + SLICE_BYTES

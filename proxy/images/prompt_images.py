@@ -2,8 +2,8 @@
 
 `data:` URLs are decoded; http(s) URLs are fetched if the settings allow it. A URL in a request is
 not trusted: it may lead to this machine, its network or a cloud's metadata service, directly, by a
-redirect, or by a name that resolves to another address each time. So each address is checked at the
-moment of connecting to it. No path is ever opened: `file:` and all other schemes are refused.
+redirect, or by a name that resolves to another address each time. So each address is checked when a
+connection to it is opened. No path is ever opened: `file:` and all other schemes are refused.
 
 Large images do not block the event loop: they are decoded in a thread, one at a time, in slices
 between which the loop can run.
@@ -33,26 +33,26 @@ IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
 DIGEST_BYTES: Final = 16
 FETCH_S_MAX: Final = 10.0  # time from the name's lookup to the last byte, redirects included
 REDIRECTS_MAX: Final = 3
-FETCHES_MAX: Final = 8  # at once; more wait
+FETCHES_MAX: Final = 8  # fetches at once; further ones wait
 URL_CHARS_MAX: Final = 4_096  # characters of an http(s) URL
 
 _PART_BYTES: Final = 64 * 1024
 _SHOWN_CHARS: Final = 40  # characters of a wrong URL, in the error text
 _DATA: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40}(?:;[a-z0-9=.+-]{1,80}){0,4};base64,", re.I)
-_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP has two parts
-# Networks that IANA calls global and that lead to an embedded IPv4 address.
+_MAGIC: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")  # WebP: see `_image`
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
+# Networks in _GLOBAL_V6 that are not public, or that lead to an embedded IPv4 address.
 _TUNNELS: Final = (
     ipaddress.IPv6Network("2001::/23"),  # Teredo, ORCHID and others
     ipaddress.IPv6Network("2002::/16"),  # 6to4
     ipaddress.IPv6Network("3fff::/20"),  # documentation, which Python 3.11 takes for global
 )
-_RELAYS: Final = (ipaddress.IPv4Network("192.88.99.0/24"),)  # 6to4's
+_RELAYS: Final = (ipaddress.IPv4Network("192.88.99.0/24"),)  # relays of 6to4
 
 
 @dataclass(frozen=True, slots=True)
 class NamedImage:
-    """The file of an image. Its pixels are not decoded here; the decoder limits them."""
+    """The file of an image. The pixels are decoded, and limited, by the worker."""
 
     data: bytes
     digest: str  # digest of `data`, in hex
@@ -167,7 +167,7 @@ class ImageFetcher:
     def _socket(self, address: tuple[Any, ...]) -> socket.socket:
         """Return a socket for one resolved address; aiohttp calls this at every connection.
 
-        Names, numbers in any notation, redirects and names that resolve anew all pass here.
+        Names, numbers in any notation, redirects and names that resolve anew all come here.
 
         Raises:
             OSError: the address is not allowed; aiohttp tries the name's next one.
@@ -236,7 +236,7 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
 
     Raises:
         RequestError: there are too many images, they are too large or too slow together, or one
-            cannot be read; it names the field.
+            cannot be read; the error names the field.
     """
     params = _params_by_url(prompt)
     files: dict[str, bytes] = {}

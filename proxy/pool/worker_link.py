@@ -3,7 +3,7 @@
 A link is the connection to one process of a worker. The supervisor opens it when it starts the
 process, and closes it when the process has ended; every request that waits on the worker then fails
 at once. `remote_workers` does the same for workers on other machines. This module starts and kills
-no process. It buffers what the worker sends for a request until the client's task reads it.
+no process. The worker's messages for a request are buffered until the client's task reads them.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ log = logging.getLogger(__name__)
 _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
 _Reply = Counted | Told | Embedded | Reranked
 WorkerReply = TypeVar("WorkerReply", bound=_Reply)
-# (an answer whose client left, its usage)
+# Called with an answer whose client left, and the answer's usage.
 CountUnread = Callable[["AnswerStream", Usage], None]
 
 OTHERS_KEEP_S: Final = 300.0  # as long as Ollama keeps a model after each use
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker plans in a millisecond
-UNREAD_BYTES_MAX = 16 * 1024 * 1024  # an answer: text of a million tokens, logprobs of thousands
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # bytes of a million tokens' text, or of thousands of logprobs
 MERGED_CHARS_MAX = 16_384  # characters of one event: some clients cannot read a line of 64 KB
 _LOGPROB_BYTES = 256  # memory of one alternative
 
@@ -90,7 +90,7 @@ class AnswerStream:
         model: str = "",
         is_repeat: bool = False,
     ) -> None:
-        """`release(cancel)` removes the answer from its link; with `cancel` the worker stops it.
+        """`release(cancel)` removes the answer from its link, and with `cancel` stops it.
 
         `speaker` is the client; `model` and `is_repeat` are the request's.
         """
@@ -106,15 +106,15 @@ class AnswerStream:
         self.is_admitted = False
         self._is_planned = False  # the worker has reported the cached tokens
         self.ended_as = ""  # finish reason, or the failure's code
-        self.status = 200  # HTTP status; a failure has its own
-        self.usage: Usage | None = None  # set once the worker has sent it
+        self.status = 200  # HTTP status; a failure sets another
+        self.usage: Usage | None = None  # usage, once the worker has sent it
         self._release = release
         # Kept for a moment: unread events of one answer
         self.inbox: deque[Delta | Finished | RequestError] = deque()
         self.unread_bytes = 0
         self._wake = asyncio.Event()
         self._timeout_at = float("inf")  # when `next_event` returns None
-        self._timer: asyncio.TimerHandle | None = None  # fires then, or earlier
+        self._timer: asyncio.TimerHandle | None = None  # fires at `_timeout_at` or earlier
         self._ended = False
         self.next_seq = 0
         self.on_read: Callable[[Delta], None] | None = None  # called with each delta that is read
@@ -278,7 +278,7 @@ class AnswerStream:
             return None
         first = self.inbox.popleft()
         if isinstance(first, RequestError):
-            self.inbox.append(first)  # the next call raises it again
+            self.inbox.append(first)  # the next call raises the error again
             raise first
         if isinstance(first, Delta):
             self.unread_bytes -= _bytes_of(first)
@@ -291,7 +291,7 @@ class AnswerStream:
         """Wait until an event is there; return False if none came within `wait_s`.
 
         One timer serves all deltas and is set again when it fires early: a timer for each delta
-        would cost more than everything else here.
+        would cost more than the rest of this method.
         """
         loop = asyncio.get_running_loop()
         self._timeout_at = float("inf") if wait_s is None else loop.time() + wait_s
@@ -321,8 +321,8 @@ def _bytes_of(delta: Delta) -> int:
 class LastUses:
     """Remembers when requests last began or ended, by API key. Owner: the event loop.
 
-    Two times answer `is_kept_for_others` for every key: the last use, and the last use by another
-    key than that one.
+    Two times answer `is_kept_for_others` for every key: the last use, and the last use by any
+    other key.
     """
 
     def __init__(self) -> None:
@@ -363,17 +363,17 @@ class WorkerLink:
         self.welcome: Welcome | None = None
         self.last_frame_at = awake_s()
         self.ready_at = 0.0
-        self.uses = LastUses()  # of generating and counting requests; reports do not count
+        self.uses = LastUses()  # uses by generating and counting requests; reports do not count
         self.is_unwanted = False  # a client asked to unload the model, and no request came since
-        self.closed_at: float | None = None  # requests that came later go elsewhere
+        self.closed_at: float | None = None  # requests that came after this time go elsewhere
         self.answers: dict[str, AnswerStream] = {}
         self._pending_replies: dict[str, asyncio.Future[_Reply]] = {}  # replies by request id
         self._on_change = on_change
         # Counts the usage of an answer whose client left before the end.
         self.count_unread: CountUnread = lambda _answer, _usage: None
-        self._cancelled: dict[str, AnswerStream] = {}  # until the worker reports their end
+        self._cancelled: dict[str, AnswerStream] = {}  # answers that the worker has not yet ended
         self._models = models
-        self.refusal = ""  # why this proxy cannot work with the worker; "" = it can
+        self.refusal = ""  # why this proxy cannot use the worker; "" = usable
         self.is_closed = False
         self._socket = DealerLink(endpoint, self._receive_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))
@@ -515,7 +515,7 @@ class WorkerLink:
         If the caller is cancelled, the worker stops computing the reply.
 
         Raises:
-            RequestError: the worker refuses it, it cannot be encoded, or no reply within `wait_s`.
+            RequestError: `message` is refused or cannot be encoded, or no reply came in `wait_s`.
             WorkerLost: the worker died, or is not there.
         """
         assert message.request_id not in self._pending_replies, message.request_id
@@ -564,7 +564,7 @@ class WorkerLink:
             self.send_late(Renew([*self.answers, *self._pending_replies]))
 
     def close(self, text: str, errors: Mapping[str, RequestError] | None = None) -> None:
-        """Fail every request that waits on this worker, with its error of `errors` or `text`."""
+        """Fail every request that waits on this worker, with its error in `errors`, else `text`."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -593,7 +593,7 @@ def link_health_fields(link: WorkerLink | None, model: str | None = None) -> dic
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
         "model": beat.model.name if beat and beat.model else model,
         "ranks": beat.model.ranks if beat and beat.model else None,
-        # Progress of a start: the step, and the bytes that it has loaded and will have loaded.
+        # Progress of a start: the step, its bytes loaded so far, and its bytes in all.
         "loading": {
             "step": beat.step,
             "s": round(beat.step_s, 1),

@@ -19,23 +19,23 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Counted, ModelFacts, Prompt, Status, TokenQuery, Told
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
 
-ReportKind = (  # of Status
+ReportKind = (  # kind of report that a Status asks for
     Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
     | Literal["doctor", "check_again"]
 )
 WorkerReports = dict[int, dict[str, Any] | RequestError]  # report or error, by worker id
 
 JUST_COUNT: Final = TokenQuery()
-ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
+ATTEMPTS_MAX = 2  # a request that kills a worker must not kill every worker
 COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # with more requests ahead, prefilling elsewhere is faster than waiting
 READY_WAIT_S_MAX: Final = 1.0  # time for a worker that restarts by itself; clients retry
-WAITING_MAX: Final = 256  # requests, each with its body in memory; more are refused
+WAITING_MAX: Final = 256  # waiting requests, whose bodies are in memory; more are refused
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
-# API key digest, model, and a session or a link (the digest of a conversation's prefix)
+# API key digest, model, and a session's name or a link (the digest of a conversation's prefix)
 AffinityKey = tuple[str, str, str | bytes]
 
 
@@ -44,7 +44,7 @@ class ModelRequest:
     """A request that waits for a model."""
 
     model: str
-    since: float  # when it came (`awake_s`)
+    since: float  # when the request came (`awake_s`)
 
 
 class ModelHost(Protocol):
@@ -63,7 +63,7 @@ class ModelHost(Protocol):
         """Return why no worker can load the default model now; "" = one can, or has loaded it."""
 
     def unload(self, model: str, api_key: str) -> None:
-        """Have `model` ("" = the default one) unloaded once idle, unless a request comes for it.
+        """Unload `model` ("" = the default one) once it is idle, unless a request for it comes.
 
         `api_key` is the digest of the client's key. A model that another key has used recently
         stays loaded.
@@ -74,7 +74,7 @@ def affinity_keys_of(prompt: Prompt, model: str = "") -> list[AffinityKey]:
     """Return the marks of `prompt`, by which a worker with its prefix is found: weakest first.
 
     They are the session, then each prefix of the conversation by its link. The API key and the
-    model are part of every mark, so neither shares workers' caches with another.
+    model are part of every mark, so no two keys and no two models share a mark.
     """
     speaker = prompt.speaker
     names: list[str | bytes] = [speaker.session, *(name.link for name in prompt.names)]
@@ -88,7 +88,7 @@ class CacheAffinity:
     """
 
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
-        """`load_gap_max`: requests that the chosen worker may hold beyond the idlest one's."""
+        """`load_gap_max`: how many more requests the chosen worker may hold than the idlest one."""
         self._load_gap_max = load_gap_max
         # Kept for one key: the worker that has a conversation, by session name and prefix digests
         self.worker_ids: OrderedDict[AffinityKey, int] = OrderedDict()
@@ -98,8 +98,8 @@ class CacheAffinity:
     ) -> WorkerLink | None:
         """Return the candidate that received the strongest of `marks`; None without candidates.
 
-        If no candidate received any, or that one is too busy, it is the least loaded candidate; of
-        equals, the one with the lowest id.
+        If no candidate received any, or that candidate is too busy, the least loaded one is
+        returned; of equals, the one with the lowest id.
         """
         ready = {link.worker_id: link for link in candidates}
         idle = min(ready.values(), key=lambda link: (link.load, link.worker_id), default=None)
@@ -120,7 +120,7 @@ class CacheAffinity:
     def remember(self, marks: list[AffinityKey], worker_id: int) -> None:
         """Record that the worker received the prompt of `marks`; another worker keeps its marks.
 
-        So a fork that goes elsewhere because its parent's worker is busy does not move the parent.
+        So a fork that goes elsewhere while its parent's worker is busy does not move the parent.
         """
         for mark in reversed(marks):  # marks that conversations share are evicted last
             self.worker_ids.setdefault(mark, worker_id)
@@ -145,14 +145,14 @@ class WorkerPool:
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: list[ModelRequest] = field(default_factory=list)
-    host: ModelHost = field(init=False)  # set by ModelSwapper; other pools choose no link
+    host: ModelHost = field(init=False)  # the host sets this field before the first request
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
     _renewer: asyncio.Task[None] | None = None
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # facts of unloaded models
-    unavailable_reason: str = ""  # error text while no worker is ready; "" = it is loading
+    unavailable_reason: str = ""  # error text while no worker is ready; "" = loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # called once a worker is ready
-    count_unread: CountUnread = lambda _answer, _usage: None  # given to each link
+    count_unread: CountUnread = lambda _answer, _usage: None  # callback for each link
 
     def connect(
         self,
@@ -176,7 +176,7 @@ class WorkerPool:
         self.on_ready(link)
 
     def wake(self) -> None:
-        """Have every waiting request look for a worker again."""
+        """Let every waiting request look for a worker again."""
         self._changed.set()
 
     def disconnect(
@@ -343,7 +343,7 @@ class WorkerPool:
     async def _ready_link(
         self, model_request: ModelRequest, marks: list[AffinityKey], excluded: set[int]
     ) -> WorkerLink:
-        """Return the link to the best worker, waiting for one as long as the host allows.
+        """Return the link to the best worker; wait for one no longer than the host allows.
 
         Workers in `excluded` are left out: this request may have killed them.
 

@@ -17,7 +17,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 COMMAND: Final = "caffeinate"
-# Between two requests an agent runs its tools, whose commands have 120 s by default in most agents.
+# Between two requests an agent runs its tools, whose time limit is 120 s in most agents.
 # An untouched Mac would sleep meanwhile.
 GRACE_S: Final = 180.0
 
@@ -30,9 +30,9 @@ class KeepAwake:
     """
 
     def __init__(self, platform: str = sys.platform) -> None:
-        """On other systems than macOS the class does nothing."""
+        """On systems other than macOS, the class does nothing."""
         self._is_on = platform == "darwin"
-        self._open = 0  # requests
+        self._open = 0  # open requests
         self._process: subprocess.Popen[bytes] | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._has_failed = False
@@ -57,7 +57,7 @@ class KeepAwake:
         self._let_go()
 
     def _hold(self) -> None:
-        """Start `caffeinate` unless it runs; replace one that has ended by itself."""
+        """Start `caffeinate` unless one runs; replace one that has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             self._let_go()
         if self._grace is not None:
@@ -69,7 +69,7 @@ class KeepAwake:
                     stdin=DEVNULL,
                     stdout=DEVNULL,
                     stderr=DEVNULL,
-                    start_new_session=True,  # Ctrl-C must not reach it
+                    start_new_session=True,  # Ctrl-C must not reach `caffeinate`
                 )
             except OSError as error:
                 self._warn(f"cannot be started: {error.strerror}")
@@ -80,7 +80,7 @@ class KeepAwake:
             return
         if process.poll() is not None:
             self._warn(f"ended by itself with {process.returncode}")
-        process.kill()  # it has nothing to clean up
+        process.kill()  # `caffeinate` has nothing to clean up
         process.wait()
 
     def _warn(self, what: str) -> None:

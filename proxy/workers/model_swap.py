@@ -1,7 +1,7 @@
 """Gives workers the models that requests ask for, and unloads unused models.
 
 The policy decides each time anew, from the present state, which worker should have which model. So
-a planned switch is dropped once no request waits for it. The supervisor restarts the workers.
+a planned switch is dropped once no request waits for its model. The supervisor restarts workers.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
-LOOK_S: Final = 1.0  # between two looks of the policy
+LOOK_S: Final = 1.0  # time between two decisions of the policy
 LOOK_SOON_S: Final = 0.05  # the same while requests wait for a model
 LOAD_AGAIN_S: Final = 60.0  # time from a failed load to the next try
 UNLOADED: Final = ""  # the goal of a worker that unloads its model and loads no other
@@ -33,14 +33,14 @@ KEEP_S: Final = 2.0  # an agent's pause between two requests, in which its model
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """A worker as the policy sees it. Times are those of `awake_s`."""
+    """The facts about a worker that the policy uses. Times are those of `awake_s`."""
 
     worker_id: int
     model: str  # model that the worker has, is loading, or had last
-    is_ready: bool = False  # it serves; a worker neither ready nor empty is loading
-    is_empty: bool = False  # it has no process
-    is_failing: bool = False  # it could not load its model, and waits before the next try
-    load: int = 0  # requests that it holds
+    is_ready: bool = False  # the worker serves; one neither ready nor empty is loading
+    is_empty: bool = False  # the worker has no process
+    is_failing: bool = False  # the load failed, and the next try is not due yet
+    load: int = 0  # requests at the worker
     ready_at: float = 0.0
     used_at: float = 0.0  # when a request last began or ended
     is_unwanted: bool = False  # a client asked to unload the model, and no request came since
@@ -71,7 +71,7 @@ def wanted_models(
                 goals[worker.worker_id] = request.model
     _spread(workers, waiting, goals)
     for worker in workers:
-        is_wanted = worker.model in first  # just loaded: its requests have not reached it yet
+        is_wanted = worker.model in first  # just loaded: the requests for the model still wait
         unused_s = 0.0 if worker.is_unwanted else unload_s or math.inf
         if worker.worker_id not in goals and not is_wanted and _is_idle(worker, now, unused_s):
             goals[worker.worker_id] = UNLOADED
@@ -79,7 +79,7 @@ def wanted_models(
 
 
 def _present(workers: Sequence[WorkerModel], goals: dict[int, str]) -> set[str]:
-    """Return the models that are loaded, loading or about to be; one about to go counts as well."""
+    """Return the models that are loaded, loading or about to be; one about to go counts too."""
     return {worker.model for worker in workers if not worker.is_empty} | set(goals.values())
 
 
@@ -140,12 +140,12 @@ def _spread(
                 break
 
 
-# ------------------------------------------------------------ what carries it out
+# ------------------------------------------------------------ the swapper
 
 
 @dataclass(slots=True)
 class LoadFailure:
-    """Why a model could not be loaded, and until when (`awake_s`) it is not tried again."""
+    """Why a model could not be loaded, and the time (`awake_s`) of the next try."""
 
     reason: str
     until: float
@@ -168,7 +168,7 @@ class ModelSwapper:
         """`unload_s`: how long a model may stay unused before it is unloaded; 0 = for ever.
 
         `missing` returns why a model is not on this disk, "" if it may be. While the default model
-        is missing the workers stay empty.
+        is missing, the workers stay empty.
         """
         self._workers = supervisor.workers
         self._supervisor = supervisor
@@ -201,7 +201,7 @@ class ModelSwapper:
         requests = [
             ModelRequest(request.model or self._default.name, request.since)
             for request in self._pool.waiting
-            if self._failure(request.model) is None  # otherwise it would only fail again
+            if self._failure(request.model) is None  # a failed model would only fail again
         ]
         goals = wanted_models(
             [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s
@@ -238,7 +238,7 @@ class ModelSwapper:
             log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
             self._supervisor.move(worker, None)
         else:
-            if worker.is_failing:  # its own model waits, and may not take a worker from another
+            if worker.is_failing:  # the failed model must not soon take a worker back
                 self._failures[worker.model.name].until = awake_s() + LOAD_AGAIN_S
             log.info("worker loads id=%d model=%s", worker.worker_id, goal)
             self._supervisor.move(worker, self._models[goal])
@@ -319,7 +319,7 @@ class ModelSwapper:
         """Give a worker that could not load its model the default one; return whether it changed.
 
         The default model itself is tried again without end, unless another model is requested;
-        requests for it wait meanwhile. If it is no longer on this disk the worker stays empty.
+        requests for it wait meanwhile. If it is no longer on this disk, the worker stays empty.
         """
         now = awake_s()
         is_default = worker.model == self._default

@@ -1,6 +1,6 @@
 """Writes `<instance_dir>/hearth.json`, which lists this server's processes for a later start.
 
-It lists the served models too, so that `hearth rm` does not remove them.
+The file lists the served models too, which `hearth rm` then does not remove.
 """
 
 import json

@@ -24,8 +24,8 @@ from hearth.shared.zmq_transport import PROXY_NAME, SILENCE_S_MAX, WORKER_NAME, 
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 1.0
-RETRY_S: Final = 1.0  # after a connection that worked
-REFUSED_RETRY_S: Final = 15.0  # after a worker that this server cannot work with
+RETRY_S: Final = 1.0  # pause after a connection that worked
+REFUSED_RETRY_S: Final = 15.0  # pause after a worker that this server cannot use
 CONNECT_S_MAX: Final = 3.0  # time for the plain connection of `hint_of`
 _ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 
@@ -64,7 +64,7 @@ class RemoteWorker:
         return f"{self.problem}. {self.hint}" if self.hint else self.problem
 
     def health_fields(self) -> dict[str, Any]:
-        """Return this worker's entry in /health; its pid, of another machine, is left out."""
+        """Return this worker's entry in /health, without the pid on the other machine."""
         return {
             "id": self.worker_id,
             "state": self.state,
@@ -168,7 +168,7 @@ class RemoteWorkers:
                 if broken.done():
                     return GONE if link.welcome is not None else UNKNOWN
                 if awake_s() - before > 2 * WATCH_S:
-                    continue  # this process itself was suspended: its silence proves nothing
+                    continue  # this process was suspended: the worker's silence proves nothing
                 if link.silence_s > SILENCE_S_MAX:
                     return SILENT if link.welcome is not None else worker.problem
                 if link.welcome is None:

@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 # -P: Python must not import modules from the directory where the server was started.
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 WATCH_S: Final = 1.0
-START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat; it imports MLX from a cold disk
+START_SILENCE_S_MAX: Final = 120.0  # time to the first heartbeat: MLX may come from a cold disk
 BACKOFF_S_MAX: Final = 30.0
 KILL_WAIT_S: Final = 1.0
 
-ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # caused by no request
+ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # no request's fault
 SERVER_ENDED: Final = "the whole server ended"
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
 
-COMPUTES_SHARE: Final = 0.1  # CPU time by wall time of a busy worker; heartbeats alone take 0.003
-SLOWER_MAX: Final = 10  # times the measured time: deep in a prompt, and beside other programs
-UNMEASURED_MAX: Final = 10  # times STALL_SECONDS, for a step whose speed is unknown
+COMPUTES_SHARE: Final = 0.1  # CPU time / wall time of a busy worker; heartbeats take 0.003
+SLOWER_MAX: Final = 10  # factor for a deep prompt and for other programs
+UNMEASURED_MAX: Final = 10  # factor on STALL_SECONDS, for a step of unknown speed
 
 
 class HangDetector:
@@ -85,7 +85,7 @@ class HangDetector:
         return self.stalled_s - self._computed_to_s >= stall_s
 
     def slowness(self, stall_s: float) -> str:
-        """Return why a step that computes has taken too long; "" if it may go on, or `hangs`."""
+        """Return why a step that computes has taken too long; "" if it may go on or hangs."""
         beat = self._beat
         if beat is None or self.stalled_s < stall_s or self.hangs(stall_s):
             return ""
@@ -111,7 +111,7 @@ class RestartRules:
 
     model: ServedModel = ServedModel("")  # the first model of every worker
     flush_s: float = 0.0  # time for an ending worker to write its cache to disk
-    stall_s: float = 0.0  # without a step, until the worker is killed; 0 = never
+    stall_s: float = 0.0  # time without a step until the worker is killed; 0 = never
     chunk_wait_s: float = CHUNK_WAIT_S  # time for an ending worker to finish its chunk
     kind: str = "worker"  # the workers' name in the log
 
@@ -134,7 +134,7 @@ class WorkerProcess:
     endpoint: str
     model: ServedModel  # model that the worker has, is loading, or had last
     process: Process | None = None
-    cleared_process: Process | None = None  # its process group was killed
+    cleared_process: Process | None = None  # process whose group was killed
     link: WorkerLink | None = None
     starts: int = 0
     restarts: int = 0
@@ -143,8 +143,8 @@ class WorkerProcess:
     suspects: int = 0  # requests that were running when a process died
     hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why the supervisor killed this process
-    is_leaving: bool = False  # its process is ending, for another model or for none
-    is_asked: bool = False  # its process was started for a request, not to replace a dead one
+    is_leaving: bool = False  # the process is ending, for another model or for none
+    is_asked: bool = False  # the process was started for a request, not after a death
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # clear: the worker stays empty
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # set: start without back-off
 
@@ -182,7 +182,7 @@ class WorkerProcess:
     def kill(self, signal_number: int) -> None:
         """Send the signal to the worker's process group."""
         if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: zombies
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, for zombies
                 os.killpg(self.pid, signal_number)
 
     def kill_left(self) -> None:
@@ -302,7 +302,7 @@ class Supervisor:
                 if self._stopping:
                     return
                 if worker.is_leaving:
-                    # It ended on request; `_end` waits for it too and logs how it ended.
+                    # The process ended on request; `_end` waits for it too, and logs how it ended.
                     assert worker.link is None, worker.worker_id
                     log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
                     worker.is_leaving = False
@@ -341,7 +341,7 @@ class Supervisor:
     def move(self, worker: WorkerProcess, model: ServedModel | None) -> None:
         """Restart `worker` with `model`; None = unload its model and keep it empty.
 
-        The worker must hold no request. It writes its cache to disk before it ends.
+        The worker must hold no request, and writes its cache to disk before its end.
         """
         assert worker.link is None or not worker.link.answers, worker.worker_id
         worker.early_deaths, worker.is_asked = 0, True
