@@ -145,7 +145,7 @@ class WorkerPool:
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: list[ModelRequest] = field(default_factory=list)
-    host: ModelHost = field(init=False)  # the host sets this field before the first request
+    host: ModelHost = field(init=False)  # set by ModelSwapper; other pools choose no link
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
     _renewer: asyncio.Task[None] | None = None
