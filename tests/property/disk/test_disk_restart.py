@@ -36,7 +36,7 @@ def test_a_conversation_goes_on_in_another_worker(
     asked = prompt(name, TEXT)
     first = workers.start(name, is_exact=is_exact)
     answer = first.ask(asked)
-    first.keeper.hand_over()
+    first.keeper.queue_unwritten()
     workers.flush()
     end = loaded(name).tokenizer.encode("<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n")
     following = [*asked, *answer.request.sampled, *end]
@@ -98,7 +98,7 @@ def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) 
     workers.flush()
     assert disk_thread.report()["files"] == 0
     disk_thread.queue_bytes_max = GB
-    first.keeper.hand_over()
+    first.keeper.queue_unwritten()
     workers.flush()
     warm = workers.start("qwen3").ask(asked)
     assert warm.cached == warm.request.query.limit

@@ -183,7 +183,7 @@ def test_with_a_guide_a_draft_with_branches_is_a_mistake_of_the_drafter() -> Non
     of = tree_answers("qwen3")
     decoder = of.decoder()
     guided = of.sequence("greedy", TreeOracle(of.plain("greedy"), branching=1.0))
-    guided.choice = replace(guided.choice, guide=Guide())  # type: ignore[arg-type]
+    guided.sampling = replace(guided.sampling, guide=Guide())  # type: ignore[arg-type]
     decoder.add(guided)
     with pytest.raises(AssertionError, match="a guide follows one path"):
         for _ in range(TREE_TOKENS):

@@ -99,7 +99,7 @@ def test_messages_longer_than_the_context_are_counted_here_to_the_token(
     whole = builder(name).build(PromptContent(said, []), has_header)
     narrow = builder(name, context_tokens=8)
     facts = cast(PromptFacts, SimpleNamespace(vocabulary=Vocabulary(family(name).tokenizer)))
-    nobody = Mock(arrive=Mock(return_value=None))  # no session is known
+    nobody = Mock(request_arrived=Mock(return_value=None))  # no session is known
     prompts = SessionPromptBuilder(narrow, nobody, facts)
     query = TokenQuery(adds_header=has_header)
     found = counted(Count("r", Prompt(said), query=query), {}, prompts)

@@ -122,7 +122,7 @@ class Life:
         self.warm.work_ahead(self._chance.randrange(1, 6))
 
     def terminate(self) -> None:
-        self.warm.keeper.hand_over()
+        self.warm.keeper.queue_unwritten()
         self._workers.flush()
         self._talk.warm = self._start()
 

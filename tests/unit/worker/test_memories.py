@@ -50,7 +50,7 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
 # What drafts are made of and how long they are: who writes to one of these, and who reads it.
 DRAFTING = (
     (answer_drafter, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
-    (answer_drafter, "DraftLength", ("note",), ("count", "is_worth")),
+    (answer_drafter, "DraftLength", ("record",), ("count", "is_worth")),
 )
 
 

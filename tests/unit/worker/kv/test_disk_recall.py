@@ -163,7 +163,7 @@ def test_exact_mode_asks_the_disk_for_places_at_which_it_resumes(
     first = workers.start(name, is_exact=True)
     for length in (129, 230):
         first.ask(drawn[:length], 1)
-    first.keeper.hand_over()
+    first.keeper.queue_unwritten()
     workers.flush()
     warm = workers.start(name, is_exact=True)
     other = warm.ask([*drawn[:229], *drawn[240:]], 4)
@@ -190,7 +190,7 @@ def test_what_a_full_disk_refused_is_written_at_the_end(tmp_path: Path) -> None:
         workers.flush()
         assert isinstance(workers.file_store, FullDisk)
         workers.file_store.is_full = False
-        warm.keeper.hand_over()
+        warm.keeper.queue_unwritten()
         workers.flush()
         again = workers.start("qwen3").ask(ids)
         assert again.cached == again.request.query.limit

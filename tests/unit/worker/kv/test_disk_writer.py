@@ -90,7 +90,7 @@ def test_after_a_shutdown_one_extent_is_read_again_at_most(workers: Workers, nam
     first, second = tokens(90, 1), tokens(110, 2)
     for ids in (first, second):
         ids += made.ask(ids, 20).request.sampled
-    made.keeper.hand_over()
+    made.keeper.queue_unwritten()
     for ids in (first, second):
         assert len(ids) - killed(workers, name, [*ids, 7, 8]) <= CHUNK
 
@@ -149,7 +149,7 @@ def test_a_prompt_that_is_read_at_the_end_is_written_from_its_slot(
         made.keeper.store.set_snapshot(node, None)
     for extent in list(made.keeper.store.extents):
         made.keeper.store.set_window(extent, None, extent.end.position)
-    made.keeper.hand_over()
+    made.keeper.queue_unwritten()
     assert killed(workers, name, ids) == 5 * CHUNK
 
 
@@ -164,7 +164,7 @@ def test_a_prompt_that_ends_close_behind_a_point_keeps_the_windows_of_both(
     ids = tokens(21 * CHUNK + behind, 1)
     ids += made.ask(ids, 20).request.sampled
     if not is_killed:
-        made.keeper.hand_over()
+        made.keeper.queue_unwritten()
     workers.flush()
     assert len(ids) - killed(workers, "gpt_oss", [*ids, 7, 8]) <= CHUNK
 
@@ -182,7 +182,7 @@ def test_a_short_conversation_is_written_at_the_end_also_if_it_was_quiet(
     clock.now_s += quiet_s
     made.keeper.sweep()
     assert not points(workers)
-    made.keeper.hand_over()
+    made.keeper.queue_unwritten()
     assert len(ids) - killed(workers, "qwen3_5", [*ids, 7]) <= disk_tier.SHUTDOWN_TOKENS
 
 
@@ -204,7 +204,7 @@ def test_nothing_is_copied_for_a_disk_that_takes_nothing(
     made.ask(ids, 2)
     assert not copied
     assert made.keeper.disk.thread.counts["writes_refused_queue"] >= 20
-    made.keeper.hand_over()
+    made.keeper.queue_unwritten()
     assert killed(workers, "qwen3", ids) == 20 * CHUNK, "it is written at the end"
 
 
@@ -231,5 +231,5 @@ def test_the_days_reserve_is_for_conversations_ends(
     ids += made.ask(ids, 4).request.sampled
     workers.flush()
     assert not points(workers), "a killed worker may lose what a day's writing is spent for"
-    made.keeper.hand_over()
+    made.keeper.queue_unwritten()
     assert killed(workers, "qwen3_5", ids) >= len(ids) - CHUNK

@@ -192,7 +192,7 @@ def test_a_trunk_that_is_fast_is_read_once_more() -> None:
 )
 def test_on_a_battery_idle_time_is_idle(mode: str, on_mains: bool, reads: bool) -> None:
     power = PowerSource(lambda: on_mains)
-    power._look()  # else it would be known a moment later
+    power._read_source()  # else it would be known a moment later
     warm = machine("qwen3", is_exact=True, idle_prefill=IdleMode(mode), power=power)
     warm.ask(prompt("qwen3", 30, 40), GENERATED)
     warm.work_ahead()

@@ -265,7 +265,7 @@ def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -
     for messages, speaker in (([*QUESTION, ECHO, LOADER], ME), (QUESTION, Speaker("key", "new"))):
         names = desk.names.names(messages)[0]
         prompt = Prompt(messages, deferred=[GREP], speaker=speaker, names=names)
-        assert desk.sessions.arrive(prompt, is_kept=False) is None
+        assert desk.sessions.request_arrived(prompt, is_kept=False) is None
     desk.flush()
     assert desk.sessions.lines_report("new") is None
     assert desk.sessions.counters()["turns"] == before[0]["turns"]

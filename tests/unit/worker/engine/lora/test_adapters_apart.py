@@ -98,7 +98,7 @@ def restarted(workers: Workers, name: str, **directories: Path) -> Machine:
 
 def asked_and_written(workers: Workers, warm: Machine, ids: list[int], adapter: str) -> Answer:
     answer = warm.ask(ids, ANSWER, adapter=adapter)
-    warm.keeper.hand_over()
+    warm.keeper.queue_unwritten()
     workers.flush()
     return answer
 
