@@ -88,12 +88,12 @@ class MemoryRelease:
         evictor: Evictor,
         slots: dict[int, LiveSlot],
         slot_bytes: Callable[[LiveSlot], int],
-        give_up: Callable[[LiveSlot, Collection[Extent] | None], None],
+        release_slot: Callable[[LiveSlot, Collection[Extent] | None], None],
     ) -> None:
         """`release_slot(slot, kept)` empties a slot, as `KVManager.release_slot` does."""
         self.evictor = evictor
         self.slot_bytes = slot_bytes
-        self.release_slot = give_up
+        self.release_slot = release_slot
         self.images = EncodedImages()
         self.slots = slots
 
