@@ -40,7 +40,8 @@ from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.engine.system_state import OVERHEAD_MAX
 from hearth.worker.engine.vision.vlm_loader import read_json, sees_images
 from hearth.worker.engine.weights_identity import WeightsIdentity
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.ranks.rank_hosts import read_hosts
 from hearth.worker.ranks.sharded_model import split_model

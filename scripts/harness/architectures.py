@@ -24,7 +24,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import load_settings
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.kv.layer_adapters import UnknownCache
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.kv_setup import is_exact
 from hearth.worker.stream.detokenise import Vocabulary

@@ -28,6 +28,7 @@ from hearth.worker.engine.system_state import PowerSource
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.layer_kinds.kinds import probe_tokens
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy, Reach
@@ -128,7 +129,8 @@ class Machine:
             model, not rules["is_exact"], vision, packed
         )
         with mx.stream(generation_stream):
-            self.layers = rank.layer_map(self.engine.probe())
+            probe = self.engine.probe(probe_tokens(self.engine.new_cache()))
+            self.layers = rank.layer_map(probe, sees_images=vision is not None)
         new_cache, budget = self.engine.new_cache, Budget(int(budget_mb * MB))
         keep_rules = KeepRules(cut_label=self.rule.label, **rules)
         self.keeper: Any = (

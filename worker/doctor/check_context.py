@@ -23,7 +23,9 @@ from hearth.worker.engine.compute_dtype import dtype_of
 from hearth.worker.engine.decode.sampler import Sampler
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.kinds import probe_tokens
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 
 TURNS: Final = 5
@@ -161,7 +163,8 @@ class CheckContext:
     def layers(self) -> LayerMap:
         """Return the map of the model's caches. Raises: LeftOut: their KV is never reused."""
         try:
-            return LayerMap(self.engine.probe())
+            probe = self.engine.probe(probe_tokens(self.engine.new_cache()))
+            return LayerMap(probe, sees_images=self.engine.vision is not None)
         except UnknownCache as unknown:
             raise LeftOut(f"the model keeps {unknown}, which is never reused") from unknown
 

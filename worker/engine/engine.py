@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream, maybe_quantize_kv_cache
@@ -34,6 +34,8 @@ from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncode
 from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
 log = logging.getLogger(__name__)
+
+PROBE_TOKENS: Final = 3
 
 
 class Engine:
@@ -117,10 +119,10 @@ class Engine:
         maybe_quantize_kv_cache(cache, 0, group_size, bits)
         return cache
 
-    def probe(self) -> list[Any]:
-        """Return caches of three tokens, from which each layer's class and dtype can be read."""
+    def probe(self, tokens: int = PROBE_TOKENS) -> list[Any]:
+        """Return caches of some tokens, from which each layer's class and dtype can be read."""
         cache = self.new_cache()
-        self.prefill(cache, [0, 0, 0])
+        self.prefill(cache, [0] * max(tokens, PROBE_TOKENS))
         return cache
 
     def why_not_quantised(self, bits: int, group_size: int) -> str | None:

@@ -334,7 +334,8 @@ class DiskTier:
                 packed in another format than a live slot's.
         """
         rows = self._layers.rows_from(record)
-        if not self._layers.are_rows(rows, len(record.tokens)):
+        end = record.position + len(record.tokens)
+        if not self._layers.are_rows(rows, record.position, end):
             raise UnreadableRecord("rows of other shapes than the model's")
         packed = rows.formats - {None, self._rules.running_format}
         if packed and record.is_canonical:

@@ -417,8 +417,8 @@ class KVTransfer:
                 row_runs.append(self._layers.rows(cache, start, min(end, plan.position)))
                 continue
             for extent in extents:
-                count = min(extent.end.position, plan.position) - extent.start.position
-                row_runs.append(self._layers.kept_rows(as_rows(extent.body), count))
+                start, end = extent.start.position, min(extent.end.position, plan.position)
+                row_runs.append(self._layers.kept_rows(as_rows(extent.body), start, end))
         return row_runs
 
     def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
@@ -451,7 +451,7 @@ class KVTransfer:
             self._layers.put_window(slot.cache, windows, plan.position)
         if layout.has_state:
             assert isinstance(state, LayerStates), "the plan's path ends without a snapshot"
-            self._layers.put_state(slot.cache, state)
+            self._layers.put_state(slot.cache, state, plan.position)
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
         """Quantise a live slot's rows once there are enough; copy out the raw rows first."""

@@ -1,11 +1,10 @@
-"""Reads and writes the rows and states of each kind of cache layer, and takes forwards back.
+"""Reads and writes the rows, windows and states of a model's caches, and takes forwards back.
 
-The kind of a layer follows from the name of its cache's class: mlx-lm and mlx-vlm have separate
-classes of the same names. Only this module uses the attributes keys, values, offset, _idx and cache
-of these classes; `engine/vision/vlm_language_model.py` reads the offset too.
-Owner: the inference thread.
+What a layer's cache holds is declared by its kind (worker/kv/layer_kinds/), by the name of its
+class. Owner: the inference thread.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,9 @@ import mlx.core as mx
 
 from hearth.worker.cache.extent_store import Layout
 from hearth.worker.disk.file_format import Record
+from hearth.worker.kv.layer_kinds.kinds import kind_named, kind_of, leaves
+from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, StateArrays
+from hearth.worker.kv.layer_kinds.row_kinds import UnfilledKind
 from hearth.worker.kv.quantise_kv import (
     KVRows,
     LayerRows,
@@ -27,30 +29,16 @@ from hearth.worker.kv.serialise_kv import rows_from, state_from
 STEP = 256  # buffers are rounded up to a multiple of this many rows, as in mlx-lm
 UNBOUNDED = 1 << 40  # tokens: capacity of a cache in which no layer keeps rows
 GROWTH = 1.25  # least factor by which a small buffer grows, so that copies stay rare
-
-ROWS, WINDOWS, STATES = "rows", "windows", "states"
-# The kind of each cache class. A new class with the attributes of one of these kinds is registered
-# in this table only.
-KINDS: Final = {
-    "KVCache": ROWS,
-    "QuantizedKVCache": ROWS,
-    "RotatingKVCache": WINDOWS,
-    "ChunkedKVCache": WINDOWS,
-    "ArraysCache": STATES,
-    "MambaCache": STATES,
-}
-
-
 PLAIN: Final = "KVCache"  # the class with rows that can be moved
 
-
-class UnknownCache(Exception):
-    """A layer's cache is of a class or shape that this module cannot read and write."""
+ArrayForm = tuple[tuple[int, ...], mx.Dtype]
 
 
 class LayerMap:
-    """Reads and writes the caches of one model. `probe` is a cache that has seen some tokens.
+    """Reads and writes the caches of one model.
 
+    `probe` is a cache that has seen some tokens, at least `layer_kinds.kinds.probe_tokens`. With
+    `sees_images`, an image may fill layers that the probe's text does not fill.
     The map holds no cache. `has_room(nbytes)` says whether `nbytes` may be allocated: if not, a
     buffer that is too small grows only as much as needed. Owner: the inference thread.
 
@@ -58,37 +46,46 @@ class LayerMap:
         UnknownCache: no reuse is possible with this model.
     """
 
-    def __init__(self, probe: list[Any]) -> None:
+    def __init__(self, probe: list[Any], *, sees_images: bool = False) -> None:
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
-        for leaf in leaves(probe):
-            _check(leaf)
-        rows, windows = _of_kind(probe, ROWS), _of_kind(probe, WINDOWS)
-        states = _of_kind(probe, STATES)
-        self._shapes = [_shapes(leaf) for leaf in rows]
-        self._window_sizes = [_size(leaf) for leaf in windows]
-        self._window_shapes = [_shapes(leaf) for leaf in windows]
-        self._states = [[_kind_of_part(a) for a in leaf.cache] for leaf in states]
-        if len(set(self._window_sizes)) > 1:
-            raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
-        window_rows = [array for leaf in windows for array in rows_of(leaf).arrays]
-        self._window_row_bytes = sum(array.nbytes // array.shape[2] for array in window_rows)
-        self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
+        found = list(leaves(probe))
+        self._kinds = [_probed_kind(leaf, sees_images) for leaf in found]
+        for leaf, kind in zip(found, self._kinds, strict=True):
+            kind.check(leaf)
+        pairs = list(zip(found, self._kinds, strict=True))
+        # Of windows of several sizes, the widest are windows; the others are parts of the state.
+        window = max((kind.window_size(leaf) for leaf, kind in pairs), default=0)
+        self._has_window = [window > 0 and kind.window_size(leaf) == window for leaf, kind in pairs]
+        groups = [rows for leaf, kind in pairs for rows in kind.rows(leaf)]
+        rates = [rate for leaf, kind in pairs for rate in kind.rates(leaf)]
+        self._present = [number for number, rows in enumerate(groups) if rows is not None]
+        self._rates = [rates[number] for number in self._present]
+        whole = [rows for rows in groups if rows is not None]
+        self._shapes = [_forms(rows) for rows in whole]
+        self._one_row = tuple(rows.part(0, 1) for rows in whole)
+        self._no_row = [rows.part(0, 0) for rows in self._one_row]
+        windows = [kind.window(leaf) for leaf, kind in self._windowed(probe)]
+        self._window_shapes = [_forms(rows) for rows in windows]
+        self._window_row_bytes = sum(
+            array.nbytes // array.shape[2] for rows in windows for array in rows.arrays
+        )
+        states = tuple(parts for parts, _ in self._state_arrays(probe))
+        self._states = [tuple(map(_form, parts)) for parts in states]
+        self._is_ragged = [is_ragged for _, is_ragged in self._state_arrays(probe)]
         self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
-        self.window_buffers = 2 * len(windows)
-        self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
-        self.state_buffers = sum(len(leaf.cache) for leaf in states)
-        self.layout = Layout(
-            has_state=bool(states),
-            window=max(self._window_sizes, default=0),
-            has_rows=bool(rows),
-        )
+        self.window_buffers = sum(len(rows.arrays) for rows in windows)
+        self.state_bytes = LayerStates(states).nbytes
+        self.state_buffers = sum(len(parts) for parts in states)
+        self.layout = Layout(has_state=bool(states), window=window, has_rows=bool(whole))
 
     def row_cost(self, form: PackedFormat | None) -> tuple[int, int]:
-        """Return the bytes of one token's rows in `form`, and the number of their arrays."""
+        """Return the bytes of one token's rows in `form`, rounded up, and their arrays' number."""
         if form not in self._row_costs:
             kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
-            self._row_costs[form] = kept.nbytes, kept.buffers
+            layers = zip(kept.layers, self._rates, strict=True)
+            shares = (KVRows((rows,)).nbytes / rate for rows, rate in layers)
+            self._row_costs[form] = math.ceil(sum(shares)), kept.buffers
         return self._row_costs[form]
 
     def packs(self, form: PackedFormat) -> bool:
@@ -105,9 +102,16 @@ class LayerMap:
         """The distinct types of the rows in layers that keep every token."""
         return list(dict.fromkeys(a.dtype for rows in self._one_row for a in rows.arrays))
 
-    def are_rows(self, kept: KVRows, tokens: int) -> bool:
-        """Return whether `kept` has this model's rows of `tokens` tokens, packed or not."""
-        return _are_rows(kept, self._shapes, tokens)
+    def are_rows(self, kept: KVRows, start: int, end: int) -> bool:
+        """Return whether `kept` has this model's rows of the tokens [start, end), packed or not."""
+        return _are_rows(kept, self.row_forms(start, end))
+
+    def row_forms(self, start: int, end: int) -> list[list[ArrayForm]]:
+        """Return the shapes and types of the rows of the tokens [start, end), by row group."""
+        return [
+            _with_rows(forms, end // rate - start // rate)
+            for forms, rate in zip(self._shapes, self._rates, strict=True)
+        ]
 
     def are_window_rows(self, kept: KVRows, tokens_max: int) -> bool:
         """Return whether `kept` has this model's window rows of at most `tokens_max` tokens."""
@@ -115,18 +119,16 @@ class LayerMap:
             return False
         keys = kept.layers[0].arrays[0]
         tokens = keys.shape[2] if keys.ndim == len("bhtd") else 0
-        return 0 < tokens <= tokens_max and _are_rows(kept, self._window_shapes, tokens)
+        forms = [_with_rows(forms, tokens) for forms in self._window_shapes]
+        return 0 < tokens <= tokens_max and _are_rows(kept, forms)
 
     def is_state(self, kept: LayerStates) -> bool:
         """Return whether `kept` is a snapshot of this model; parts not yet created may be None."""
-        found = [[_kind_of_part(part) for part in layer] for layer in kept.layers]
-        return len(found) == len(self._states) and all(
-            len(parts) == len(own)
-            and all(
-                None in (part, own_part) or part == own_part
-                for part, own_part in zip(parts, own, strict=True)
+        return len(kept.layers) == len(self._states) and all(
+            _are_parts(parts, own, is_ragged)
+            for parts, own, is_ragged in zip(
+                kept.layers, self._states, self._is_ragged, strict=True
             )
-            for parts, own in zip(found, self._states, strict=True)
         )
 
     def window_bytes(self, tokens: int) -> int:
@@ -142,29 +144,39 @@ class LayerMap:
 
     def depth(self, cache: list[Any]) -> int | None:
         """Return how many tokens the layers hold by their own count; None if no layer counts."""
-        counted = next((leaf for leaf in leaves(cache) if hasattr(leaf, "offset")), None)
-        return None if counted is None else int(counted.offset)
+        return depth_of(cache)
 
     def nbytes(self, cache: list[Any]) -> int:
         """Return the bytes of a live cache, spare capacity included."""
-        return sum(leaf.nbytes for leaf in leaves(cache) if not leaf.empty())
+        return sum(kind.nbytes(leaf) for leaf, kind in self._pairs(cache))
 
-    # ------------------------------------------------------------ rows of every token
+    # ------------------------------------------------------------ rows
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
-        """Return views of the rows [start, end). A view keeps the whole buffer alive."""
-        return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
+        """Return views of the rows of the tokens [start, end).
 
-    def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
-        """Return views of the first `tokens` kept rows; None = all rows."""
-        if tokens is None:
+        A view keeps the whole buffer alive. A row of several tokens is that of its last token.
+        """
+        groups = [rows for leaf, kind in self._pairs(cache) for rows in kind.rows(leaf)]
+        found = zip(self._present, self._rates, self._no_row, strict=True)
+        return tuple(
+            (groups[number] or none).part(start // rate, end // rate)
+            for number, rate, none in found
+        )
+
+    def kept_rows(
+        self, kept: KVRows, start: int = 0, end: int | None = None
+    ) -> tuple[LayerRows, ...]:
+        """Return views of the kept rows of an extent from `start`, up to `end`; None = all rows."""
+        if end is None:
             return kept.layers
-        return tuple(rows.part(0, tokens) for rows in kept.layers)
+        layers = zip(kept.layers, self._rates, strict=True)
+        return tuple(rows.part(0, end // rate - start // rate) for rows, rate in layers)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
     ) -> KVRows:
-        """Return copies of the rows [start, end); raw rows are packed in `form`."""
+        """Return copies of the rows of the tokens [start, end); raw rows are packed in `form`."""
         assert 0 <= start < end, (start, end)
         views = self.rows(cache, start, end)
         if form is not None:
@@ -175,29 +187,37 @@ class LayerMap:
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
         """Fill an empty cache with the rows of `position` tokens; leave room for `rows` in all."""
-        for number, leaf in enumerate(_of_kind(cache, ROWS)):
-            form = _format(leaf)
-            layer = [run[number].converted(form) for run in row_runs]
-            spare, arrays = max(rows, position) - position, []
-            for parts in zip(*(run.arrays for run in layer), strict=True):
-                count = sum(part.shape[2] for part in parts)
-                assert count == position, (count, position)
-                arrays.append(_joined(parts, spare))
-            put_rows(leaf, LayerRows(tuple(arrays), layer[0].format))
-            leaf.offset = position
-            mx.eval(arrays)
+        for leaf, kind, numbers in self._grouped(cache):
+            groups: list[LayerRows | None] = []
+            for order, number in enumerate(numbers):
+                if number is None:
+                    groups.append(None)
+                    continue
+                form = _format(leaf) if order < kind.presized else None
+                spare = max(rows, position) - position if order < kind.presized else 0
+                layer, arrays = [run[number].converted(form) for run in row_runs], []
+                for parts in zip(*(run.arrays for run in layer), strict=True):
+                    count = sum(part.shape[2] for part in parts)
+                    assert count == position // self._rates[number], (count, position)
+                    arrays.append(_joined(parts, spare))
+                groups.append(LayerRows(tuple(arrays), layer[0].format))
+            kind.put_rows(leaf, groups, position)
+            mx.eval([group.arrays for group in groups if group is not None])
 
     def reserve(self, cache: list[Any], rows: int) -> int:
         """Give every layer room for `rows` tokens; return the number of tokens that fit.
 
-        Writes then stay in place.
+        Writes then stay in place. Layers whose class sizes its own buffers are left out.
         """
         room, wanted = UNBOUNDED, 0
-        for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
+        for leaf, kind, numbers in self._grouped(cache):
+            if not kind.presized or numbers[0] is None:
+                continue
             if leaf.keys is None:
                 tokens = rounded(rows)
                 empty = tuple(
-                    mx.zeros((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in shapes
+                    mx.zeros(shape, dtype)
+                    for shape, dtype in _with_rows(self._shapes[numbers[0]], tokens)
                 )
                 put_rows(leaf, LayerRows(empty).converted(_format(leaf)))
                 leaf.offset = 0
@@ -227,7 +247,7 @@ class LayerMap:
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
         """Replace the layers in `cache` by quantised layers with the same rows, in `form`."""
         for index, layer in enumerate(cache):
-            if type(layer).__name__ == "KVCache":
+            if type(layer).__name__ == PLAIN:
                 cache[index] = layer.to_quantized(group_size=form.group_size, bits=form.bits)
                 if cache[index].keys is not None:
                     put_rows(cache[index], rows_of(cache[index]))
@@ -235,9 +255,9 @@ class LayerMap:
 
     def trim(self, cache: list[Any], position: int) -> None:
         """Forget the rows after `position`. The caller then puts windows and states back."""
-        for leaf in _of_kind(cache, ROWS):
-            assert leaf.offset >= position, (leaf.offset, position)
-            leaf.offset = position
+        views = self.rows(cache, 0, position)
+        for leaf, kind, numbers in self._grouped(cache):
+            kind.trim(leaf, [None if n is None else views[n] for n in numbers], position)
 
     # ------------------------------------------------------------ windows
 
@@ -248,8 +268,8 @@ class LayerMap:
         """
         assert 0 <= behind < tokens, (behind, tokens)
         newest = []
-        for leaf in _of_kind(cache, WINDOWS):
-            rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
+        for leaf, kind in self._windowed(cache):
+            rows = kind.window(leaf)
             count = rows.arrays[0].shape[2]
             assert count >= tokens, (count, tokens)
             newest.append(rows.part(count - tokens, count - behind))
@@ -257,46 +277,48 @@ class LayerMap:
 
     def window_held(self, cache: list[Any]) -> int:
         """Return for how many of the last tokens every window layer has rows."""
-        windows = _of_kind(cache, WINDOWS)
-        return min((min(_held(leaf), _size(leaf)) for leaf in windows), default=0)
+        return min(
+            (
+                min(kind.window_held(leaf), kind.window_size(leaf))
+                for leaf, kind in self._windowed(cache)
+            ),
+            default=0,
+        )
 
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        """Fill the window layers with the last rows of `row_runs`, which end at `position`.
-
-        A whole window is filled: with one row fewer, MLX's next single-token step fails.
-        """
-        for number, leaf in enumerate(_of_kind(cache, WINDOWS)):
-            wanted = min(position, _size(leaf))
+        """Fill the window layers with the last rows of `row_runs`, which end at `position`."""
+        for number, (leaf, kind) in enumerate(self._windowed(cache)):
+            wanted = min(position, kind.window_size(leaf))
             layer = [run[number].converted(None).arrays for run in row_runs]
             joined = [mx.concatenate(list(parts), axis=2) for parts in zip(*layer, strict=True)]
             count = joined[0].shape[2]
             assert count >= wanted, (count, wanted)
             arrays = [mx.contiguous(rows[..., count - wanted :, :]) for rows in joined]
-            leaf.keys, leaf.values = arrays
-            leaf.offset = position
-            if is_ring(leaf):
-                leaf._idx = wanted
-            else:
-                leaf.start_position = position - wanted
+            kind.put_window(leaf, arrays, position)
             mx.eval(arrays)
 
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        """Return the current states without a copy: a later forward makes new arrays."""
+        """Return the current states, which no later forward changes."""
         layers = tuple(
-            tuple(None if array is None else mx.contiguous(array) for array in leaf.cache)
-            for leaf in _of_kind(cache, STATES)
+            tuple(None if array is None else mx.contiguous(array) for array in parts)
+            for parts, _ in self._state_arrays(cache)
         )
         mx.eval(layers)
         return LayerStates(layers)
 
-    def put_state(self, cache: list[Any], state: LayerStates) -> None:
-        for leaf, arrays in zip(_of_kind(cache, STATES), state.layers, strict=True):
-            assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
-            leaf.cache = list(arrays)
+    def put_state(self, cache: list[Any], state: LayerStates, position: int) -> None:
+        """Put the states at `position` back, after the rows and windows."""
+        layers = iter(state.layers)
+        for (leaf, kind), has_window in zip(self._pairs(cache), self._has_window, strict=True):
+            if kind.window_size(leaf) and not has_window:
+                arrays = [array for array in next(layers) if array is not None]
+                kind.put_window(leaf, arrays, position)
+            elif kind.state(leaf):
+                kind.put_state(leaf, next(layers), position)
 
     # ------------------------------------------------------------ records from disk
 
@@ -315,34 +337,38 @@ class LayerMap:
         """
         return state_from(record.arrays)
 
+    # ------------------------------------------------------------ layers by kind
 
-def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """Yield the layers' caches; in place of a composite cache, yield its parts."""
-    for layer in cache:
-        children = getattr(layer, "caches", None)
-        if children is None:
-            yield layer
-        else:
-            yield from leaves(children)
+    def _pairs(self, cache: list[Any]) -> Iterator[tuple[Any, LayerKind]]:
+        return zip(leaves(cache), self._kinds, strict=True)
+
+    def _windowed(self, cache: list[Any]) -> Iterator[tuple[Any, LayerKind]]:
+        pairs = zip(self._pairs(cache), self._has_window, strict=True)
+        return (pair for pair, has_window in pairs if has_window)
+
+    def _grouped(self, cache: list[Any]) -> Iterator[tuple[Any, LayerKind, list[int | None]]]:
+        """Yield each layer with its kind and the numbers of its row groups; None: without rows."""
+        order, at = {number: index for index, number in enumerate(self._present)}, 0
+        for leaf, kind in self._pairs(cache):
+            count = len(kind.rows(leaf))
+            yield leaf, kind, [order.get(at + index) for index in range(count)]
+            at += count
+
+    def _state_arrays(self, cache: list[Any]) -> list[tuple[StateArrays, bool]]:
+        """Return (state without a copy, whether it is ragged) of the layers that have a state."""
+        found: list[tuple[StateArrays, bool]] = []
+        for (leaf, kind), has_window in zip(self._pairs(cache), self._has_window, strict=True):
+            if kind.window_size(leaf) and not has_window:
+                found.append((kind.window(leaf).arrays, True))
+            elif parts := kind.state(leaf):
+                found.append((parts, kind.ragged))
+        return found
 
 
-def kind_of(leaf: Any) -> str | None:
-    """Return the kind of a layer's cache; None where its class is not known."""
-    return KINDS.get(type(leaf).__name__)
-
-
-def _of_kind(cache: list[Any], kind: str) -> list[Any]:
-    return [leaf for leaf in leaves(cache) if kind_of(leaf) == kind]
-
-
-def _check(leaf: Any) -> None:
-    name, kind = type(leaf).__name__, kind_of(leaf)
-    if kind is None:
-        raise UnknownCache(name)
-    if kind == WINDOWS and is_ring(leaf) and leaf.keep:
-        raise UnknownCache(f"{name} that keeps its first {leaf.keep} tokens")
-    if kind != STATES and (leaf.keys is None or leaf.offset == 0):
-        raise UnknownCache(f"{name} that the model does not fill")
+def depth_of(cache: Sequence[Any]) -> int | None:
+    """Return how many tokens the layers hold by their own count; None if no layer counts."""
+    depths = (kind_of(leaf).depth(leaf) for leaf in leaves(cache))
+    return next((depth for depth in depths if depth is not None), None)
 
 
 def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
@@ -350,27 +376,15 @@ def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
 
     None where the rows are packed. A view keeps the whole live buffer alive.
     """
-    if kind_of(leaf) == WINDOWS:
-        return _in_order(leaf, leaf.keys), _in_order(leaf, leaf.values)
-    rows = rows_of(leaf).part(0, leaf.offset)
+    kind = kind_of(leaf)
+    rows = kind.window(leaf) if kind.window_size(leaf) else rows_of(leaf).part(0, leaf.offset)
     return None if rows.format is not None else (rows.arrays[0], rows.arrays[1])
 
 
-def is_ring(leaf: Any) -> bool:
-    """Whether a window layer is a ring buffer. Chunked layers (Llama 4) drop old rows instead."""
-    return hasattr(leaf, "max_size")
-
-
-def _size(leaf: Any) -> int:
-    """Return how many tokens a window layer looks back."""
-    return int(leaf.max_size if is_ring(leaf) else leaf.chunk_size)
-
-
-def _held(leaf: Any) -> int:
-    """Return how many of the last tokens have rows in a window layer for certain."""
-    if is_ring(leaf):
-        return min(int(leaf.offset), _size(leaf))
-    return int(leaf.offset - leaf.start_position)
+def _probed_kind(leaf: Any, sees_images: bool) -> LayerKind:
+    kind = kind_of(leaf)
+    is_unfilled = kind.presized and leaf.keys is None
+    return UnfilledKind(sees_images) if is_unfilled else kind
 
 
 def _format(leaf: Any) -> QuantFormat | None:
@@ -378,23 +392,35 @@ def _format(leaf: Any) -> QuantFormat | None:
     return None if bits is None else QuantFormat(bits, leaf.group_size)
 
 
-def _shapes(leaf: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-    return [(array.shape, array.dtype) for array in rows_of(leaf).arrays]
-
-
-def _are_rows(
-    kept: KVRows, shapes: Sequence[list[tuple[tuple[int, ...], mx.Dtype]]], tokens: int
-) -> bool:
-    """Return whether `kept` has rows of `tokens` tokens that fit layers with these shapes."""
-    if len(kept.layers) != len(shapes):
-        return False
-    found = [part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)]
-    expected = [part for layer in shapes for part in layer]
-    return found == [((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in expected]
-
-
-def _kind_of_part(array: mx.array | None) -> tuple[tuple[int, ...], mx.Dtype] | None:
+def _form(array: mx.array | None) -> ArrayForm | None:
     return None if array is None else (array.shape, array.dtype)
+
+
+def _forms(rows: LayerRows) -> list[ArrayForm]:
+    return [(array.shape, array.dtype) for array in rows.arrays]
+
+
+def _with_rows(forms: Sequence[ArrayForm], rows: int) -> list[ArrayForm]:
+    return [((*shape[:2], rows, shape[3]), dtype) for shape, dtype in forms]
+
+
+def _are_rows(kept: KVRows, forms: Sequence[list[ArrayForm]]) -> bool:
+    """Return whether the layers of `kept`, unpacked, have these shapes and types."""
+    found = [list(zip(rows.shapes, rows.dtypes, strict=True)) for rows in kept.layers]
+    return found == list(forms)
+
+
+def _are_parts(parts: StateArrays, own: tuple[ArrayForm | None, ...], is_ragged: bool) -> bool:
+    """Return whether a layer's state has the forms `own`; a part that is None fits any form."""
+
+    def fixed(form: ArrayForm) -> tuple[tuple[int, ...], mx.Dtype]:
+        shape, dtype = form
+        return ((*shape[:-2], shape[-1]) if is_ragged else shape), dtype
+
+    return len(parts) == len(own) and all(
+        form is None or own_form is None or fixed(form) == fixed(own_form)
+        for form, own_form in zip(map(_form, parts), own, strict=True)
+    )
 
 
 def rounded(rows: int) -> int:
@@ -406,18 +432,6 @@ def _joined(parts: Sequence[mx.array], spare: int) -> mx.array:
     """Return the concatenated rows, with room for `spare` more. Lazy."""
     batch, heads, _, width = parts[0].shape
     return mx.concatenate([*parts, mx.zeros((batch, heads, spare, width), parts[0].dtype)], axis=2)
-
-
-def _in_order(leaf: Any, array: mx.array) -> mx.array:
-    """Return the rows of a window that were written, oldest first."""
-    rows = array.shape[2]
-    if not is_ring(leaf):
-        return array[..., : _held(leaf), :]
-    if leaf._idx == rows:
-        return array
-    if leaf._idx < leaf.offset:
-        return mx.concatenate([array[..., leaf._idx :, :], array[..., : leaf._idx, :]], axis=2)
-    return array[..., : leaf._idx, :]
 
 
 def _evaluated(views: Sequence[LayerRows]) -> KVRows:
@@ -434,7 +448,8 @@ def _evaluated(views: Sequence[LayerRows]) -> KVRows:
 
 def can_rewind(cache: Sequence[Any]) -> bool:
     """Return whether a forward can be taken back in every layer of a model's `cache`."""
-    return all(kind_of(leaf) is not None for leaf in leaves(cache))
+    kinds = [kind_named(type(leaf).__name__) for leaf in leaves(cache)]
+    return all(kind is not None and kind.rewinds for kind in kinds)
 
 
 class RewindPoint:
@@ -442,34 +457,27 @@ class RewindPoint:
 
     A point is valid until the next forward; until then `cut` and `back` may both be called, in any
     order. Layers with rows of every token lose their last rows. Window layers do too: the forward
-    of several rows made a longer array. A state layer gets the earlier array back. Only the rows of
-    a branch are copied, to their new positions. A forward of one row overwrites a window in place,
-    so that at most one forward can be taken back.
+    of several rows made a longer array. Other layers get the arrays back that their kind has saved.
+    Only the rows of a branch are copied, to their new positions. A forward of one row overwrites a
+    window in place, so that at most one forward can be taken back.
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:
-        self._leaves = list(leaves(cache))
-        self._states = {
-            number: list(leaf.cache)
-            for number, leaf in enumerate(self._leaves)
-            if kind_of(leaf) == STATES
-        }
-        self._windows = {
-            number: (leaf.keys, leaf.values, leaf.offset, leaf._idx)
-            for number, leaf in enumerate(self._leaves)
-            if self._states and kind_of(leaf) == WINDOWS and is_ring(leaf)
-        }
+        self._layers = [(leaf, kind_of(leaf)) for leaf in leaves(cache)]
+        self._saved: list[Any] = []
+        if not self.keeps_rows:
+            self._saved = [kind.checkpoint(leaf) for leaf, kind in self._layers]
 
     @property
     def keeps_rows(self) -> bool:
         """Whether any number of the forward's rows can be cut: no layer keeps a state."""
-        return not self._states
+        return all(kind.cuts for _, kind in self._layers)
 
     def cut(self, rows: int) -> None:
         """Remove the last `rows` of the forward, which had more rows than that."""
         assert self.keeps_rows, "a state can't be taken back by some rows"
-        for leaf in self._leaves:
-            _cut(leaf, rows)
+        for leaf, kind in self._layers:
+            kind.cut(leaf, rows)
 
     def pick(self, rows: int, path: Sequence[int]) -> None:
         """Of the forward's last `rows`, keep only those in `path`, which ascends.
@@ -478,19 +486,14 @@ class RewindPoint:
         """
         assert list(path) == sorted(set(path)), path
         if list(path) != list(range(len(path))):
-            _move(self._leaves, rows, path)
+            _move([leaf for leaf, _ in self._layers], rows, path)
         self.cut(rows - len(path))
 
     def back(self, rows: int) -> None:
         """Take back the whole forward, which had `rows` rows."""
         assert not self.keeps_rows, "no layer keeps a state: call cut"
-        for number, leaf in enumerate(self._leaves):
-            if number in self._states:
-                leaf.cache = list(self._states[number])
-            elif number in self._windows:
-                leaf.keys, leaf.values, leaf.offset, leaf._idx = self._windows[number]
-            else:
-                leaf.trim(rows)
+        for (leaf, kind), saved in zip(self._layers, self._saved, strict=True):
+            kind.back(leaf, saved, rows)
 
 
 def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
@@ -510,16 +513,3 @@ def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
         start = leaf.offset - rows
         leaf.keys[..., start : start + len(path), :] = keys
         leaf.values[..., start : start + len(path), :] = values
-
-
-def _cut(leaf: Any, rows: int) -> None:
-    if kind_of(leaf) != WINDOWS or not is_ring(leaf):
-        trimmed = leaf.trim(rows)
-        assert trimmed == rows, (type(leaf).__name__, trimmed, rows)
-        return
-    # A forward of n rows leaves n - 1 rows more than the window, in order. Only the extra rows go.
-    count = leaf.keys.shape[2]
-    assert leaf._idx == count > rows, (leaf._idx, count, rows)
-    leaf.keys, leaf.values = leaf.keys[..., : count - rows, :], leaf.values[..., : count - rows, :]
-    leaf.offset -= rows
-    leaf._idx -= rows

@@ -14,8 +14,9 @@ import numpy as np
 
 from hearth.shared.machine import VISION_REMEDY, has_vision
 
-RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # keys and values: (batch, heads, tokens, n)
+RowShapes = tuple[tuple[int, ...], ...]  # of each array, as of K and V: (batch, heads, rows, width)
 
+KEYS_AND_VALUES: Final = 2  # arrays of a row group that can be packed
 WORD_BITS: Final = 32  # bits of the words that hold packed numbers
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # bits that `mx.quantize` supports
 AFFINE_GROUP_SIZES: Final = (32, 64, 128)
@@ -44,7 +45,10 @@ class QuantFormat:
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
         """Whether rows with the widths of `arrays` can be packed in this format."""
-        return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
+        widths = [array.shape[-1] for array in arrays]
+        return len(widths) == KEYS_AND_VALUES and all(
+            n > 0 and n % self.group_size == 0 for n in widths
+        )
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
         """Return words, scales and biases of the keys, then those of the values. Lazy."""
@@ -109,7 +113,9 @@ class TurboFormat:
     array_count: ClassVar[int] = 4
 
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
-        return all(_is_width(a.shape[-1]) and a.dtype == self.dtype for a in arrays)
+        return len(arrays) == KEYS_AND_VALUES and all(
+            _is_width(array.shape[-1]) and array.dtype == self.dtype for array in arrays
+        )
 
     def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
         """Return the evaluated packed rows; None where a length does not fit into a float16."""
@@ -154,32 +160,36 @@ PackedFormat = QuantFormat | TurboFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Rows of one layer: (keys, values), or the packed arrays of `format`. Tokens are on axis 2."""
+    """A row group of one layer, with the rows on axis 2 of each array.
+
+    The arrays are (keys, values), the packed arrays of `format`, or whatever else the layer's kind
+    keeps of each token or of several tokens (worker/kv/layer_kinds/).
+    """
 
     arrays: tuple[mx.array, ...]
     format: PackedFormat | None = None
 
     def __post_init__(self) -> None:
-        count = 2 if self.format is None else self.format.array_count
-        assert len(self.arrays) == count, (len(self.arrays), self.format)
+        is_whole = self.format is None or len(self.arrays) == self.format.array_count
+        assert self.arrays and is_whole, (len(self.arrays), self.format)
 
     @property
     def shapes(self) -> RowShapes:
-        """The shapes of the unpacked keys and values.
+        """The shapes of the arrays, unpacked.
 
         Raises:
             MisfitRows: the arrays are not in their format.
         """
         if self.format is not None:
             return self.format.shapes(self.arrays)
-        return self.arrays[0].shape, self.arrays[1].shape
+        return tuple(array.shape for array in self.arrays)
 
     @property
-    def dtypes(self) -> tuple[mx.Dtype, mx.Dtype]:
-        """The types of the unpacked keys and values."""
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        """The types of the arrays, unpacked."""
         if self.format is not None:
             return self.format.dtypes(self.arrays)
-        return self.arrays[0].dtype, self.arrays[1].dtype
+        return tuple(array.dtype for array in self.arrays)
 
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""

@@ -112,7 +112,7 @@ def _rows(parts: list[tuple[str, mx.array | None]]) -> LayerRows:
         raise UnreadableRecord(f"a layer's arrays are of several formats: {sorted(labels)}")
     (label,) = labels
     form = _format(label) if label else None
-    if len(arrays) != (2 if form is None else form.array_count):
+    if form is not None and len(arrays) != form.array_count:
         raise UnreadableRecord(f"a layer has {len(arrays)} arrays")
     try:
         if isinstance(form, TurboFormat):

@@ -12,7 +12,8 @@ from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import FileKind, FileName, Record, parse
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache, rounded
+from hearth.worker.kv.layer_adapters import LayerMap, rounded
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of
 from hearth.worker.ranks.follower_link import FollowerLink
@@ -51,8 +52,8 @@ class FollowedKV:
                 self.caches[cache], self._runs(sources), position
             ),
             "take_state": self._take_state,
-            "put_state": lambda cache, state: self.layers.put_state(
-                self.caches[cache], self.states[state]
+            "put_state": lambda cache, state, position: self.layers.put_state(
+                self.caches[cache], self.states[state], position
             ),
         }
 
@@ -102,7 +103,8 @@ class FollowedKV:
             if handle in self.caches:
                 found.append(self.layers.rows(self.caches[handle], start, end))
             else:
-                found.append(self.layers.kept_rows(self.rows[handle], end if end >= 0 else None))
+                kept = self.rows[handle]
+                found.append(self.layers.kept_rows(kept, start, end if end >= 0 else None))
         return found
 
 
@@ -191,7 +193,8 @@ class FollowedDisk:
             rows = layers.rows_from(record)
         except UnreadableRecord as unreadable:
             return str(unreadable)
-        if record.kind is FileKind.ROWS and not layers.are_rows(rows, len(record.tokens)):
+        end = record.position + len(record.tokens)
+        if record.kind is FileKind.ROWS and not layers.are_rows(rows, record.position, end):
             return "rows of other shapes than the model's"
         self._kv.rows[handle] = rows
         return ""

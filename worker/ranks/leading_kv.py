@@ -30,7 +30,8 @@ from hearth.worker.disk.disk_thread import DiskThread, OnRead, Records
 from hearth.worker.disk.file_format import Array, FileName, Record
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import (
     KVRows,
     LayerRows,
@@ -368,9 +369,11 @@ class LeadingLayerMap(LayerMap):
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         return NamedRun.of(super().rows(cache, start, end), cache, start, end)
 
-    def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
-        end = -1 if tokens is None else tokens
-        return NamedRun.of(super().kept_rows(kept, tokens), kept, 0, end)
+    def kept_rows(
+        self, kept: KVRows, start: int = 0, end: int | None = None
+    ) -> tuple[LayerRows, ...]:
+        views = super().kept_rows(kept, start, end)
+        return NamedRun.of(views, kept, start, -1 if end is None else end)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -417,9 +420,9 @@ class LeadingLayerMap(LayerMap):
         self._commands.send("take_state", kept.handle, handle_of(cache))
         return kept
 
-    def put_state(self, cache: list[Any], state: LayerStates) -> None:
-        self._commands.send("put_state", handle_of(cache), handle_of(state))
-        super().put_state(cache, state)
+    def put_state(self, cache: list[Any], state: LayerStates, position: int) -> None:
+        self._commands.send("put_state", handle_of(cache), handle_of(state), position)
+        super().put_state(cache, state, position)
 
     # ------------------------------------------------------------ records read from disk
 

@@ -29,7 +29,9 @@ from hearth.worker.engine.prefill_lengths import network_of, prefill_lengths
 from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.kinds import kinds_in, probe_tokens
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import (
     WIDTH_MAX,
     WIDTH_STEP,
@@ -96,7 +98,8 @@ def make_kv_manager(
     rank = rank or SingleRank()
     running = _running_format(engine, settings)
     try:
-        layers = rank.layer_map(engine.probe())
+        probe = engine.probe(probe_tokens(engine.new_cache()))
+        layers = rank.layer_map(probe, sees_images=engine.vision is not None)
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
@@ -139,12 +142,17 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
     By default this is so if the reuse of decoded KV visibly changes logits, which depends on the
-    model's layers (worker/engine/compute_dtype.py). Findings of the doctor may also cause this.
+    kinds of the model's layers, and on its modules (worker/engine/compute_dtype.py). Findings of
+    the doctor may also cause this. Some kinds allow nothing else.
     """
+    kinds = kinds_in(loaded.facts.cache_layout)
+    if any(kind.is_prefill_only for kind in kinds):
+        return True
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"
     keeps_states = ArraysCache.__name__ in loaded.facts.cache_layout
-    return differs_when_decoded(loaded.model, keeps_states)
+    chooses_tokens = any(kind.chooses_tokens for kind in kinds)
+    return chooses_tokens or differs_when_decoded(loaded.model, keeps_states)
 
 
 def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:

@@ -9,6 +9,7 @@ from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.kinds import kinds_in
 
 UNLIMITED: Final = 1 << 62  # bytes
 
@@ -41,11 +42,12 @@ class SingleRank:
         packed: tuple[int, int] | None = None,
         trees: bool = False,
     ) -> Engine:
-        return Engine(loaded, batches, vision, packed, trees)
+        merges = all(kind.merges for kind in kinds_in(loaded.facts.cache_layout))
+        return Engine(loaded, batches and merges, vision, packed, trees)
 
-    def layer_map(self, probe: list[Any]) -> LayerMap:
+    def layer_map(self, probe: list[Any], *, sees_images: bool = False) -> LayerMap:
         """Raises UnknownCache, and StartError as in `LeadingLayerMap`."""
-        return LayerMap(probe)
+        return LayerMap(probe, sees_images=sees_images)
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
         return DiskThread(file_store, queue_bytes)

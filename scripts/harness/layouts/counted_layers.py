@@ -44,13 +44,10 @@ def hollow(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return array
 
 
-def _run(layers: list[list[Shape]], tokens: int) -> KVRows:
-    """Return what layers of these shapes keep of so many tokens."""
+def _run(layers: list[list[Shape]]) -> KVRows:
+    """Return hollow rows of layers with these shapes and types."""
     return KVRows(
-        tuple(
-            LayerRows(tuple(hollow((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in each))
-            for each in layers
-        )
+        tuple(LayerRows(tuple(hollow(shape, dtype) for shape, dtype in each)) for each in layers)
     )
 
 
@@ -68,7 +65,7 @@ class CountedLayerMap(LayerMap):
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         assert start <= end <= cache[0].offset, (start, end, cache[0].offset)
-        return _run(self._shapes, end - start).layers
+        return _run(self.row_forms(start, end)).layers
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -80,7 +77,7 @@ class CountedLayerMap(LayerMap):
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        assert _tokens(row_runs) == position, position
+        assert _tokens(row_runs) == position // self._rates[0], position
         cache[0].offset, cache[0].capacity = position, max(rows, position)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
@@ -99,7 +96,13 @@ class CountedLayerMap(LayerMap):
 
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         assert 0 <= behind < tokens <= self.window_held(cache), (behind, tokens)
-        return _run(self._window_shapes, tokens - behind)
+        rows = tokens - behind
+        return _run(
+            [
+                [((*shape[:2], rows, shape[3]), dtype) for shape, dtype in each]
+                for each in self._window_shapes
+            ]
+        )
 
     def window_held(self, cache: list[Any]) -> int:
         return min(int(cache[0].offset), self.layout.window)
@@ -118,5 +121,5 @@ class CountedLayerMap(LayerMap):
             tuple(tuple(hollow(*part) for part in parts if part) for parts in self._states)
         )
 
-    def put_state(self, cache: list[Any], state: LayerStates) -> None:
+    def put_state(self, cache: list[Any], state: LayerStates, position: int) -> None:
         assert state.nbytes == self.state_bytes, (state.nbytes, self.state_bytes)

@@ -117,5 +117,5 @@ def restored(engine: Engine, cache: list[Any], position: int) -> list[Any]:
             window = layers.copy_window(cache, min(position, layers.window_held(cache)))
             layers.put_window(fresh, [window.layers], position)
         if layers.layout.has_state:
-            layers.put_state(fresh, layers.take_state(cache))
+            layers.put_state(fresh, layers.take_state(cache), position)
     return fresh

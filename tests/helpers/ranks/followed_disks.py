@@ -47,7 +47,7 @@ class GatedStore(FileStore):
 class KVWithoutModel(FollowedKV):
     """What a follower keeps by numbers; shapes are not looked at unless `are_rows` says so."""
 
-    are_rows: Callable[[KVRows, int], bool] = staticmethod(lambda kept, tokens: True)
+    are_rows: Callable[[KVRows, int, int], bool] = staticmethod(lambda kept, start, end: True)
 
     @property
     def layers(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.kv.layer_adapters import leaves
+from hearth.worker.kv.layer_kinds.kinds import leaves
 from hearth.worker.ranks.follower_main import Follower, FollowerMemory
 from hearth.worker.ranks.leading_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.leading_rank import LeadingRank

@@ -33,8 +33,8 @@ def stale_state(patch: pytest.MonkeyPatch) -> None:
         first.append(state)
         return state
 
-    def put_old(self: LayerMap, cache: list[Any], state: LayerStates) -> None:
-        put_state(self, cache, first[0])
+    def put_old(self: LayerMap, cache: list[Any], state: LayerStates, position: int) -> None:
+        put_state(self, cache, first[0], position)
 
     def put_old_window(self: LayerMap, cache: list[Any], runs: Any, position: int) -> None:
         put_window(self, cache, [_one_late(run) for run in runs], position)

@@ -113,7 +113,7 @@ def readable(model: LayerMap, arrays: tuple[Array, ...]) -> KVRows | None:
         rows = rows_from(read_again(arrays))
     except UnreadableRecord:
         return None
-    return rows if model.are_rows(rows, TOKENS) else None
+    return rows if model.are_rows(rows, 0, TOKENS) else None
 
 
 def damaged(draw: st.DrawFn, arrays: tuple[Array, ...]) -> list[Array]:

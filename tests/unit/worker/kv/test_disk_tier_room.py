@@ -38,7 +38,7 @@ def tier(
     layers: Any = SimpleNamespace(
         layout=layout,
         row_bytes=RUN_BYTES // RUN,
-        are_rows=lambda kept, tokens: True,
+        are_rows=lambda kept, start, end: True,
         are_window_rows=lambda kept, tokens_max: True,
         is_state=lambda kept: True,
         rows_from=lambda record: rows_from(record.arrays),

@@ -8,8 +8,10 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache
 
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv import layer_adapters
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache, can_rewind
+from hearth.worker.kv.layer_adapters import LayerMap, can_rewind
+from hearth.worker.kv.layer_kinds import kinds
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
+from hearth.worker.kv.layer_kinds.row_kinds import RowKind
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates, QuantFormat
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.kv_prompts import prompt
@@ -67,10 +69,9 @@ def test_the_layout_is_read_from_the_caches(layers: LayerMap) -> None:
     [
         [ConcatenateKVCache()],
         [RotatingKVCache(WINDOW, keep=4)],
-        [RotatingKVCache(WINDOW), RotatingKVCache(2 * WINDOW)],
         [object()],
     ],
-    ids=["concatenating", "keeps its first", "windows of several sizes", "foreign"],
+    ids=["concatenating", "keeps its first", "foreign"],
 )
 def test_a_cache_of_another_kind_is_refused(odd: list[Any]) -> None:
     cache = [KVCache()]
@@ -159,7 +160,7 @@ def test_a_snapshot_is_not_touched_by_what_the_layer_does_later(layers: LayerMap
     state = layers.take_state(cache)
     first = np.array(state.layers[0][0])
     feed(cache, 4, 9)
-    layers.put_state(other, state)
+    layers.put_state(other, state, 4)
     assert np.array_equal(np.array(other[2].cache[0]), first)
     feed(other, 4, 13)
     assert np.array_equal(np.array(state.layers[0][0]), first)
@@ -212,7 +213,7 @@ def test_a_new_class_of_layer_cache_is_registered_in_one_place(
     monkeypatch.setattr(Engine, "new_cache", new_cache)
     with pytest.raises(UnknownCache, match="OtherKVCache"):
         machine("qwen3")
-    monkeypatch.setitem(layer_adapters.KINDS, "OtherKVCache", layer_adapters.ROWS)
+    monkeypatch.setitem(kinds.KINDS, "OtherKVCache", RowKind())
     warm, ids = machine("qwen3"), prompt("qwen3", 150, 100)
     assert can_rewind(warm.engine.new_cache()) and warm.engine.decoder.is_mergeable
     first, again = warm.ask(ids), warm.ask(ids)

@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(
     disks.write(first)
     (found,) = disks.read(first.name)
     assert found is not None
-    disks.followers[0].kv.are_rows = lambda kept, tokens: False
+    disks.followers[0].kv.are_rows = lambda kept, start, end: False
     rows = disks.commands.rows(rows_of(0, 1))
     with pytest.raises(UnreadableRecord, match=r"of other shapes than the model's \(rank 1\)"):
         keep_on_followers(disks.commands, found, rows.handle)

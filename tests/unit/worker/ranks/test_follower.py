@@ -16,7 +16,7 @@ from hearth.shared.settings import load_settings
 from hearth.worker.cache.conversation_priority import Conversation
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.kv.layer_adapters import leaves
+from hearth.worker.kv.layer_kinds.kinds import leaves
 from hearth.worker.kv.quantise_kv import QuantFormat, TurboFormat
 from hearth.worker.ranks.follower_link import FollowerLink
 from hearth.worker.ranks.follower_main import Follower, FollowerMemory
@@ -195,7 +195,7 @@ def test_rows_come_back_from_what_is_kept_and_from_a_live_cache(
     with mx.stream(generation_stream):
         source, target = filled(worker), worker.engine.new_cache()
         kept = layers.copy_rows(source, 0, cut, form)
-        whole, some = layers.kept_rows(kept), layers.kept_rows(kept, min(part, cut))
+        whole, some = layers.kept_rows(kept), layers.kept_rows(kept, 0, min(part, cut))
         rest = layers.rows(source, cut, TOKENS)
         count = cut + min(part, cut) + TOKENS - cut
         layers.put_rows(target, [whole, some, rest], count, count + 5)

@@ -14,7 +14,8 @@ from hearth.shared.settings import Settings, load_settings
 from hearth.worker.disk.file_format import is_of_today
 from hearth.worker.disk.open_file_store import GB
 from hearth.worker.engine.model_loader import load_model
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.ranks.follower_main import open_followed_store
 from hearth.worker.ranks.leading_kv import FollowerCommands, LeadingLayerMap, NamedCache, kinds_of
 from hearth.worker.ranks.leading_rank import LeadingRank, rank_report, refuse_device

@@ -28,7 +28,7 @@ class RowsOf:
         self._width = width
         self.decoder = SimpleNamespace(cost=None)
 
-    def probe(self) -> list[Any]:
+    def probe(self, tokens: int = 0) -> list[Any]:
         layer = KVCache()
         layer.update_and_fetch(*[mx.zeros((1, 1, 3, self._width), mx.bfloat16)] * 2)
         return [layer]
