@@ -31,6 +31,8 @@ KINDS: Final[dict[str, LayerKind]] = {
     "MambaCache": StateKind(),
     "QSAKVCache": QSAKind(),
     "PoolingCache": PooledKind(),
+    "OverlappedPoolingCache": PooledKind(),
+    "NoProjections": LayerKind(),
     "LayerCache": LayerCacheKind(),
     "DeepseekV41Cache": DeepseekV41Kind(),
 }
@@ -38,13 +40,13 @@ KINDS: Final[dict[str, LayerKind]] = {
 
 # Kept for everybody: the packages that are installed
 @cached
-def _added_kinds() -> dict[str, LayerKind]:
+def added_kinds() -> dict[str, LayerKind]:
     return {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
 
 
 def kind_named(name: str) -> LayerKind | None:
     """Return the kind of caches of this class; None where the class is not known."""
-    return KINDS.get(name) or _added_kinds().get(name)
+    return KINDS.get(name) or added_kinds().get(name)
 
 
 def kind_of(leaf: Any) -> LayerKind:

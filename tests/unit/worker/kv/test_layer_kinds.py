@@ -1,0 +1,262 @@
+"""What each layer kind takes out of a real model's cache, put back, computes the same bits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.file_format import FileKind, Record
+from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
+from hearth.worker.kv.layer_kinds import kinds
+from hearth.worker.kv.layer_kinds.kinds import kind_of, leaves, probe_tokens
+from hearth.worker.kv.layer_kinds.layer_kind import LayerKind
+from hearth.worker.kv.quantise_kv import KVRows, LayerStates
+from hearth.worker.kv.serialise_kv import arrays_of
+from tests.helpers.worker.architectures import architecture
+
+# One architecture of each kind of layer that came after rows, windows and states.
+NAMES = (
+    "mlx_vlm/qwen4_exp",
+    "mlx_vlm/deepseek_v4",
+    "mlx_vlm/deepseek_v41",
+    "mlx_lm/deepseek_v41",
+    "mlx_vlm/glm5_next",
+    "mlx_vlm/hy_v4",
+    "mlx_vlm/unlimited_ocr",
+)
+IDS = [7 + (5 + 3 * n) * n % 1997 for n in range(420)]
+CUTS = (64, 128, 200, 256, 300, 311, 384)  # at multiples of the rates 2, 4, 16 and 128, and not
+RESUMED = (128, 300, 311)  # a resume here: pending parts are empty, or not
+
+
+class Kept:
+    """A model's map, and what was taken at each cut of a prompt."""
+
+    def __init__(self, name: str) -> None:
+        self.engine = Engine(architecture(name), batches=False)
+        self.map = LayerMap(self.engine.probe(probe_tokens(self.engine.new_cache())))
+        self.states: dict[int, LayerStates] = {}
+        self.windows: dict[int, KVRows] = {}
+        self.cache = self.read(CUTS[-1], keeps=True)
+
+    def read(self, end: int, *, keeps: bool = False) -> list[Any]:
+        """Return a cache that has read the prompt up to `end`, cut by cut."""
+        cache, start = self.engine.new_cache(), 0
+        for cut in (cut for cut in CUTS if cut <= end):
+            self.engine.prefill(cache, IDS[start:cut])
+            start = cut
+            if keeps:
+                self.states[cut] = self.map.take_state(cache)
+                if self.map.layout.window:
+                    count = min(cut, self.map.layout.window)
+                    self.windows[cut] = self.map.copy_window(cache, count)
+        return cache
+
+    def put_beside(self, cache: list[Any], position: int) -> None:
+        """Put the window and the state at `position` into a cache that has the rows."""
+        if self.map.layout.window:
+            self.map.put_window(cache, [self.windows[position].layers], position)
+        if self.map.layout.has_state:
+            self.map.put_state(cache, self.states[position], position)
+
+    def next_logits(self, cache: list[Any], position: int) -> list[np.ndarray]:
+        """Return the logits of a forward of the next tokens, then of single tokens."""
+        found = []
+        for start, end in ((position, position + 30), *((position + n,) * 2 for n in (30, 31))):
+            ids = IDS[start : max(end, start + 1)]
+            logits = self.engine._model(mx.array([ids]), cache=cache)
+            found.append(np.array(logits.astype(mx.float32)))
+        return found
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def kept(request: pytest.FixtureRequest) -> Iterator[Kept]:
+    yield Kept(request.param)
+
+
+def are_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("position", RESUMED)
+def test_rows_of_a_longer_run_with_a_snapshot_go_on_as_if_never_taken_out(
+    kept: Kept, position: int
+) -> None:
+    fresh, middle = kept.engine.new_cache(), 130 if position > 130 else 66
+    runs = [
+        kept.map.copy_rows(kept.cache, start, end, None).layers
+        for start, end in ((0, middle), (middle, position))
+    ]
+    kept.map.put_rows(fresh, runs, position, 512)
+    kept.put_beside(fresh, position)
+    expected = kept.next_logits(kept.read(position), position)
+    assert are_equal(kept.next_logits(fresh, position), expected)
+
+
+@pytest.mark.parametrize("position", RESUMED)
+def test_a_live_cache_that_is_rewound_goes_on_as_if_it_had_stopped_there(
+    kept: Kept, position: int
+) -> None:
+    cache = kept.read(CUTS[-1])
+    kept.map.reserve(cache, 500)
+    kept.map.trim(cache, position)
+    kept.put_beside(cache, position)
+    assert kept.map.depth(cache) == position
+    expected = kept.next_logits(kept.read(position), position)
+    assert are_equal(kept.next_logits(cache, position), expected)
+
+
+def test_a_snapshot_stays_what_it_was_when_the_cache_goes_on(kept: Kept) -> None:
+    if not kept.map.layout.has_state:
+        assert kept.states[311].nbytes == 0
+        return
+    taken = kept.states[311]
+    before = [np.array(part) for part in parts(taken)]
+    cache = kept.engine.new_cache()
+    kept.map.put_rows(cache, [kept.map.rows(kept.cache, 0, 311)], 311, 400)
+    kept.put_beside(cache, 311)
+    kept.next_logits(cache, 311)
+    assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, parts(taken), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_forward_that_is_taken_back_leaves_no_trace(name: str) -> None:
+    kept = Kept(name)
+    cache = kept.read(311)
+    if not can_rewind(cache):
+        assert name in ("mlx_vlm/deepseek_v41", "mlx_lm/deepseek_v41", "mlx_vlm/unlimited_ocr")
+        return
+    point = RewindPoint(cache)
+    kept.engine.prefill(cache, [11, 13, 17, 19, 23])  # over a row's end at every rate but 128
+    if point.keeps_rows:
+        point.cut(4)
+        point = RewindPoint(cache)
+        kept.map.trim(cache, 311)
+    else:
+        point.back(5)
+    expected = kept.next_logits(kept.read(311), 311)
+    assert are_equal(kept.next_logits(cache, 311), expected)
+
+
+def test_what_is_kept_comes_back_from_a_file(kept: Kept) -> None:
+    start, end = 200, 311
+    rows = kept.map.copy_rows(kept.cache, start, end, None)
+    back = kept.map.rows_from(record(rows, start, end))
+    assert kept.map.are_rows(back, start, end)
+    assert not kept.map.are_rows(back, start, end + 128), "128 tokens have a row in each group"
+    assert all(np.array_equal(np.array(a), np.array(b)) for a, b in zip(arrays(rows), arrays(back)))
+    if kept.map.layout.has_state:
+        state = kept.map.state_from(record(kept.states[end], start, end))
+        assert kept.map.is_state(state)
+        assert not kept.map.is_state(LayerStates(state.layers[:-1]))
+
+
+def test_the_bytes_of_rows_are_those_that_the_arrays_take(kept: Kept) -> None:
+    taken = kept.map.copy_rows(kept.cache, 0, 384, None).nbytes  # a multiple of every rate
+    exact = sum(
+        rows.nbytes / rate
+        for rows, rate in zip(
+            (KVRows((layer,)) for layer in kept.map.copy_rows(kept.cache, 0, 128, None).layers),
+            (128,) * 99,
+        )
+    )
+    assert taken == pytest.approx(384 * exact) and exact <= kept.map.row_bytes < exact + 1
+
+
+def record(taken: KVRows | LayerStates, start: int, end: int) -> Record:
+    tokens = np.array(IDS[start:end], np.int32)
+    names = [PrefixHash(bytes([number]) * 32) for number in range(3)]
+    return Record(*names, start, tokens, True, FileKind.ROWS, arrays_of(taken))
+
+
+def parts(state: LayerStates) -> list[mx.array]:
+    return [part for layer in state.layers for part in layer if part is not None]
+
+
+def arrays(rows: KVRows) -> list[mx.array]:
+    return [array for layer in rows.layers for array in layer.arrays]
+
+
+# ---------------------------------------------------------------- shapes of whole models
+
+
+def filled(layers: list[Any], tokens: int, first: int = 0) -> list[Any]:
+    """Write numbered rows into plain caches."""
+    for layer in layers:
+        numbers = mx.arange(first, first + tokens, dtype=mx.float32)
+        rows = mx.broadcast_to(numbers[None, None, :, None], (1, 2, tokens, 4))
+        layer.update_and_fetch(rows, rows + 0.5)
+    mx.eval([layer.state for layer in layers])
+    return layers
+
+
+def test_of_windows_of_several_sizes_the_narrow_ones_are_in_the_snapshot() -> None:
+    def new_cache() -> list[Any]:
+        return [KVCache(), RotatingKVCache(32), RotatingKVCache(8)]
+
+    layers = LayerMap(filled(new_cache(), 40))
+    assert (layers.layout.window, layers.layout.has_state) == (32, True)
+    live = filled(new_cache(), 100)
+    state, window = layers.take_state(live), layers.copy_window(live, 32)
+    filled(live, 7, 100)
+    fresh = new_cache()
+    layers.put_rows(fresh, [layers.rows(live, 0, 100)], 100, 110)
+    layers.put_window(fresh, [window.layers], 100)
+    layers.put_state(fresh, state, 100)
+    for layer, size in zip(fresh[1:], (32, 8), strict=True):
+        assert np.array(layer.keys)[0, 0, :, 0].tolist() == list(range(100 - size, 100))
+        assert layer.offset == 100
+        expected = filled([RotatingKVCache(size)], 100)[0]
+        step = mx.full((1, 2, 1, 4), 100.0)
+        found, wanted = (cache.update_and_fetch(step, step)[0] for cache in (layer, expected))
+        assert sorted(np.array(found)[0, 0, :, 0]) == sorted(np.array(wanted)[0, 0, -size:, 0])
+
+
+def test_a_layer_that_no_text_fills_costs_a_text_model_nothing() -> None:
+    probe = [*filled([KVCache()], 3), KVCache()]
+    assert LayerMap(probe).layout.resumes_anywhere
+    assert LayerMap(probe).row_bytes == 2 * 2 * 4 * 4
+
+
+def test_what_an_image_leaves_in_such_a_layer_is_in_the_snapshot() -> None:
+    layers = LayerMap([*filled([KVCache()], 3), KVCache()], sees_images=True)
+    live, fresh = [*filled([KVCache()], 9), *filled([KVCache()], 6)], [KVCache(), KVCache()]
+    state = layers.take_state(live)
+    layers.put_rows(fresh, [layers.rows(live, 0, 9)], 9, 20)
+    layers.put_state(fresh, state, 9)
+    assert (fresh[1].offset, layers.depth(fresh)) == (6, 9)
+    assert np.array_equal(np.array(fresh[1].keys), np.array(live[1].keys[..., :6, :]))
+
+
+def test_an_installed_package_adds_a_kind_by_an_entry_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Point:
+        name = "AddedCache"
+
+        def load(self) -> LayerKind:
+            return kinds.KINDS["KVCache"]
+
+    class AddedCache(KVCache):
+        pass
+
+    monkeypatch.setattr(kinds, "entry_points", lambda group: [Point()])
+    kinds.added_kinds.cache_clear()
+    try:
+        assert kind_of(AddedCache()) is kinds.KINDS["KVCache"]
+        assert LayerMap(filled([AddedCache()], 3)).layout.resumes_anywhere
+    finally:
+        monkeypatch.undo()
+        kinds.added_kinds.cache_clear()
+
+
+def test_a_batch_is_made_only_of_kinds_that_merge() -> None:
+    layout = architecture("mlx_vlm/qwen4_exp").facts.cache_layout
+    assert not all(kind.merges for kind in kinds.kinds_in(layout))
+    assert all(kind.merges for kind in kinds.kinds_in("2 x ArraysCache, 2 x KVCache"))
+    assert [type(leaf).__name__ for leaf in leaves([KVCache()])] == ["KVCache"]
