@@ -190,14 +190,14 @@ class _FlatIndexer(Indexer):
         queries = self.wq_b(q_residual).reshape(batch, length, self.n_heads, self.head_dim)
         queries = position_rope(queries.transpose(0, 2, 1, 3), offset).astype(mx.float32)
         keys = pooled.astype(mx.float32)[:, None].swapaxes(-1, -2)
-        weights = self.weights_proj(x).astype(mx.float32) * self.n_heads**-0.5
-        weights = weights.swapaxes(-1, -2)[..., None]
+        weights = self.weights_proj(x).astype(mx.float32).swapaxes(-1, -2)[..., None]
         mask = pool_cache.make_mask(length, offset)
         chosen, step = [], max(1, SCORES_MAX // (batch * self.n_heads * count))
         for begin in range(0, length, step):
             part = slice(begin, begin + step)
-            scores = mx.maximum(queries[:, :, part] @ keys, 0) * self.scale
-            scores = (scores * weights[:, :, part]).sum(axis=1)
+            # The makers scale the scores, too, which changes no order.
+            scores = mx.maximum(queries[:, :, part] @ keys, 0) * weights[:, :, part]
+            scores = scores.sum(axis=1)
             if mask is not None:
                 scores = mx.where(mask[..., part, :], scores, mx.finfo(scores.dtype).min)
             best = mx.argpartition(-scores, kth=self.index_topk - 1, axis=-1)
