@@ -72,6 +72,7 @@ ONLY_IN: Final = {
     "mlx_vlm": (
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
         *("worker/kv/quantise_kv.py", "worker/engine/decode/draft_model_loader.py"),
+        "worker/engine/cut_repairs.py",
         "worker/embeddings/",
     ),
     "pypdf": ("proxy/documents/pdf_process.py",),
