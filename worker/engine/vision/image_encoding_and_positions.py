@@ -190,7 +190,8 @@ class ImageEncoder:
         count = arguments["inputs_embeds"].shape[1]
         assert count == len(ids), (count, len(ids))
         if self._language.takes_positions:
-            arguments["position_ids"] = mx.array(self._positions(at, end, runs))[:, None]
+            positions = mx.array(self._positions(at, end, runs))[:, None]
+            arguments["position_ids"] = self._language.placed(positions)
         return arguments
 
     def _rows(self, ids: Sequence[int], **inputs: mx.array) -> ImageRows:
@@ -255,6 +256,8 @@ class ImageEncoder:
                     mx.array([image.ids], dtype=mx.int32), image_grid_thw=grid
                 )
                 positions = np.array(positions, dtype=np.int32)
+            if positions.shape == (1, len(image.ids)):  # the same on each axis
+                positions = np.broadcast_to(positions, (AXES, *positions.shape))
             if positions.shape != (AXES, 1, len(image.ids)):
                 raise UnknownImageInputs(f"positions of shape {positions.shape}")
             known = positions[:, 0]
