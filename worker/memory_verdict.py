@@ -246,7 +246,7 @@ class MemoryVerdict:
     def fits(self) -> bool:
         """Whether a worker would start; if the size of the KV is unknown, only weights count."""
         is_room = self.weight_bytes <= self.limit - self.reserve_bytes
-        return is_room and not self.refused and bool(self.unknown or self.context_tokens)
+        return is_room and bool(self.unknown or self.context_tokens)
 
 
 def memory_verdict(

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if table is not None:
             print(f"Gateway   {config}: {', '.join(table.listed)}")
         for model in models_of(settings):
-            print(f"Model     {_found(model.path or settings.model_path)}")
             _check_type(model.path or settings.model_path)
+            print(f"Model     {_found(model.path or settings.model_path)}")
         for about, other, setting in (
             ("Drafts   ", settings.draft_model, "DRAFT_MODEL"),
             ("Embedding", settings.embedding_model, "EMBEDDING_MODEL"),

@@ -37,7 +37,7 @@ _REFUSED: Final = {
     "a draft model": ("it guesses for another model", "name it in DRAFT_MODEL"),
     "a diffusion model": (
         "it fills a block of tokens in any order and revises them",
-        "use one that writes token by token, or mlx-vlm's own server",
+        "use one of these, or mlx-vlm's own server",
     ),
     "an encoder-decoder": (
         "its encoder reads a prompt as a whole, so none of it can be kept",

@@ -134,64 +134,6 @@ OTHER: Final[dict[str, Config]] = {
 }
 
 
-_TEXT: Final[Config] = dict(
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=32,
-    vocab_size=256,
-    max_position_embeddings=4096,
-)
-_TOWER: Final[Config] = dict(
-    depth=2,
-    hidden_size=64,
-    intermediate_size=128,
-    num_heads=2,
-    patch_size=14,
-    out_hidden_size=64,
-    num_position_embeddings=16,
-    deepstack_visual_indexes=[0],
-)
-
-
-def _compass(**text: Any) -> Config:
-    return dict(
-        model_type="cohere_compass",
-        text_config=dict(_TEXT, model_type="cohere_compass_text", **text),
-        vision_config=_TOWER,
-        image_token_id=5,
-        vision_start_token_id=6,
-    )
-
-
-_SECTIONS: Final = {"mrope_section": [6, 5, 5], "rope_theta": 1e4}
-# Vision models whose positions have as many axes: (axes, configuration).
-TOWERS: Final[dict[str, tuple[int, Config]]] = {
-    "cohere_compass": (1, _compass()),
-    "cohere_compass with mRoPE": (3, _compass(rope_parameters={"full_attention": _SECTIONS})),
-    "minimax_m3_vl": (
-        1,
-        dict(
-            model_type="minimax_m3_vl",
-            text_config=dict(
-                _TEXT,
-                model_type="minimax_m3",
-                num_local_experts=4,
-                num_experts_per_tok=2,
-                dense_intermediate_size=64,
-                shared_intermediate_size=64,
-                rotary_dim=16,
-            ),
-            vision_config=dict(
-                hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
-            ),
-        ),
-    ),
-}
-
-
 def make_text_checkpoint(
     directory: Path, name: str, config: Config, dtype: mx.Dtype = mx.float32
 ) -> Path:

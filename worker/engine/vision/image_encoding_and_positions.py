@@ -209,6 +209,7 @@ class ImageEncoder:
         count = len(ids)
         visual = np.zeros(count, dtype=np.bool_)
         deepstack = made.get("deepstack_visual_embeds")
+        deepstack = getattr(deepstack, "embeddings", deepstack)  # Cohere Compass wraps them
         if deepstack is not None:
             visual = np.array(made["visual_pos_masks"], dtype=np.bool_).reshape(count)
         rows = ImageRows(

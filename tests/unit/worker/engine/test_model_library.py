@@ -11,6 +11,7 @@ import pytest
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
+from hearth.worker.engine import model_loader
 from hearth.worker.engine.model_library import LAYERS_MAX, library_of
 from hearth.worker.engine.model_loader import load_model
 from tests.helpers.models.vlm_text_models import KEPT, OTHER
@@ -51,7 +52,7 @@ def test_mlx_vlm_loads_a_known_type_with_parts_that_mlx_lm_refuses(tmp_path: Pat
 @pytest.mark.parametrize(
     ("config", "kind", "instead"),
     [
-        ({"model_type": "llada2_moe"}, "a diffusion model", "one that writes token by token"),
+        ({"model_type": "llada2_moe"}, "a diffusion model", "use one of these"),
         ({"model_type": "diffusion_gemma"}, "a diffusion model", "mlx-vlm's own server"),
         ({"model_type": "nemotron_labs_diffusion"}, "a diffusion model", "token by token"),
         ({"model_type": "florence2"}, "an encoder-decoder", "docs/clients.md"),
@@ -67,7 +68,10 @@ def test_mlx_vlm_loads_a_known_type_with_parts_that_mlx_lm_refuses(tmp_path: Pat
         ({"model_type": "sam3"}, "a vision encoder", "a chat model"),
         ({"model_type": "yolo11"}, "a vision encoder", "a chat model"),
         ({"model_type": "decider2"}, "a decision model", "mlx_vlm.decide"),
-        ({"model_type": "nemotron_voicechat"}, "a voice model", "a chat model"),
+        pytest.param(  # 2 s: it imports what reads sound
+            *({"model_type": "nemotron_voicechat"}, "a voice model", "a chat model"),
+            marks=pytest.mark.night,
+        ),
         ({"model_type": "qwen3_5_mtp"}, "a draft model", "DRAFT_MODEL"),
     ],
 )
@@ -76,6 +80,21 @@ def test_what_writes_no_text_token_by_token_is_refused_by_what_it_is(
 ) -> None:
     told = refusal(tmp_path, **config)
     assert f"that of {kind}: " in told and instead in told
+
+
+def test_a_hubs_model_is_refused_before_its_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def download(_source: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(config_of(tmp_path, model_type="llada2_moe"))
+
+    monkeypatch.setattr(model_loader, "snapshot_download", download)
+    with pytest.raises(StartError, match="a diffusion model"):
+        load_model(load_settings({"MODEL_PATH": "someone/diffuses"}, None))
+    assert asked == [["*.json"]]
 
 
 def test_a_type_that_nobody_knows_is_told_with_the_nearest_that_is_served(tmp_path: Path) -> None:

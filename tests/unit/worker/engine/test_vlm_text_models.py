@@ -1,6 +1,5 @@
 """A text model that mlx-vlm alone knows is loaded without a tower, and answers warm as cold."""
 
-import functools
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,22 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generation_stream
 
+from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
 from hearth.worker.engine import engine as engine_module
+from hearth.worker.engine.decode.draft_model_loader import DraftCheckpoint, load_draft_model
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.lora.lora_adapter import applied
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup import kv_setup
 from hearth.worker.stream.detokenise import Vocabulary
-from scripts.fixtures.checkpoint_files import vision_model
+from scripts.harness.lora_files import with_adapters, write_adapter
 from scripts.harness.socketless_worker import Machine
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.by_day import by_day
-from tests.helpers.models.vlm_text_models import KEPT, OTHER, TOWERS, make_text_checkpoint
+from tests.helpers.models.vlm_text_models import KEPT, OTHER, make_text_checkpoint
 
 ERROR_MAX = 2e-4  # of logits up to 30, in float32
 
@@ -96,22 +97,21 @@ def test_a_model_of_mlx_vlm_is_known_as_one_without_a_tower(
     assert len(tried) == 1
 
 
+def test_an_adapter_is_taken_as_of_any_text_model_and_a_vision_models_head_is_not(
+    tmp_path: Path,
+) -> None:
+    model, ids = loaded_as("qwen3_5_text", tmp_path / "model"), mx.array([drawn(20)])
+    adapted = with_adapters(model, one=write_adapter(tmp_path / "one", model, 1))
+    plain = model.model(ids)
+    with applied(adapted.adapters.of("one")):
+        assert float(mx.abs(model.model(ids) - plain).max()) > ERROR_MAX
+    head = DraftCheckpoint("head", tmp_path, "qwen3_5_mtp", 0)
+    with pytest.raises(StartError, match=r"\(qwen3_5_text\), a model of text alone"):
+        load_draft_model(head, model, lambda _layer: None)
+
+
 def test_weights_of_16_bits_are_computed_in_float32_on_a_cpu(tmp_path: Path) -> None:
     make_text_checkpoint(tmp_path, "k2_horizon", KEPT["k2_horizon"], mx.bfloat16)
     model = load_model(load_settings({"MODEL_PATH": str(tmp_path)}, None))
     if model.facts.backend == "cpu":
         assert {array.dtype for array in weights_of(model)} == {mx.float32}
-
-
-@pytest.mark.parametrize(("name", "axes"), [(name, axes) for name, (axes, _) in TOWERS.items()])
-def test_positions_have_the_rows_that_the_model_itself_gives_them(name: str, axes: int) -> None:
-    from mlx_vlm.models.cache import make_prompt_cache
-
-    whole: Any = vision_model(TOWERS[name][1]).language_model
-    model = VLMLanguageModel(whole, functools.partial(make_prompt_cache, whole))
-    assert model.position_axes == axes
-    ids = mx.array([drawn(60)]) % 256
-    expected = whole(ids, cache=model.make_cache()).logits
-    cache = model.make_cache()
-    parts = [model(part, cache) for part in (ids[:, :40], ids[:, 40:])]
-    assert float(mx.abs(mx.concatenate(parts, axis=1) - expected).max()) <= ERROR_MAX
