@@ -71,6 +71,7 @@ ONLY_IN: Final = {
     ),
     "mlx_vlm": (
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
+        "worker/engine/model_library.py",
         *("worker/kv/quantise_kv.py", "worker/engine/decode/draft_model_loader.py"),
         "worker/engine/cut_repairs.py",
         "worker/embeddings/",

@@ -29,6 +29,7 @@ from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.compute_dtype import compute_in, computed_in, weight_sizes_of
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import fair_limit, working_bytes
+from hearth.worker.engine.model_library import library_of
 from hearth.worker.engine.model_loader import (
     LoadedModel,
     backend,
@@ -56,9 +57,6 @@ from hearth.worker.setup.memory_setup import (
 # mlx-lm's function that finds an architecture's classes; mlx-lm has no public name for it.
 _known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
 PROBE_TOKENS: Final = 3
-# Each layer is built as Python objects: a config with 10**9 layers would fill all memory.
-LAYERS_MAX: Final = 4096
-_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _DTYPES: Final = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -68,9 +66,9 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     The dtypes come from the weights if they exist, otherwise from the config.
 
     Raises:
-        Exception: mlx-lm does not know the architecture, or the config is incomplete.
+        Exception: mlx-lm does not know the architecture, or the config is incomplete or too large
+            (`library_of` tells that beforehand).
     """
-    _check_layer_count(read_json(directory / "config.json"))
     has_weights = next(directory.glob("model*.safetensors"), None) is not None
     classes = _known_classes if has_weights else _classes_without_weights
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
@@ -133,16 +131,6 @@ def unloaded_probe(model: nn.Module) -> list[Any]:
 def parameter_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters, evaluated or not."""
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-
-
-def _check_layer_count(config: dict[str, Any]) -> None:
-    """Refuse a config with more layers than any model has. Raises: ValueError."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for name in _LAYER_COUNTS:
-            count = part.get(name)
-            if isinstance(count, int) and count > LAYERS_MAX:
-                raise ValueError(f"its config tells {count:,} layers, and {LAYERS_MAX:,} are built")
 
 
 def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
@@ -248,6 +236,7 @@ class MemoryVerdict:
     ranks: int = 1  # ranks that compute the model together
     computed_in: str = ""  # as in ModelFacts
     unknown: str = ""  # reason why the size of the KV is not known
+    refused: str = ""  # reason why no worker serves the model
 
     @property
     def room_bytes(self) -> int:
@@ -271,6 +260,12 @@ def memory_verdict(
     """
     beside = beside_bytes() if beside is None else beside
     try:
+        library = library_of(directory)
+    except ValueError as error:
+        return MemoryVerdict(*_sums(settings, weight_bytes, beside), refused=str(error))
+    try:
+        if library == "mlx-vlm":
+            raise ValueError("mlx-vlm loads it, which builds no model without its weights")
         here = ranks_here(settings)
         limit = workers_limit(settings) if settings.ranks == 1 else 0
         dense_max = mlx_memory.dense_bytes_max(limit, settings.workers)

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
@@ -20,7 +21,8 @@ from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.request.model_names import models_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.machine import VISION_REMEDY, has_vision
-from hearth.shared.models.model_path import check_model, why_missing
+from hearth.shared.models.local_models import local_models, matching_whole
+from hearth.shared.models.model_path import check_model, named_model, why_missing
 from hearth.shared.paths import CODE_DIR, env_file
 from hearth.shared.settings import setting_warnings, variables_in
 from hearth.shared.version import VERSION
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if table is not None:
             print(f"Gateway   {config}: {', '.join(table.listed)}")
         for model in models_of(settings):
+            _check_type(model.path or settings.model_path)
             print(f"Model     {_found(model.path or settings.model_path)}")
         for about, other, setting in (
             ("Drafts   ", settings.draft_model, "DRAFT_MODEL"),
@@ -88,6 +91,23 @@ def _found(source: str, setting: str = "MODEL_PATH") -> str:
     """
     is_needed = setting == "DRAFT_MODEL"
     return (not is_needed and why_missing(source, setting)) or check_model(source, setting)
+
+
+def _check_type(source: str) -> None:
+    """Raise StartError if a model on this disk is of a type that no worker serves."""
+    from hearth.worker.engine.model_library import library_of
+
+    if why_missing(source):
+        return
+    named = named_model(source)
+    found = matching_whole(named, local_models()) if isinstance(named, str) else ()
+    directory = named if isinstance(named, Path) else found[0].directory if found else None
+    try:
+        if directory is not None:
+            library_of(directory)
+    except ValueError as error:
+        text = f"MODEL_PATH is {source!r}, which cannot be loaded: {error}."
+        raise StartError(text) from error
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Engine:
         tree_forward = None
         with self._trial():
             # Mlx-lm's models are known to batch in mlx-lm's caches. All others are tried.
-            if batches and loaded.vision is not None:
+            if batches and loaded.is_of_mlx_vlm:
                 batches = batches_like_alone(self._model, self.new_cache)
             if batches and packed is not None:
                 new_cache = functools.partial(self._new_packed_cache, *packed)

@@ -49,10 +49,14 @@ from hearth.worker.engine.mlx_memory import (
     refuse_heavy,
     weight_bytes,
 )
+from hearth.worker.engine.model_library import library_of
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
+from hearth.worker.engine.projection_caches import leave_out_projections
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
     has_tower,
+    load_language_model,
     load_vision_model,
     read_json,
     sees_images,
@@ -84,10 +88,15 @@ class LoadedModel:
     directory: Path
     identity: WeightsIdentity
     facts: ModelFacts
-    vision: VisionModel | None = None  # None for a text-only model
+    vision: VisionModel | None = None  # None for a text-only model, of either library
     dtype: ComputeDtype = ComputeDtype()
     draft_model: DraftModel | None = None  # None = DRAFT_MODEL is empty
     adapters: LoraAdapters = LoraAdapters()
+
+    @property
+    def is_of_mlx_vlm(self) -> bool:
+        """Whether mlx-vlm's code computes the model, with or without a vision tower."""
+        return isinstance(self.model, VLMLanguageModel)
 
 
 def load_model(
@@ -117,10 +126,10 @@ def load_model(
     try:
         runs_code = may_run_code(settings, source)
         begin("files", 0)
-        directory = present(source, runs_code)
+        directory = present(source, runs_code, check=library_of)
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
-        weights: Any = model if vision is None else vision.model
-        _repair(weights)
+        weights = _module_of(model, vision)
+        _repair(_module_of(model, None))
         sizes = weight_sizes_of(weights)
         if dense_max is None:
             dense_max = dense_bytes_max(memory_limit(settings), settings.workers)
@@ -161,22 +170,29 @@ def load_model(
     )
 
 
-def _repair(model: Any) -> None:
-    """Repair a network of mlx-vlm whose logits depend on where a prompt is cut."""
-    network = model if isinstance(model, nn.Module) else model.model
+def _repair(network: Any) -> None:
+    """Repair a language model of mlx-vlm: its logits at cuts, and what its caches keep twice."""
     if type(network).__module__.startswith("mlx_vlm."):
         from hearth.worker.engine.cut_repairs import repair_cuts
 
         repair_cuts(network)
+        leave_out_projections(network)
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
     """Return all weights of a model, with those of its vision tower, draft model and adapters."""
-    weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
+    weights = _module_of(loaded.model, loaded.vision)
     arrays = [array for _, array in tree_flatten(weights.parameters())]
     if loaded.draft_model is not None:
         arrays += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
     return arrays + loaded.adapters.arrays
+
+
+def _module_of(model: Any, vision: VisionModel | None) -> Any:
+    """Return upstream's module with all weights of a model, those of its vision tower too."""
+    if vision is not None:
+        return vision.model
+    return model.model if isinstance(model, VLMLanguageModel) else model
 
 
 def dtype_choice(
@@ -207,7 +223,7 @@ def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> 
     A vision tower is cast to float32 only: its activations may exceed float16's range.
     """
     if vision is None:
-        compute_in(dtype, model)
+        compute_in(dtype, _module_of(model, None))
     elif dtype.name == "float32":
         compute_in(dtype, vision.model)
     elif dtype.is_cast:
@@ -223,11 +239,17 @@ def may_run_code(settings: Settings, source: str) -> bool:
     return not names.isdisjoint({*settings.allow_model_code, *allowed})
 
 
-def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
+def present(
+    source: str,
+    runs_code: bool,
+    setting: str = "MODEL_PATH",
+    check: Callable[[Path], object] = lambda _directory: None,
+) -> Path:
     """Return the directory of the checkpoint `source`, fetched if it is a hub id.
 
     `setting` names the checkpoint in errors. Code in the checkpoint is found before anything
     loads it, and before the weights are fetched. Python files that may not run are not fetched.
+    `check` reads the configuration before the weights are fetched, and raises if it is refused.
 
     Raises:
         StartError: the checkpoint brings code that ALLOW_MODEL_CODE does not allow.
@@ -235,11 +257,13 @@ def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
     directory = Path(source)
     if directory.is_dir():
         _refuse_code(directory, source, runs_code, setting)
+        check(directory)
         return directory
     for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
         wanted = [pattern for pattern in patterns if runs_code or pattern != PYTHON]
         directory = Path(snapshot_download(source, allow_patterns=wanted))
         _refuse_code(directory, source, runs_code, setting)
+        check(directory)
     return directory
 
 
@@ -259,10 +283,12 @@ def _load(
     """Return the vision model, if there is one, and the language model, tokenizer and config."""
     if part is not None:
         return None, part.load(directory, runs_code)
-    if not sees_images(directory):
+    vision = load_vision_model(directory, runs_code) if sees_images(directory) else None
+    if vision is None and library_of(directory) == "mlx-lm":
         return None, _load_text(directory, runs_code)
-    vision, config = load_vision_model(directory, runs_code), load_config(directory)
-    return vision, (vision.language, text_tokenizer(directory, config, runs_code), config)
+    language = vision.language if vision else load_language_model(directory, runs_code)
+    config = load_config(directory)
+    return vision, (language, text_tokenizer(directory, config, runs_code), config)
 
 
 def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:

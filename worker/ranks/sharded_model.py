@@ -14,13 +14,21 @@ from mlx_lm.utils import get_total_parameters, load_model
 
 from hearth.shared.errors import StartError
 from hearth.worker.engine.compute_dtype import ComputeDtype
+from hearth.worker.engine.model_library import library_of
 from hearth.worker.engine.model_loader import LoadedModel, text_tokenizer
+from hearth.worker.engine.vision.vlm_loader import read_json
 from hearth.worker.ranks.rank_link import difference
 
 # Counts in a config that must be divisible by the number of ranks when layers are split.
 _SPLIT_COUNTS: Final = (
     *("num_attention_heads", "num_key_value_heads"),
     *("linear_num_key_heads", "linear_num_value_heads"),
+)
+
+
+_WHOLE: Final = (
+    "RANKS is {count}, and mlx-lm cannot split models of type {kind!r} over ranks (docs/ranks.md "
+    "lists those that it can). Set RANKS=1."
 )
 
 
@@ -45,6 +53,9 @@ class Sharded:
         Raises:
             StartError: the model cannot be split this way.
         """
+        if library_of(directory) == "mlx-vlm":
+            kind = read_json(directory / "config.json").get("model_type")
+            raise StartError(_WHOLE.format(count=self._group.size(), kind=kind))
         model, config = load_model(directory, lazy=True, trust_remote_code=runs_code)
         self.parameter_count = int(get_total_parameters(model))
         split_model(model, config, self._group, self._split)
@@ -68,10 +79,7 @@ def split_model(model: Any, config: Mapping[str, Any], group: Any, split: str) -
         network.pipeline(group)
         return
     if not hasattr(model, "shard"):
-        raise StartError(
-            f"RANKS is {group.size()}, and mlx-lm cannot split models of type {kind!r} "
-            "over ranks (docs/ranks.md lists those that it can). Set RANKS=1."
-        )
+        raise StartError(_WHOLE.format(count=group.size(), kind=kind))
     text = config.get("text_config") or config
     for name in _SPLIT_COUNTS:
         if (text.get(name) or 0) % group.size():

@@ -178,7 +178,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         ROOT_STORE_BITS,
         version("mlx"),
         version("mlx-lm"),
-        *([version("mlx-vlm")] if loaded.vision is not None else []),
+        *([version("mlx-vlm")] if loaded.is_of_mlx_vlm else []),
         f"dtype {loaded.dtype.form}",
         *([f"BLAS {blas}"] if blas else []),
         *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),

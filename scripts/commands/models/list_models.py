@@ -95,6 +95,8 @@ def _encoder_line(kind: EncoderKind, model: FoundModel) -> str:
 
 
 def _context(verdict: MemoryVerdict) -> str:
+    if verdict.refused:
+        return "not served"
     if verdict.unknown:
         return "not known" if verdict.fits else "does not fit"
     return f"{verdict.context_tokens:,}" if verdict.fits else "does not fit"

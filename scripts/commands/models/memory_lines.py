@@ -30,6 +30,8 @@ def encoder_sentence(kind: EncoderKind, source: str, nbytes: int) -> str:
 def sentence(verdict: MemoryVerdict) -> str:
     """Return in one sentence whether the model fits, and with which context."""
     weights, limit = verdict.weight_bytes / GB, verdict.limit / GB
+    if verdict.refused:
+        return f"It is not served: {plain(verdict.refused)}."
     if not verdict.fits:
         wanted = "a context of 256 tokens beside its weights" if verdict.room_bytes > 0 else ""
         what = wanted or f"its weights ({weights:.1f} GB)"

@@ -132,12 +132,18 @@ def test_a_model_far_larger_than_this_machine_is_asked_without_its_weights(tmp_p
     assert rows <= verdict.kv_bytes(131_072) <= rows * 1.01
 
 
-def test_what_nobody_knows_is_told_and_its_weights_still_count(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+def test_of_what_mlx_vlm_alone_loads_the_weights_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "k2_horizon"}')
     verdict = memory_verdict(tmp_path, settings_of(tmp_path), 10**6)
-    assert "no_such_architecture" in verdict.unknown and verdict.fits
+    assert "mlx-vlm loads it" in verdict.unknown and verdict.fits and not verdict.refused
     assert verdict.kv_bytes is None and verdict.context_tokens == 0
     assert not memory_verdict(tmp_path, settings_of(tmp_path), 10**15).fits
+
+
+def test_what_no_library_loads_fits_nowhere_and_the_reason_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    verdict = memory_verdict(tmp_path, settings_of(tmp_path), 10**6)
+    assert "no_such_architecture" in verdict.refused and not verdict.fits
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -150,7 +156,7 @@ def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
     (tmp_path / "config.json").write_text(json.dumps(config))
     began = time.monotonic()
     verdict = memory_verdict(tmp_path, settings_of(tmp_path), 10**6)
-    assert "1,000,000 layers" in verdict.unknown and verdict.fits
+    assert "1,000,000 layers" in verdict.refused and not verdict.fits
     assert time.monotonic() - began < BUILT_S_MAX
 
 

@@ -15,7 +15,6 @@ import mlx.core as mx
 from mlx import nn
 
 from hearth.worker.engine.decode.shared_trunk import PLAIN
-from hearth.worker.engine.vision.vlm_language_model import AXES
 
 ROPE_NAMES: Final = ("rope", "rotary")  # parts of the class names of rotary embeddings
 
@@ -54,7 +53,7 @@ class TreeForward:
         positions = mx.array([cached + depth for depth in depths(rows)])  # (rows,)
         ids = mx.array([[*known, *tokens]], dtype=mx.uint32)
         if self._takes_positions:
-            position_ids = mx.broadcast_to(positions + shift, (AXES, *ids.shape))
+            position_ids = self._model.placed(positions[None] + shift)
             layers = [_TreeLayer(layer, mask) for layer in cache]
             return cast(mx.array, self._model(ids, cache=layers, position_ids=position_ids))
         assert not shift, "a shift for a model that takes no positions"

@@ -190,7 +190,8 @@ class ImageEncoder:
         count = arguments["inputs_embeds"].shape[1]
         assert count == len(ids), (count, len(ids))
         if self._language.takes_positions:
-            arguments["position_ids"] = mx.array(self._positions(at, end, runs))[:, None]
+            positions = mx.array(self._positions(at, end, runs))[:, None]
+            arguments["position_ids"] = self._language.placed(positions)
         return arguments
 
     def _rows(self, ids: Sequence[int], **inputs: mx.array) -> ImageRows:
@@ -208,6 +209,7 @@ class ImageEncoder:
         count = len(ids)
         visual = np.zeros(count, dtype=np.bool_)
         deepstack = made.get("deepstack_visual_embeds")
+        deepstack = getattr(deepstack, "embeddings", deepstack)  # Cohere Compass wraps them
         if deepstack is not None:
             visual = np.array(made["visual_pos_masks"], dtype=np.bool_).reshape(count)
         rows = ImageRows(
@@ -255,6 +257,8 @@ class ImageEncoder:
                     mx.array([image.ids], dtype=mx.int32), image_grid_thw=grid
                 )
                 positions = np.array(positions, dtype=np.int32)
+            if positions.shape == (1, len(image.ids)):  # the same on each axis
+                positions = np.broadcast_to(positions, (AXES, *positions.shape))
             if positions.shape != (AXES, 1, len(image.ids)):
                 raise UnknownImageInputs(f"positions of shape {positions.shape}")
             known = positions[:, 0]

@@ -3,6 +3,7 @@
 Owner: the inference thread.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -22,8 +23,23 @@ class VLMLanguageModel:
     def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
         self.model = model
         self.make_cache = make_cache  # returns empty caches of mlx-vlm's classes, one per layer
-        self.takes_positions = _takes_positions(model)
         self.input_dtype: mx.Dtype | None = None  # for inputs made of images; None = not cast
+
+    @functools.cached_property
+    def position_axes(self) -> int:
+        """The axes of the model's positions: 3 is mRoPE; 0 = it counts positions by itself."""
+        return _position_axes(self.model, self.make_cache)
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether each call needs positions."""
+        return self.position_axes > 0
+
+    def placed(self, positions: mx.array) -> mx.array:
+        """Return `positions` (rows, n), or (3, rows, n), in the shape that the model takes."""
+        if self.position_axes == AXES:
+            return mx.broadcast_to(positions, (AXES, *positions.shape[-2:]))
+        return positions if positions.ndim == 2 else positions[0]
 
     def __call__(
         self,
@@ -70,7 +86,7 @@ class VLMLanguageModel:
             assert depth is not None, "no layer of this model counts tokens for positions"
             before = mx.array(depth, dtype=mx.int32) + mx.array(shift, dtype=mx.int32)
             positions = before.reshape(-1, 1) + mx.arange(ids.shape[1], dtype=mx.int32)
-            arguments["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
+            arguments["position_ids"] = self.placed(positions)
         return self.model(ids, cache=cache, **arguments)
 
     def cast_inputs(self, made: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,13 +120,22 @@ def _counted(cache: Sequence[Any]) -> Any:
     return next((layer.offset for layer in cache if hasattr(layer, "offset")), None)
 
 
-def _takes_positions(model: Any) -> bool:
-    """Whether the model takes mRoPE positions (3, 1, n), or (1, n) for text alone.
+def _position_axes(model: Any, make_cache: Callable[[], list[Any]]) -> int:
+    """Return 3 for a model that takes positions (3, rows, n), 1 for (rows, n), else 0.
 
-    A few models have another layout (Ernie's is (1, n, 3)); they count positions by themselves.
+    A few models have another layout (Ernie's is (rows, n, 3)); they count positions by themselves.
     """
     if not hasattr(model, "get_rope_index"):
-        return False
+        return 0
     count = AXES + 2  # unlike the number of axes, so that the layout shows
-    positions, _ = model.get_rope_index(mx.zeros((1, count), dtype=mx.int32))
-    return positions.shape in ((AXES, 1, count), (1, count))
+    ids = mx.zeros((1, count), dtype=mx.int32)
+    positions, _ = model.get_rope_index(ids)
+    if positions.shape != (1, count):
+        return AXES if positions.shape == (AXES, 1, count) else 0
+    # Many tell one axis for text alone and take three, which images need. Nothing is evaluated.
+    positions = mx.broadcast_to(positions, (AXES, 1, count))
+    try:
+        logits = model(ids, cache=make_cache(), position_ids=positions).logits
+    except Exception:  # upstream refuses the shape in a way of its own
+        return 1
+    return AXES if logits.shape[:2] == ids.shape else 1

@@ -1,14 +1,15 @@
-"""Finds and loads checkpoints of vision models. Mlx-vlm is imported only for these.
+"""Finds and loads checkpoints of vision models, and loads those that mlx-lm does not know.
 
+Mlx-vlm is imported only for these.
 Owner: the inference thread.
 """
 
 import contextlib
 import functools
-import importlib.util
 import json
+import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,10 +50,24 @@ def sees_images(directory: Path) -> bool:
     """Whether a checkpoint has a vision tower, and mlx-vlm is installed and knows its kind."""
     if not (has_vision() and has_tower(directory)):
         return False
+    return known_package(read_json(directory / "config.json")) is not None
+
+
+def known_package(config: Mapping[str, Any]) -> str | None:
+    """Return the package of mlx-vlm for a configuration's type; None if it knows no such type.
+
+    It is that of a model or of a draft model, and is not imported here.
+    """
+    from mlx_vlm import models
+    from mlx_vlm.speculative import drafters
     from mlx_vlm.utils import get_model_type
 
-    name = get_model_type(read_json(directory / "config.json"))
-    return name is not None and importlib.util.find_spec(f"mlx_vlm.models.{name}") is not None
+    name = get_model_type(config)
+    for parent in (models, drafters):
+        found = pkgutil.iter_modules(parent.__path__, f"{parent.__name__}.")
+        if (package := f"{parent.__name__}.{name}") in [each.name for each in found if each.ispkg]:
+            return package
+    return None
 
 
 @contextlib.contextmanager
@@ -84,17 +99,32 @@ def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
     `runs_code`: whether the checkpoint's own code may run.
     """
     from mlx_vlm import load
-    from mlx_vlm.models.cache import make_prompt_cache
 
     with only_known_code(runs_code):  # many processors of mlx-vlm trust code by default
         model, processor = load(str(directory), lazy=True, trust_remote_code=runs_code)
+    return VisionModel(model, _language_model(model), processor)
+
+
+def load_language_model(directory: Path, runs_code: bool) -> VLMLanguageModel:
+    """Load the language model of a checkpoint without a tower. The weights are not read yet.
+
+    `runs_code`: whether the checkpoint's own code may run.
+    """
+    from mlx_vlm.utils import load_model
+
+    with only_known_code(runs_code):
+        return _language_model(load_model(directory, lazy=True))
+
+
+def _language_model(model: Any) -> VLMLanguageModel:
+    """Return the language model of mlx-vlm's `model`."""
+    from mlx_vlm.models.cache import make_prompt_cache
+
     missing = [n for n in ("language_model", "get_input_embeddings") if not hasattr(model, n)]
     if missing:
         raise ValueError(f"mlx-vlm's {type(model).__module__} has no {' and no '.join(missing)}.")
     text = model.language_model
-    return VisionModel(
-        model, VLMLanguageModel(text, functools.partial(make_prompt_cache, text)), processor
-    )
+    return VLMLanguageModel(text, functools.partial(make_prompt_cache, text))
 
 
 def chat_template(directory: Path) -> str | None:

@@ -95,6 +95,7 @@ def verdict(**more: object) -> MemoryVerdict:
         ({"context_tokens": 0}, "no room for a context of 256 tokens beside its weights"),
         ({"unknown": "no such type"}, "Its weights fit (6.0 of 10.0 GB). What its context takes"),
         ({"unknown": "no such type", "weight_bytes": 11 * GB}, "does not fit"),
+        ({"refused": "its type is 'a'"}, "It is not served: its type is 'a'."),
     ],
 )
 def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str) -> None:
@@ -105,6 +106,19 @@ def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
+
+
+def test_a_model_of_a_type_that_is_not_served_is_listed_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llada2_moe"}')
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    model = FoundModel("owner/name", tmp_path, OMLX)
+    monkeypatch.setattr(list_models, "local_models", lambda: [model])
+    monkeypatch.setattr(list_models, "sources_in_use", lambda _run_dir: [])
+    assert list_models.main(["--memory"]) == 0
+    shown = capsys.readouterr().out
+    assert "not served" in shown and "It is not served: its type 'llada2_moe'" in shown
 
 
 def test_a_name_cannot_move_the_cursor(

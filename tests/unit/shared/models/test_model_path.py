@@ -56,6 +56,16 @@ def test_a_directory_that_lacks_a_file_says_which(tmp_path: Path) -> None:
         check_model(str(tmp_path))
 
 
+def test_a_check_refuses_a_model_of_a_type_that_no_worker_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODELS", "")
+    whole = checkpoint(tmp_path, "config.json", "model.safetensors")
+    (whole / "config.json").write_text('{"model_type": "llada2_moe"}')
+    assert check.main(["--model", str(whole)]) == EXIT_CANNOT_START
+    assert "cannot be loaded: its type 'llada2_moe'" in capsys.readouterr().err
+
+
 def test_a_check_of_a_draft_model_that_is_not_there_names_its_own_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

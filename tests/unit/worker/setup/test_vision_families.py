@@ -45,14 +45,13 @@ REFUSED = {
     "idefics2": "writes two images otherwise than each by itself",
     "molmo": "the chat template does not say how it shows one",
     "minicpmv4_6": "writes two images otherwise than each by itself",
-    "florence2": "its language model is given decoder_inputs_embeds",
 }
 # One of each kind of processor, cache and marks around images by day; in docs/clients.md stand all.
 BY_DAY = ("glm4v", "internvl", "gemma4", "lfm2_vl", "deepseek_vl_v2")
 READ = [
     pytest.param(name, marks=() if name in BY_DAY else pytest.mark.night)
     for name in FAMILIES
-    if name not in REFUSED
+    if name not in (*REFUSED, "florence2")  # which is refused as a whole
 ]
 
 

@@ -160,8 +160,8 @@ def test_without_mlx_vlm_a_vision_model_is_served_for_text_and_the_log_says_so(
 def test_without_mlx_vlm_a_vision_model_that_mlx_lm_cannot_load_names_the_extra(
     checkpoint: Path, no_vision: None
 ) -> None:
-    change(checkpoint / "config.json", model_type="nobody_knows")
-    with pytest.raises(StartError, match=r"which cannot be loaded: .*nobody_knows") as caught:
+    change(checkpoint / "config.json", text_config={})
+    with pytest.raises(StartError, match="which cannot be loaded: ") as caught:
         load(checkpoint)
     assert "It is a vision model: install the extra 'vision'" in str(caught.value)
     assert "\n" not in str(caught.value)
