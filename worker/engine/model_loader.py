@@ -48,6 +48,7 @@ from hearth.worker.engine.mlx_memory import (
     refuse_heavy,
     weight_bytes,
 )
+from hearth.worker.engine.row_tables import TableSizes, map_tables, row_tables
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
@@ -119,11 +120,12 @@ def load_model(
         directory = present(source, runs_code)
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
         weights: Any = model if vision is None else vision.model
+        tables = map_tables(weights, directory, config)
         sizes = weight_sizes_of(weights)
         if dense_max is None:
             dense_max = dense_bytes_max(memory_limit(settings), settings.workers)
         choose = dtype_choice(settings, model, sizes, config, 0 if part else dense_max)
-        nbytes = sizes.own_bytes if part is not None else weight_bytes(directory)
+        nbytes = sizes.own_bytes if part is not None else weight_bytes(directory) - tables.nbytes
         nbytes += sizes.growth(choose(None))
         if admit is None:
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
@@ -153,7 +155,7 @@ def load_model(
         config=config,
         directory=directory,
         identity=identity,
-        facts=_facts(model, weights, tokenizer, config, source, settings, computed),
+        facts=_facts(model, weights, tokenizer, config, source, settings, computed, tables),
         vision=vision,
         dtype=dtype,
     )
@@ -300,6 +302,7 @@ def _facts(
     source: str,
     settings: Settings,
     computed: str,
+    tables: TableSizes,
 ) -> ModelFacts:
     """Return the facts of `model`. `weights` has the vision tower too."""
     size = (config.get("text_config") or config).get("vocab_size")
@@ -313,13 +316,15 @@ def _facts(
         context_tokens=min(positions, settings.max_kv_size),
         # Without a size in the config, one forward gives the number of logits.
         vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
-        parameter_count=int(get_total_parameters(weights)),
+        parameter_count=int(get_total_parameters(weights))
+        + sum(table.parameter_count for table in row_tables(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
         model_tokens=positions,
         context_by="model" if positions <= settings.max_kv_size else "setting",
         computed_in=computed,
+        tables=tables.sentence,
     )
 
 
