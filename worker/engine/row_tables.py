@@ -28,14 +28,15 @@ from hearth.worker.engine.vision.vlm_loader import safetensors_header
 
 log = logging.getLogger(__name__)
 
-READERS: Final = 16  # an SSD reads that many pages at once in little more time than one
+READERS_MAX: Final = 16  # an SSD reads that many pages at once in little more time than one
+_READERS: Final = ThreadPoolExecutor(READERS_MAX, "tables")  # threads begin with the first rows
 ROWS_MIN: Final = 4  # rows of one reader: fewer cost more than they save
-# The tables of qwen4_exp (in shards), deepseek_v41 and longcat_flash_ngram, and their parts in
-# files. Modules have the same names, without the part.
+# Names of the tables of qwen4_exp (in shards), deepseek_v41 and longcat_flash_ngram, as modules or,
+# with a part, as weights in files.
 _NAME: Final = re.compile(
-    r"(layers\.\d+\.ple\.ple_embedding\.ngram_embedding|layers\.\d+\.engram\.embed"
+    r"((?<!mtp\.)layers\.\d+\.(?:ple\.ple_embedding\.ngram_embedding|engram\.embed)"
     r"|ngram_embeddings\.embedders\.\d+)"
-    r"(?:(?:\.shards?[._](\d+))?\.(weight|scales?|biases))?$"
+    r"(?:\.shards?[._](\d+))?(?:\.(weight|scales?|biases))?$"
 )
 _FIXED: Final = "engram"  # tables whose rows are bfloat16 whatever the model computes in
 
@@ -182,7 +183,8 @@ class RowTable(nn.Module):
         self._starts = np.cumsum([0, *(len(shard["weight"]) for shard in shards)])
         self.token_rows = token_rows
         floats = [dtype for dtype in dtypes.values() if mx.issubdtype(dtype, mx.floating)]
-        self.like = mx.zeros((1,), floats[0] if floats else mx.bfloat16)
+        if fixed is None:
+            self.like = mx.zeros((1,), floats[0] if floats else mx.bfloat16)
 
     @property
     def row_count(self) -> int:
@@ -227,7 +229,7 @@ class RowTable(nn.Module):
             name: np.empty((len(rows), part.shape[1]), np.uint8)
             for name, part in self._shards[0].items()
         }
-        step = max(ROWS_MIN, -(-len(rows) // READERS))
+        step = max(ROWS_MIN, -(-len(rows) // READERS_MAX))
         ends = np.searchsorted(rows, self._starts)
         jobs = [
             (shard, rows[at : min(at + step, end)] - start, at)
@@ -242,30 +244,31 @@ class RowTable(nn.Module):
             for name, part in shard.items():  # without "clip" numpy copies twice
                 np.take(part, local, 0, into[name][at : at + len(local)], "clip")
 
-        list(_readers().map(copy, jobs))
+        list(_READERS.map(copy, jobs))
         return into
-
-
-@functools.cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(READERS, "tables")
 
 
 def row_tables(model: Any) -> list[RowTable]:
     """Return the tables of a model that are read by row."""
-    network = model if isinstance(model, nn.Module) else model.model  # VLMLanguageModel holds one
-    return [module for _, module in network.named_modules() if isinstance(module, RowTable)]
+    return [module for _, module in _network(model).named_modules() if isinstance(module, RowTable)]
 
 
-def map_tables(model: nn.Module, directory: Path, config: Mapping[str, Any]) -> TableSizes:
+def _network(model: Any) -> nn.Module:
+    """Return upstream's module, which a VLMLanguageModel holds."""
+    network: nn.Module = model if isinstance(model, nn.Module) else model.model
+    return network
+
+
+def map_tables(model: Any, directory: Path, config: Mapping[str, Any]) -> TableSizes:
     """Have the tables of `model` be read by row from the files of `directory`; return their sizes.
 
     No weight of the model may have been evaluated yet. Tables that upstream holds in another form
     than the files stay in the model, and the sizes are then none.
     """
     sizes = table_sizes(directory, config)
-    found = [(name, module, _NAME.search(name)) for name, module in model.named_modules()]
-    named = [(name, module, match[1]) for name, module, match in found if match and not match[3]]
+    network = _network(model)
+    found = [(name, module, _NAME.search(name)) for name, module in network.named_modules()]
+    named = [(name, module, match[1]) for name, module, match in found if match and not match[2]]
     if not (sizes.nbytes and named):
         return TableSizes()
     parts, mapped = _parts_in(directory), functools.cache(_mapped)
@@ -274,7 +277,7 @@ def map_tables(model: nn.Module, directory: Path, config: Mapping[str, Any]) -> 
     if any(table is None for _, table in tables):
         log.warning("the tables of this model are held in memory: its files have another form")
         return TableSizes()
-    model.update_modules(tree_unflatten(tables))
+    network.update_modules(tree_unflatten(tables))
     return sizes
 
 

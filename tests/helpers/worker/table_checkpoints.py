@@ -50,6 +50,9 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
             split_ngram_parts=5,
             indexer_head_dim=32,
             indexer_n_heads=2,
+            indexer_kv_heads=1,
+            indexer_budget=64,
+            indexer_compress_ratio=4,
             eos_token_id=2,
             rope_parameters=dict(
                 type="default",
@@ -104,10 +107,7 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
         engram_head_dim=64,
         engram_compressed_vocab_size=64,
         image_token_id=VOCAB - 1,
-        vision_num_layers=1,
-        vision_hidden_size=32,
-        vision_num_heads=2,
-        vision_intermediate_size=32,
+        vision_config=dict(num_layers=1, hidden_size=32, num_heads=2, intermediate_size=32),
         max_position_embeddings=4096,
     ),
     "longcat_flash_ngram": dict(
@@ -161,8 +161,10 @@ def write_checkpoint(
     checkpoint_files.save_weights(directory, model.parameters())
     checkpoint_files.write_json(directory / "config.json", config)
     checkpoint_files.write_json(directory / "engram_token_map.json", [n % 64 for n in range(VOCAB)])
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((fixture_dir("qwen3", tiny=True) / name).read_bytes())
+    source = fixture_dir("qwen3" if is_text else "qwen3_5_vl", tiny=True)
+    processors = () if is_text else ("preprocessor_config.json", "processor_config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json", *processors):
+        (directory / name).write_bytes((source / name).read_bytes())
     return directory
 
 
