@@ -70,6 +70,7 @@ _OPENED: Final = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"),
     *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
 )
+_OFFLOADED: Final = "offload_index.json"
 _CODE_KEYS: Final = ("model_file", "auto_map")
 
 
@@ -248,6 +249,11 @@ def _load(
     directory: Path, runs_code: bool, part: Any
 ) -> tuple[VisionModel | None, tuple[Any, Any, dict[str, Any]]]:
     """Return the vision model, if there is one, and the language model, tokenizer and config."""
+    if (directory / _OFFLOADED).is_file():
+        raise ValueError(
+            "it is a copy that mlx-vlm's moe_offload made: its experts fill the memory as they are "
+            "used, beyond MEMORY_LIMIT_MB. Use the checkpoint that it was made from, if that fits."
+        )
     if part is not None:
         return None, part.load(directory, runs_code)
     if not sees_images(directory):

@@ -16,6 +16,7 @@ import pytest
 from hearth.commands.models import list_models
 from hearth.commands.models.memory_lines import memory_lines
 from hearth.proxy.startup_banner import ready_lines
+from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.settings import Settings, load_settings
 from hearth.worker.doctor.measure_speed import TABLES, measure_tables
@@ -216,6 +217,20 @@ def test_the_verdict_has_the_tables_apart_from_the_weights_that_must_fit(
     assert f"  not among them      {verdict.tables.sentence}" in memory_lines(verdict)
 
 
+def test_the_verdict_asks_for_the_very_bytes_that_a_load_asks_for(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "longcat_flash_ngram", bits=4)
+    admitted: list[int] = []
+    load_model(settings_of(tmp_path), admit=admitted.append)
+    verdict = memory_verdict(tmp_path, settings_of(tmp_path), weight_bytes(tmp_path), 0)
+    assert admitted == [verdict.weight_bytes] and verdict.kv_bytes is not None
+
+
+def test_experts_that_fill_the_memory_as_they_are_used_are_refused(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, "qwen4_exp") / "offload_index.json").write_text("{}")
+    with pytest.raises(StartError, match="beyond MEMORY_LIMIT_MB"):
+        load_model(settings_of(tmp_path))
+
+
 def test_people_are_told_what_stays_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,7 +267,10 @@ def test_the_doctor_tells_what_rows_cost_a_token_and_a_prompt(tmp_path: Path) ->
     write_checkpoint(tmp_path, "longcat_flash_ngram")
     context = dataclasses.replace(plain, loaded=load_model(settings_of(tmp_path)))
     context.begin_stage(TABLES)
-    steps = sum(1 for _ in measure_tables(context))
+    with mock.patch.object(RowTable, "read", autospec=True, side_effect=read_rows) as read:
+        steps = sum(1 for _ in measure_tables(context))
+    counts = [len(call.args[1]) for call in read.call_args_list]
+    assert counts[:-3] == [1] * 96 and min(counts[-3:]) > 700  # of 1,000 drawn from 3,073
     result = context.results[TABLES]
     assert (result.verdict, result.figures["rows_per_token"]) == ("ok", 3)
     assert result.reason == context.loaded.facts.tables
