@@ -57,6 +57,7 @@ def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     return [
         f"  model    {facts.name} ({facts.architecture}, {size})",
         *([f"           {first_model_words(bytes_for_models())}"] if is_first else []),
+        *([f"  tables   {facts.tables}"] if facts.tables else []),
         *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens{whys.get(facts.context_by, '')}",
         f"  cache    {facts.cache_layout}",

@@ -193,6 +193,7 @@ class ModelFacts:
     thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
     ranks: int = 1  # processes that compute the model together
     computed_in: str = ""  # in words: "dense float32, made from 4 bits: 0.5 GB"
+    tables: str = ""  # in words, the weights that stay on the SSD; weight_bytes has the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from hearth.worker.engine.model_loader import (
     dtype_choice,
 )
 from hearth.worker.engine.prefill_lengths import prefill_lengths
+from hearth.worker.engine.row_tables import TableSizes, map_tables, table_sizes
 from hearth.worker.engine.system_state import OVERHEAD_MAX
 from hearth.worker.engine.vision.vlm_loader import read_json, sees_images
 from hearth.worker.engine.weights_identity import WeightsIdentity
@@ -72,6 +73,7 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     has_weights = next(directory.glob("model*.safetensors"), None) is not None
     classes = _known_classes if has_weights else _classes_without_weights
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
+    map_tables(model, directory, config)
     if not has_weights:
         # A conversion casts the parameters, except those that the model's own predicate excludes.
         dtype = _DTYPES.get(config_dtype(config), mx.bfloat16)
@@ -237,6 +239,7 @@ class MemoryVerdict:
     computed_in: str = ""  # as in ModelFacts
     unknown: str = ""  # reason why the size of the KV is not known
     refused: str = ""  # reason why no worker serves the model
+    tables: TableSizes = TableSizes()  # weights that stay on the disk, besides `weight_bytes`
 
     @property
     def room_bytes(self) -> int:
@@ -259,11 +262,14 @@ def memory_verdict(
     the process takes besides its arrays; the default is assumed for this machine.
     """
     beside = beside_bytes() if beside is None else beside
+    tables = TableSizes()
     try:
         library = library_of(directory)
     except ValueError as error:
         return MemoryVerdict(*_sums(settings, weight_bytes, beside), refused=str(error))
     try:
+        tables = table_sizes(directory, read_json(directory / "config.json"))
+        weight_bytes -= tables.nbytes
         if library == "mlx-vlm":
             raise ValueError("mlx-vlm loads it, which builds no model without its weights")
         here = ranks_here(settings)
@@ -281,7 +287,8 @@ def memory_verdict(
         unknown = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, UnknownCache):
             unknown = f"its layers keep {error}"
-        return MemoryVerdict(*_sums(settings, weight_bytes, beside), unknown=unknown)
+        sums = _sums(settings, weight_bytes, beside)
+        return MemoryVerdict(*sums, unknown=unknown, tables=tables)
     forward = replace(forward, pair_bytes=forward.pair_bytes // part.score_parts)
     own_bytes = round(weight_bytes * part.weights)
     sums = _sums(settings, own_bytes, beside, here)
@@ -299,6 +306,7 @@ def memory_verdict(
         forward_bytes=forward.bytes_at,
         ranks=settings.ranks,
         computed_in=facts.computed_in,
+        tables=tables,
     )
 
 

@@ -1,14 +1,17 @@
-"""Measures the speed of reading, decoding and KV_CACHE_DIR, and finds the fastest chunk."""
+"""Measures the speed of reading, decoding, tables and KV_CACHE_DIR, and finds the fastest chunk."""
 
 import fcntl
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from hearth.shared.private_files import make_private
 from hearth.worker.disk.file_format import TEMP_PREFIX
@@ -24,8 +27,9 @@ from hearth.worker.doctor.check_context import (
     timed,
 )
 from hearth.worker.doctor.findings import FOLDER, Figure
+from hearth.worker.engine.row_tables import row_tables
 
-SPEED, CHUNK, SSD = "speed", "chunk", "SSD"
+SPEED, CHUNK, TABLES, SSD = "speed", "chunk", "tables", "SSD"
 PROBE_TOKENS: Final = 256
 FORWARD_S_MAX: Final = 2.0  # a request, and a Mac's display, may wait for one forward
 FORWARD_TOKENS_MAX: Final = 2048
@@ -39,6 +43,8 @@ PROMPTS_READ: Final = 9
 ANSWERS_DECODED: Final = 30
 CANARY_SHARE: Final = 0.6  # share of the time for the canary; batches, chunks and SSD have the rest
 ANSWER_TOKENS_MIN: Final = 4
+TOKENS_ALONE: Final = 32  # tokens whose rows are read as in decoding, for a median
+TOKENS_TOGETHER: Final = 1000  # tokens whose rows are read as in a prefill
 PIECE_BYTES: Final = 4 << 20  # a request may wait for one piece
 PIECES_MIN: Final = 4
 SYNC_EVERY: Final = 8  # pieces per fsync
@@ -151,6 +157,31 @@ def _ids(context: CheckContext, count: int) -> list[int]:
 
 
 # ---------------------------------------------------------------- the disk
+
+
+def measure_tables(context: CheckContext) -> Steps:
+    """Read rows of the model's tables that nobody has read, as decoding and a prefill would.
+
+    Text repeats its n-grams, so that most rows of a session come from the system's cache.
+    """
+    tables, drawn = row_tables(context.model), np.random.default_rng()
+    if not tables:
+        raise LeftOut("all weights of this model are in memory")
+    times: list[float] = []
+    for tokens in (*[1] * TOKENS_ALONE, TOKENS_TOGETHER):
+        rows = [drawn.integers(0, table.row_count, tokens * table.token_rows) for table in tables]
+        began = time.perf_counter()
+        for table, wanted in zip(tables, rows, strict=True):
+            table.read(np.unique(wanted))
+        times.append(time.perf_counter() - began)
+        yield
+    *alone, together = times
+    figures: dict[str, Figure] = {
+        "rows_per_token": sum(table.token_rows for table in tables),
+        "ms_per_token": 1e3 * statistics.median(alone),
+        f"s_per_{TOKENS_TOGETHER}_tokens": together,
+    }
+    context.report("ok", figures, context.loaded.facts.tables)
 
 
 def measure_ssd(context: CheckContext) -> Steps:

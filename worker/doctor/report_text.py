@@ -16,6 +16,7 @@ ABOUT: Final = {
     "batches": "sequences that decode together against each alone",
     "drafts": "tokens verified in one forward against one by one, and what such a forward costs",
     "chunk": "reading by chunks of several sizes, tokens per second",
+    "tables": "rows of tables read from the SSD at random",
     "SSD": "KV_CACHE_DIR written and read",
     "float16": "float16 in the place of bfloat16",
 }

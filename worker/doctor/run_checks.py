@@ -29,9 +29,11 @@ from hearth.worker.doctor.measure_speed import (
     CHUNK,
     SPEED,
     SSD,
+    TABLES,
     measure_chunk,
     measure_speed,
     measure_ssd,
+    measure_tables,
 )
 
 Check = Callable[[CheckContext], Steps]
@@ -46,6 +48,7 @@ CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (check_drafts, (DRAFTS,)),
     (check_float16, (FLOAT16,)),
     (measure_chunk, (CHUNK,)),
+    (measure_tables, (TABLES,)),
     (measure_ssd, (SSD,)),
 )
 REASON_CHARS_MAX: Final = 300

@@ -50,8 +50,9 @@ from hearth.worker.engine.mlx_memory import (
     weight_bytes,
 )
 from hearth.worker.engine.model_library import library_of
-from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.projection_caches import leave_out_projections
+from hearth.worker.engine.row_tables import TableSizes, map_tables, row_tables
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
@@ -74,6 +75,7 @@ _OPENED: Final = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"),
     *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
 )
+_OFFLOADED: Final = "offload_index.json"
 _CODE_KEYS: Final = ("model_file", "auto_map")
 
 
@@ -130,11 +132,12 @@ def load_model(
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
         weights = _module_of(model, vision)
         _repair(_module_of(model, None))
+        tables = map_tables(weights, directory, config)
         sizes = weight_sizes_of(weights)
         if dense_max is None:
             dense_max = dense_bytes_max(memory_limit(settings), settings.workers)
         choose = dtype_choice(settings, model, sizes, config, 0 if part else dense_max)
-        nbytes = sizes.own_bytes if part is not None else weight_bytes(directory)
+        nbytes = sizes.own_bytes if part is not None else weight_bytes(directory) - tables.nbytes
         nbytes += sizes.growth(choose(None))
         if admit is None:
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
@@ -164,7 +167,7 @@ def load_model(
         config=config,
         directory=directory,
         identity=identity,
-        facts=_facts(model, weights, tokenizer, config, source, settings, computed),
+        facts=_facts(model, weights, tokenizer, config, source, settings, computed, tables),
         vision=vision,
         dtype=dtype,
     )
@@ -281,6 +284,11 @@ def _load(
     directory: Path, runs_code: bool, part: Any
 ) -> tuple[VisionModel | None, tuple[Any, Any, dict[str, Any]]]:
     """Return the vision model, if there is one, and the language model, tokenizer and config."""
+    if (directory / _OFFLOADED).is_file():
+        raise ValueError(
+            "it is a copy that mlx-vlm's moe_offload made: its experts fill the memory as they are "
+            "used, beyond MEMORY_LIMIT_MB. Use the checkpoint that it was made from, if that fits."
+        )
     if part is not None:
         return None, part.load(directory, runs_code)
     vision = load_vision_model(directory, runs_code) if sees_images(directory) else None
@@ -337,6 +345,7 @@ def _facts(
     source: str,
     settings: Settings,
     computed: str,
+    tables: TableSizes,
 ) -> ModelFacts:
     """Return the facts of `model`. `weights` has the vision tower too."""
     size = (config.get("text_config") or config).get("vocab_size")
@@ -350,13 +359,15 @@ def _facts(
         context_tokens=min(positions, settings.max_kv_size),
         # Without a size in the config, one forward gives the number of logits.
         vocab_size=int(size if isinstance(size, int) else model(mx.array([[0]])).shape[-1]),
-        parameter_count=int(get_total_parameters(weights)),
+        parameter_count=int(get_total_parameters(weights))
+        + sum(table.parameter_count for table in row_tables(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
         model_tokens=positions,
         context_by="model" if positions <= settings.max_kv_size else "setting",
         computed_in=computed,
+        tables=tables.sentence,
     )
 
 

@@ -36,7 +36,8 @@ def process_bytes() -> int:
     """Return the bytes that the system counts for this process; 0 if unknown. Any thread.
 
     On macOS that is `phys_footprint`, by which the system chooses processes to kill. On Linux it is
-    the resident set. Takes microseconds.
+    the resident set without pages of files, which the system drops when memory is short: libraries,
+    and weights that are read by row. Takes microseconds.
     """
     if sys.platform == "darwin":
         # Source: proc_pid_rusage in libproc.h, struct rusage_info_v2 in sys/resource.h.
@@ -44,7 +45,8 @@ def process_bytes() -> int:
         failed = rusage(os.getpid(), _RUSAGE_INFO_V2, ctypes.byref(words))
         return 0 if failed else int(words[_FOOTPRINT_WORD])
     try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, of_files, *_ = map(int, _STATM.read_text().split())
+        return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 

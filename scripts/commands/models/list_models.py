@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = [*_builtin_models(), *local_models()]
     in_use = sources_in_use(settings.run_dir)
     rows = [_missing_row(model) for model in BUILTIN_MODELS if builtin_directory(model) is None]
-    told = []
+    told, tables = [], []
     for model in models:
         kind = encoder_kind(model.directory, model.name)
         verdict = memory_verdict(model.directory, settings, model.weight_bytes)
@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         takes = capabilities(model.directory) if kind is None else (f"{kind}, {SETTINGS[kind]}",)
         rows.append(_row(model, context, takes, "served" if is_served else ""))
         told += [f"\n{plain(model.name)}", *lines] if options.memory else []
-    print(table(_HEAD, rows))
+        if verdict.tables.nbytes:
+            tables.append(f"{plain(model.name)}: {verdict.tables.sentence}")
+    print(table(_HEAD, rows), *tables, sep="\n")
     print(*told, sep="\n", end="\n" if told else "")
     print(f"\n{_recommended(models)}")
     return 0

@@ -59,6 +59,8 @@ def _sums(verdict: MemoryVerdict) -> Iterator[str]:
     part = f" (of one of {verdict.ranks} ranks)" if verdict.ranks > 1 else ""
     how = f", {verdict.computed_in}" if "made from" in verdict.computed_in else ""
     yield f"weights             {verdict.weight_bytes / GB:8.2f}{part}{how}"
+    if verdict.tables.nbytes:
+        yield f"not among them      {verdict.tables.sentence}"
     yield f"reserve             {verdict.reserve_bytes / GB:8.2f}"
     yield f"process beside them {verdict.beside_bytes / GB:8.2f} (assumed)"
     if verdict.kv_bytes is None or verdict.forward_bytes is None:

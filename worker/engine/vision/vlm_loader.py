@@ -154,25 +154,25 @@ def _weight_names(directory: Path) -> Iterator[str]:
         yield from index
         return
     for path in sorted(directory.glob("*.safetensors")):
-        yield from _header(path)
+        yield from safetensors_header(path)[1]
 
 
 def weight_sizes(directory: Path) -> Iterator[tuple[str, int, str]]:
     """Yield the name, the bytes and safetensors' dtype of each weight of a checkpoint."""
     for path in sorted(directory.glob("*.safetensors")):
-        for name, entry in _header(path).items():
+        for name, entry in safetensors_header(path)[1].items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 yield name, end - begin, entry["dtype"]
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file: a length of 8 bytes, then JSON."""
+def safetensors_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return where the data of a safetensors file begin, and its header: JSON behind its length."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         octets = file.read(length) if length <= _HEADER_BYTES_MAX else b""
     try:
         content = json.loads(octets)
     except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+        content = {}
+    return 8 + length, content if isinstance(content, dict) else {}
