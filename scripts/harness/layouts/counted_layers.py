@@ -3,10 +3,13 @@
 A live cache is a number of tokens. Rows, windows and states are MLX arrays of the true shapes and
 types over a single zero (strides of 0), so that all that asks for their bytes is told the truth and
 no memory is behind them. The same arrays serve for all runs of one length.
+
+Which arrays a kind of layer keeps, and how many tokens one row of each stands for, is not written
+here: the real LayerMap is asked for two lengths of a probe, and their difference tells.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache as cached
 from typing import Any
 
@@ -14,8 +17,6 @@ import mlx.core as mx
 
 from hearth.worker.kv.layer_adapters import LayerMap, rounded
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates, PackedFormat
-
-Shape = tuple[tuple[int, ...], mx.Dtype]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,31 +45,105 @@ def hollow(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return array
 
 
-def _run(layers: list[list[Shape]], tokens: int) -> KVRows:
-    """Return what layers of these shapes keep of so many tokens."""
-    return KVRows(
-        tuple(
-            LayerRows(tuple(hollow((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in each))
-            for each in layers
+def hollowed(value: Any) -> Any:
+    """Return `value`, a cache or a part of one, with hollow arrays in place of its arrays."""
+    if isinstance(value, mx.array):
+        return hollow(value.shape, value.dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(map(hollowed, value))
+    if hasattr(value, "__dict__"):
+        vars(value).update({name: hollowed(part) for name, part in vars(value).items()})
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class KeptArray:
+    """One array that a layer keeps: its rows are on `axis`, one for every `rate` tokens."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    axis: int
+    rate: int
+
+    @classmethod
+    def seen(cls, fewer: mx.array, more: mx.array, tokens: int) -> "KeptArray":
+        """Return what two lengths tell, of which the second has `tokens` more."""
+        grown = [axis for axis, n in enumerate(more.shape) if n != fewer.shape[axis]]
+        assert len(grown) == 1, f"the probe is too short to see rows: {fewer.shape}, {more.shape}"
+        rows = more.shape[grown[0]] - fewer.shape[grown[0]]
+        assert tokens % rows == 0, (tokens, rows)
+        return cls(more.shape, more.dtype, grown[0], tokens // rows)
+
+    def of(self, start: int, end: int) -> mx.array:
+        """Return the rows that the tokens [start, end) complete."""
+        rows = end // self.rate - start // self.rate
+        return hollow((*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :]), self.dtype)
+
+
+class KeptLayers:
+    """What layers of one kind keep of a run of tokens."""
+
+    def __init__(self, fewer: Sequence[LayerRows], more: Sequence[LayerRows], tokens: int) -> None:
+        self._layers = list(more)
+        self._arrays = [
+            [KeptArray.seen(*pair, tokens) for pair in zip(old.arrays, new.arrays, strict=True)]
+            for old, new in zip(fewer, more, strict=True)
+        ]
+
+    def of(self, start: int, end: int) -> tuple[LayerRows, ...]:
+        """Return the rows of the tokens [start, end)."""
+        return tuple(
+            replace(layer, arrays=tuple(array.of(start, end) for array in arrays))
+            for layer, arrays in zip(self._layers, self._arrays, strict=True)
         )
-    )
 
+    def tokens(self, row_runs: Sequence[tuple[LayerRows, ...]]) -> int:
+        """Return how many tokens `row_runs` are of, by the first array."""
+        first = self._arrays[0][0]
+        return first.rate * sum(run[0].arrays[0].shape[first.axis] for run in row_runs)
 
-def _tokens(row_runs: Sequence[tuple[LayerRows, ...]]) -> int:
-    return sum(run[0].arrays[0].shape[2] for run in row_runs)
+    def check(self, row_runs: Sequence[tuple[LayerRows, ...]], position: int) -> None:
+        """Check that `row_runs` together are the rows of the first `position` tokens."""
+        for number, arrays in enumerate(self._arrays):
+            for index, array in enumerate(arrays):
+                rows = sum(run[number].arrays[index].shape[array.axis] for run in row_runs)
+                assert rows == position // array.rate, (number, rows, array, position)
 
 
 class CountedLayerMap(LayerMap):
-    """A LayerMap over counted caches; sizes and layout are found by the real one, in the probe."""
+    """A LayerMap over counted caches; what is kept is found by the real one, in the probe."""
 
-    def new_cache(self) -> list[Any]:
-        return [CountedCache(self)]
+    def __init__(self, probe: list[Any]) -> None:
+        probe = hollowed(probe)
+        super().__init__(probe)
+        real = LayerMap(probe)
+        depth = real.depth(probe) or 0
+        half = depth // 2
+        self._kept = KeptLayers(
+            real.rows(probe, 0, half) if self.layout.has_rows else (),
+            real.rows(probe, 0, depth) if self.layout.has_rows else (),
+            depth - half,
+        )
+        held = real.window_held(probe) if self.layout.window else 0
+        self._windows = KeptLayers(
+            real.copy_window(probe, held, held - 1).layers if held else (),
+            real.copy_window(probe, held).layers if held else (),
+            held - 1,
+        )
+        state = real.take_state(probe)
+        self._state = replace(state, layers=hollowed(state.layers))
+
+    def depth(self, cache: list[Any]) -> int:
+        return int(cache[0].offset)
+
+    def nbytes(self, cache: list[Any]) -> int:
+        return int(cache[0].nbytes)
 
     # ------------------------------------------------------------ rows of every token
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         assert start <= end <= cache[0].offset, (start, end, cache[0].offset)
-        return _run(self._shapes, end - start).layers
+        return self._kept.of(start, end)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -80,7 +155,7 @@ class CountedLayerMap(LayerMap):
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        assert _tokens(row_runs) == position, position
+        self._kept.check(row_runs, position)
         cache[0].offset, cache[0].capacity = position, max(rows, position)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
@@ -99,7 +174,7 @@ class CountedLayerMap(LayerMap):
 
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         assert 0 <= behind < tokens <= self.window_held(cache), (behind, tokens)
-        return _run(self._window_shapes, tokens - behind)
+        return KVRows(self._windows.of(0, tokens - behind))
 
     def window_held(self, cache: list[Any]) -> int:
         return min(int(cache[0].offset), self.layout.window)
@@ -107,16 +182,15 @@ class CountedLayerMap(LayerMap):
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        assert _tokens(row_runs) >= min(position, self.layout.window), position
+        held = self._windows.tokens(row_runs)
+        assert held >= min(position, self.layout.window), (held, position)
         cache[0].offset = position
 
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
         """Return a state of its own: what is held twice counts twice."""
-        return LayerStates(
-            tuple(tuple(hollow(*part) for part in parts if part) for parts in self._states)
-        )
+        return replace(self._state)
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         assert state.nbytes == self.state_bytes, (state.nbytes, self.state_bytes)
