@@ -84,7 +84,7 @@ def test_beside_kept_kv_that_is_full_a_prompt_of_the_told_length_is_read(
 # ---------------------------------------------------------------- scaled: real forwards
 
 FIXTURES = {"Qwen3.5-27B": "qwen3_5", "Qwen3.5-35B-A3B": "qwen3_5", "gpt-oss-20b": "gpt_oss"}
-FIXTURES |= {"gpt-oss-120b": "gpt_oss", "Gemma-3-27B": "gpt_oss"}
+FIXTURES |= dict.fromkeys(("gpt-oss-120b", "Gemma-3-27B", "Gemma-4-26B-A4B"), "gpt_oss")
 
 
 class ScaledWorker:
