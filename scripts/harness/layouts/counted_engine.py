@@ -91,7 +91,7 @@ class TimedEngine(Engine):
         computes = 2 * self._layout.active_count * len(ids)
         self._clock.advance(read_s + computes / self._speed.operations_per_s)
 
-    def probe(self) -> list[Any]:
+    def probe(self, tokens: int = 0) -> list[Any]:
         return self._layout.probe()
 
     def choice(self, key: str) -> SamplingParams:

@@ -4,19 +4,23 @@ A live cache is a number of tokens. Rows, windows and states are MLX arrays of t
 types over a single zero (strides of 0), so that all that asks for their bytes is told the truth and
 no memory is behind them. The same arrays serve for all runs of one length.
 
-Which arrays a kind of layer keeps, and how many tokens one row of each stands for, is not written
-here: the real LayerMap is asked for two lengths of a probe, and their difference tells.
+Which arrays a kind of layer keeps is not written here: the real LayerMap is asked for the forms of
+rows, and for the windows and states of a probe. As the probe's values were never computed, it is
+asked with hollow arrays in their places.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache as cached
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
 from hearth.worker.kv.layer_adapters import LayerMap, rounded
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates, PackedFormat
+
+Shape = tuple[tuple[int, ...], mx.Dtype]
+ROWS_AXIS: Final = 2  # of every array of LayerRows
 
 
 @dataclass(slots=True, eq=False)
@@ -56,58 +60,10 @@ def hollowed(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class KeptArray:
-    """One array that a layer keeps: its rows are on `axis`, one for every `rate` tokens."""
-
-    shape: tuple[int, ...]
-    dtype: mx.Dtype
-    axis: int
-    rate: int
-
-    @classmethod
-    def seen(cls, fewer: mx.array, more: mx.array, tokens: int) -> "KeptArray":
-        """Return what two lengths tell, of which the second has `tokens` more."""
-        grown = [axis for axis, n in enumerate(more.shape) if n != fewer.shape[axis]]
-        assert len(grown) == 1, f"the probe is too short to see rows: {fewer.shape}, {more.shape}"
-        rows = more.shape[grown[0]] - fewer.shape[grown[0]]
-        assert tokens % rows == 0, (tokens, rows)
-        return cls(more.shape, more.dtype, grown[0], tokens // rows)
-
-    def of(self, start: int, end: int) -> mx.array:
-        """Return the rows that the tokens [start, end) complete."""
-        rows = end // self.rate - start // self.rate
-        return hollow((*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :]), self.dtype)
-
-
-class KeptLayers:
-    """What layers of one kind keep of a run of tokens."""
-
-    def __init__(self, fewer: Sequence[LayerRows], more: Sequence[LayerRows], tokens: int) -> None:
-        self._layers = list(more)
-        self._arrays = [
-            [KeptArray.seen(*pair, tokens) for pair in zip(old.arrays, new.arrays, strict=True)]
-            for old, new in zip(fewer, more, strict=True)
-        ]
-
-    def of(self, start: int, end: int) -> tuple[LayerRows, ...]:
-        """Return the rows of the tokens [start, end)."""
-        return tuple(
-            replace(layer, arrays=tuple(array.of(start, end) for array in arrays))
-            for layer, arrays in zip(self._layers, self._arrays, strict=True)
-        )
-
-    def tokens(self, row_runs: Sequence[tuple[LayerRows, ...]]) -> int:
-        """Return how many tokens `row_runs` are of, by the first array."""
-        first = self._arrays[0][0]
-        return first.rate * sum(run[0].arrays[0].shape[first.axis] for run in row_runs)
-
-    def check(self, row_runs: Sequence[tuple[LayerRows, ...]], position: int) -> None:
-        """Check that `row_runs` together are the rows of the first `position` tokens."""
-        for number, arrays in enumerate(self._arrays):
-            for index, array in enumerate(arrays):
-                rows = sum(run[number].arrays[index].shape[array.axis] for run in row_runs)
-                assert rows == position // array.rate, (number, rows, array, position)
+def _with_rows(layer: LayerRows, rows: int) -> LayerRows:
+    shapes = [(*a.shape[:ROWS_AXIS], rows, *a.shape[ROWS_AXIS + 1 :]) for a in layer.arrays]
+    arrays = map(hollow, shapes, [array.dtype for array in layer.arrays])
+    return replace(layer, arrays=tuple(arrays))
 
 
 class CountedLayerMap(LayerMap):
@@ -117,21 +73,17 @@ class CountedLayerMap(LayerMap):
         probe = hollowed(probe)
         super().__init__(probe)
         real = LayerMap(probe)
-        depth = real.depth(probe) or 0
-        half = depth // 2
-        self._kept = KeptLayers(
-            real.rows(probe, 0, half) if self.layout.has_rows else (),
-            real.rows(probe, 0, depth) if self.layout.has_rows else (),
-            depth - half,
-        )
         held = real.window_held(probe) if self.layout.window else 0
-        self._windows = KeptLayers(
-            real.copy_window(probe, held, held - 1).layers if held else (),
-            real.copy_window(probe, held).layers if held else (),
-            held - 1,
-        )
+        self._window = real.copy_window(probe, held) if held else KVRows(())
         state = real.take_state(probe)
         self._state = replace(state, layers=hollowed(state.layers))
+
+    def row_forms(self, start: int, end: int) -> list[list[Shape]]:
+        """Return the shapes and types of the rows of the tokens [start, end), by layer."""
+        return [
+            [((*shape[:2], end - start, shape[3]), dtype) for shape, dtype in layer]
+            for layer in self._shapes
+        ]
 
     def depth(self, cache: list[Any]) -> int:
         return int(cache[0].offset)
@@ -143,7 +95,8 @@ class CountedLayerMap(LayerMap):
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         assert start <= end <= cache[0].offset, (start, end, cache[0].offset)
-        return self._kept.of(start, end)
+        forms = self.row_forms(start, end)
+        return tuple(LayerRows(tuple(hollow(*form) for form in layer)) for layer in forms)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -155,7 +108,9 @@ class CountedLayerMap(LayerMap):
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        self._kept.check(row_runs, position)
+        whole = [shape[ROWS_AXIS] for layer in self.row_forms(0, position) for shape, _ in layer]
+        runs = [[a.shape[ROWS_AXIS] for layer in run for a in layer.arrays] for run in row_runs]
+        assert list(map(sum, zip(*runs, strict=True))) == whole, (position, whole)
         cache[0].offset, cache[0].capacity = position, max(rows, position)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
@@ -174,7 +129,7 @@ class CountedLayerMap(LayerMap):
 
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         assert 0 <= behind < tokens <= self.window_held(cache), (behind, tokens)
-        return KVRows(self._windows.of(0, tokens - behind))
+        return KVRows(tuple(_with_rows(rows, tokens - behind) for rows in self._window.layers))
 
     def window_held(self, cache: list[Any]) -> int:
         return min(int(cache[0].offset), self.layout.window)
@@ -182,7 +137,7 @@ class CountedLayerMap(LayerMap):
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        held = self._windows.tokens(row_runs)
+        held = sum(run[0].arrays[0].shape[ROWS_AXIS] for run in row_runs)
         assert held >= min(position, self.layout.window), (held, position)
         cache[0].offset = position
 
@@ -192,5 +147,5 @@ class CountedLayerMap(LayerMap):
         """Return a state of its own: what is held twice counts twice."""
         return replace(self._state)
 
-    def put_state(self, cache: list[Any], state: LayerStates) -> None:
+    def put_state(self, cache: list[Any], state: LayerStates, position: int = 0) -> None:
         assert state.nbytes == self.state_bytes, (state.nbytes, self.state_bytes)

@@ -106,6 +106,7 @@ class ModelLayout:
         else:
             module = importlib.import_module(f"mlx_lm.models.{kind}")
             model = module.Model(module.ModelArgs.from_dict(config))
+        model.eval()  # as loaded: some of mlx-vlm's forwards differ in training
         model.set_dtype(mx.bfloat16)
         tables = [
             (name, array)

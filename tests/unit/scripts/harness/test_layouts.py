@@ -5,14 +5,8 @@ import pytest
 
 from hearth.commands.replay.traces import EXCERPTS_DIR
 from hearth.worker.engine.mlx_memory import MB
-from hearth.worker.kv.quantise_kv import KVRows, LayerRows
 from scripts.harness.layouts.confirm import SMALL, confirmed
-from scripts.harness.layouts.counted_layers import (
-    CountedCache,
-    CountedLayerMap,
-    KeptLayers,
-    hollow,
-)
+from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout, layout
 from scripts.harness.layouts.session_scripts import render
 from tests.helpers.worker.awaited_layouts import AWAITED, awaited
@@ -111,24 +105,6 @@ def test_nothing_of_a_layout_is_computed(name: str) -> None:
     before = mx.get_active_memory()
     assert model.probe()
     assert mx.get_peak_memory() - before < MB
-
-
-def test_rows_of_several_rates_are_counted_by_what_the_tokens_complete() -> None:
-    """A row for each token beside one for every 4."""
-
-    def kept(tokens: int) -> list[LayerRows]:
-        rows = hollow((1, 2, tokens, 64), mx.bfloat16), hollow((1, tokens // 4, 128), mx.float32)
-        return [LayerRows(rows)]
-
-    layers = KeptLayers(kept(8), kept(16), 8)
-    runs = [layers.of(0, 6), layers.of(6, 13)]
-    assert [run[0].arrays[1].shape for run in runs] == [(1, 1, 128), (1, 2, 128)]
-    assert KVRows(layers.of(0, 16)).nbytes == 16 * _rows(1, 1, 128) // 2 + 4 * 128 * FP32
-    layers.check(runs, 13)
-    with pytest.raises(AssertionError):
-        layers.check(runs, 16)
-    with pytest.raises(AssertionError, match="too short"):
-        KeptLayers(kept(1), kept(3), 2)
 
 
 @pytest.mark.night
