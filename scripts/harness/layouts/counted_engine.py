@@ -37,7 +37,10 @@ MACS: Final = {
     32: (Mac("M5", 32), Speed(153e9, 15e12)),
     48: (Mac("M4 Pro", 48), Speed(273e9, 15e12)),
     64: (Mac("M1 Max", 64), Speed(400e9, 18e12)),
+    96: (Mac("M2 Max", 96), Speed(400e9, 24e12)),
     128: (Mac("M5 Max", 128), Speed(600e9, 60e12)),
+    192: (Mac("M2 Ultra", 192), Speed(800e9, 48e12)),
+    256: (Mac("M3 Ultra", 256), Speed(819e9, 50e12)),
     512: (Mac("M3 Ultra", 512), Speed(819e9, 50e12)),
 }
 

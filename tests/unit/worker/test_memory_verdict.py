@@ -29,6 +29,7 @@ from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.by_day import KINDS
+from tests.helpers.worker.awaited_layouts import awaited
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB
@@ -161,19 +162,25 @@ def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
 
 
 ON_MACS = {
+    "qwen3.5-9b": "Qwen3.5-9B",
+    "bonsai-2-27b": "Qwen3.5-27B",
     "gpt-oss-20b": "gpt-oss-20b",
+    "gemma-4-26b": "Gemma-4-26B-A4B",
     "qwen3.8-27b": "Qwen3.5-27B",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "qwen3.6-35b": "Qwen3.5-35B-A3B",
     "gpt-oss-120b": "gpt-oss-120b",
+    "qwen3.8-flash-next": "Qwen3.8-Flash-Next",
+    "glm-5.3-flash": "GLM-5.3-Flash",
+    "deepseek-v4.1-flash": "DeepSeek-V4.1-Flash",
 }
 
 
-@pytest.mark.parametrize("alias", ON_MACS)
+@pytest.mark.parametrize("alias", [awaited(name, alias) for alias, name in ON_MACS.items()])
 def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told(
     alias: str,
 ) -> None:
-    """By the architecture of ON_MACS, with the catalogue's bytes of weights."""
+    """By the architecture of ON_MACS, with the catalogue's bytes of weights in memory."""
     told = catalogued(alias)
     assert told is not None
     architecture = layout(ON_MACS[alias])

@@ -1,11 +1,15 @@
 """Tests the layouts of real models, and counted runs against runs with arrays."""
 
+import mlx.core as mx
 import pytest
 
 from hearth.commands.replay.traces import EXCERPTS_DIR
+from hearth.worker.engine.mlx_memory import MB
 from scripts.harness.layouts.confirm import SMALL, confirmed
-from scripts.harness.layouts.model_layouts import layout
+from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
+from scripts.harness.layouts.model_layouts import ModelLayout, layout
 from scripts.harness.layouts.session_scripts import render
+from tests.helpers.worker.awaited_layouts import AWAITED, awaited
 
 BF16, FP32 = 2, 4
 
@@ -31,6 +35,7 @@ EXPECTED = {
     "gpt-oss-20b": (_rows(12, 8, 64), _rows(12, 8, 64), 128, 0),
     "gpt-oss-120b": (_rows(18, 8, 64), _rows(18, 8, 64), 128, 0),
     "Gemma-3-27B": (_rows(10, 16, 128), _rows(52, 16, 128), 1024, 0),
+    "Gemma-4-26B-A4B": (_rows(5, 2, 512), _rows(25, 8, 256), 1024, 0),
     "GLM-4.5-Air": (_rows(46, 8, 128), 0, 0, 0),
     "GLM-4.7-Flash": (47 * (512 + 64) * BF16, 0, 0, 0),
     "Falcon-H1-34B": (
@@ -45,6 +50,61 @@ def test_what_a_model_keeps_is_what_its_config_says(name: str) -> None:
     layers = layout(name).layers
     found = (layers.row_bytes, layers.window_bytes(1), layers.layout.window, layers.state_bytes)
     assert found == EXPECTED[name]
+
+
+# Bytes that a run of tokens keeps for each, of a window's row, the window, bytes of a state. Some
+# bytes more may be kept to tell positions; what follows from other rows is not.
+POOLED = {
+    # index keys beside 12 layers' rows; 36 states, and the n-grams of the layer with the table
+    "Qwen3.8-Flash-Next": (
+        *(_rows(12, 2, 256) + 12 * 128 * BF16, 0, 0),
+        36 * (48 * 128 * 128 * FP32 + 3 * 10_240 * BF16) + 9 * 10_240 * BF16,
+    ),
+    # 3 layers keep a row for 2 tokens and one a row for each; all 40 have a window
+    "DeepSeek-V4.1-Flash": (int(2.5 * (512 + 128)) * BF16, 40 * 512 * BF16, 128, 0),
+    # latents, which tokens count, and a pooled key for 4 tokens; not the keys and values of them
+    "GLM-5.3-Flash": (
+        *(11 * (512 * BF16 + 1 + 128 * BF16 // 4), 0, 0),
+        34 * (64 * 128 * 128 * FP32 + 3 * 24_576 * BF16),
+    ),
+    "Hy4": (78 * (512 + 64) * BF16 + 21 * 128 * BF16, 0, 0, 0),  # 21 layers have index keys
+}
+RUN = 4_096  # tokens; a multiple of every rate
+
+
+@pytest.mark.parametrize("name", [awaited(name, name) for name in POOLED])
+def test_a_run_of_a_model_with_several_rates_keeps_what_its_config_says(name: str) -> None:
+    layers = CountedLayerMap(layout(name).probe())
+    run = layers.copy_rows([CountedCache(layers, RUN)], 0, RUN, None)
+    found = (run.nbytes / RUN, layers.window_bytes(1), layers.layout.window, layers.state_bytes)
+    assert found == pytest.approx(POOLED[name], rel=0.005)
+
+
+# Billions of parameters, without prediction layers: all that are resident, and those in tables.
+PUBLISHED = {
+    "Qwen3.8-Flash-Next": (125, 51),
+    "DeepSeek-V4.1-Flash": (552, 197),
+    "GLM-5.3-Flash": (320 - 7, 0),
+    "Hy4": (770, 0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_layout_has_the_published_parameters_and_its_tables_are_not_resident(name: str) -> None:
+    model: ModelLayout = layout(name)
+    counts = [count / 1e9 for count in (model.resident_count, model.table_count)]
+    assert counts == pytest.approx(PUBLISHED[name], rel=0.01)
+    assert sum(model.weights()) == pytest.approx(model.weight_bytes, rel=0.001)
+    assert model.active_bytes < model.weight_bytes / 10
+
+
+@pytest.mark.parametrize("name", sorted(AWAITED))
+def test_nothing_of_a_layout_is_computed(name: str) -> None:
+    model = layout(name)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    assert model.probe()
+    assert mx.get_peak_memory() - before < MB
 
 
 @pytest.mark.night

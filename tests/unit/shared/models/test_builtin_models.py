@@ -24,7 +24,10 @@ def test_on_a_cpu_the_smallest_model_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("memory_gb", "alias"),
-    [(4, None), (8, "qwen3.5-2b"), (16, "qwen3.5-9b"), (24, "gpt-oss-20b"), (512, "gpt-oss-120b")],
+    [
+        *((4, None), (8, "qwen3.5-2b"), (16, "qwen3.5-9b"), (24, "gpt-oss-20b")),
+        *((96, "gpt-oss-120b"), (128, "qwen3.8-flash-next"), (512, "qwen3.8-flash-next")),
+    ],
 )
 def test_the_first_model_is_told_as_what_it_is_beside_the_one_that_fits(
     memory_gb: int, alias: str | None

@@ -1,4 +1,4 @@
-"""Holds the context that is told to what is answered: twelve real models, and scaled ones."""
+"""Holds the context that is told to what is answered: models of real size, and scaled ones."""
 
 import functools
 from dataclasses import replace
@@ -17,6 +17,7 @@ from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.mac_hardware import MACS, Mac
 from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine
+from tests.helpers.worker.awaited_layouts import awaited
 from tests.helpers.worker.prompt_builders import builder_for
 from tests.helpers.worker.watched_memory import held_bytes, ids
 
@@ -41,7 +42,7 @@ BY_DAY = ("Qwen3-4B", "Qwen3.5-35B-A3B", "gpt-oss-20b", "Llama-3.3-70B")
 every_model = pytest.mark.parametrize(
     "model",
     [
-        pytest.param(model, id=model.name, marks=() if model.name in BY_DAY else pytest.mark.night)
+        awaited(model.name, model, () if model.name in BY_DAY else (pytest.mark.night,))
         for model in LAYOUTS
     ],
 )
@@ -50,7 +51,9 @@ every_model = pytest.mark.parametrize(
 @every_model
 def test_a_model_has_a_mac_and_a_larger_one_tells_no_less(model: ModelLayout) -> None:
     contexts = [told_on(mac, model)[1] for mac in MACS]
-    assert contexts == sorted(contexts) and contexts[-1] == model.context_tokens
+    is_whole = contexts[-1] == model.context_tokens
+    leaves_little = model.weight_bytes > MACS[-1].memory_bytes * 3 // 4
+    assert contexts == sorted(contexts) and contexts[-1] and (is_whole or leaves_little)
 
 
 @every_model
@@ -81,7 +84,7 @@ def test_beside_kept_kv_that_is_full_a_prompt_of_the_told_length_is_read(
 # ---------------------------------------------------------------- scaled: real forwards
 
 FIXTURES = {"Qwen3.5-27B": "qwen3_5", "Qwen3.5-35B-A3B": "qwen3_5", "gpt-oss-20b": "gpt_oss"}
-FIXTURES |= {"gpt-oss-120b": "gpt_oss", "Gemma-3-27B": "gpt_oss"}
+FIXTURES |= dict.fromkeys(("gpt-oss-120b", "Gemma-3-27B", "Gemma-4-26B-A4B"), "gpt_oss")
 
 
 class ScaledWorker:
