@@ -59,10 +59,11 @@ def configuration(name: str) -> Config:
     """Return the tiny configuration of "library/name"."""
     library, entry = name.split("/")
     more = dict(told()[library][entry] or {})
-    kind = str(more.pop("module", entry))
+    kind, is_flat = str(more.pop("module", entry)), more.pop("flat", False)
     module = importlib.import_module(f"{library}.models.{kind}")
     class_ = module.ModelArgs if library == "mlx_lm" else module.ModelConfig
-    return {"model_type": kind} | _shrunk(class_, module, more)
+    config = _shrunk(class_, module, more)
+    return {"model_type": kind} | (config.pop("text_config") if is_flat else {}) | config
 
 
 def _shrunk(class_: type, module: Any, more: Mapping[str, Any]) -> Config:
@@ -72,20 +73,33 @@ def _shrunk(class_: type, module: Any, more: Mapping[str, Any]) -> Config:
     """
     config: Config = {}
     for each in dataclasses.fields(class_):
-        part = getattr(module, f"{each.name.split('_')[0].title()}Config", None)
-        if each.name.endswith("_config") and dataclasses.is_dataclass(part):
+        part = _part_class(module, each.name)
+        if part is not None:
             inner = dict(more.get(each.name) or {})
-            kind = module.__name__.rpartition(".")[2]
-            config[each.name] = {"model_type": kind} | _shrunk(part, module, inner)
+            config[each.name] = _shrunk(part, module, inner)
+        elif each.name == "model_type" and each.default is dataclasses.MISSING:
+            config[each.name] = module.__name__.rpartition(".")[2]
         elif each.name in told()["sizes"]:
             config[each.name] = told()["sizes"][each.name]
+        elif each.name in told()["needed"] and each.default is dataclasses.MISSING:
+            config[each.name] = told()["needed"][each.name]
     for name, value in more.items():
         if isinstance(value, dict) and "like" in value:
             other = configuration(f"mlx_lm/{value['like']}")
-            config[name] = other | {key: size for key, size in value.items() if key != "like"}
+            config[name] = other.get(name, other) | {
+                key: size for key, size in value.items() if key != "like"
+            }
         elif not isinstance(config.get(name), dict):
             config[name] = value
     return config
+
+
+def _part_class(module: Any, field: str) -> type | None:
+    """Return the class of a configuration's part, as of "text_config", if it has one."""
+    name, _, rest = field.partition("_")
+    kinds = (f"{name.title()}{kind}" for kind in ("Config", "Args", "ModelArgs"))
+    found = (getattr(module, kind) for kind in kinds if hasattr(module, kind))
+    return next(found, None) if rest == "config" else None
 
 
 def make_checkpoint(name: str, directory: Path) -> None:
