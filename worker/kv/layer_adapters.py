@@ -358,8 +358,10 @@ class LayerMap:
         """Return (state without a copy, whether it is ragged) of the layers that have a state."""
         found: list[tuple[StateArrays, bool]] = []
         for (leaf, kind), has_window in zip(self._pairs(cache), self._has_window, strict=True):
-            if kind.window_size(leaf) and not has_window:
-                found.append((kind.window(leaf).arrays, True))
+            if (size := kind.window_size(leaf)) and not has_window:
+                rows = kind.window(leaf)
+                count = rows.arrays[0].shape[2]
+                found.append((rows.part(max(0, count - size), count).arrays, True))
             elif parts := kind.state(leaf):
                 found.append((parts, kind.ragged))
         return found
