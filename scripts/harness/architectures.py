@@ -7,6 +7,7 @@ docs/models.md shows; --keep leaves the checkpoints in DIR.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -29,7 +30,7 @@ from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.kv_setup import is_exact
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
-from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.fixtures.fixture_cache import cache_dir, fixture_dir
 from scripts.fixtures.make_fixture import QWEN_MARKER, TEMPLATE, TOKEN_NAMES, Config
 from scripts.harness.socketless_worker import Machine
 from scripts.harness.warm.token_margins import COUNTED, same_tokens
@@ -127,6 +128,20 @@ def make_checkpoint(name: str, directory: Path) -> None:
 
 
 # ---------------------------------------------------------------- how it is served
+
+
+@cache
+def architecture_dir(name: str) -> Path:
+    """Return the directory of the tiny checkpoint "library/name", made once a machine."""
+    target = cache_dir(DATA / "configs.yaml", Path(__file__)) / name
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as made:
+            make_checkpoint(name, Path(made))
+            with contextlib.suppress(OSError):  # another process made it meanwhile
+                Path(made).rename(target)
+                Path(made).mkdir()
+    return target
 
 
 def served(directory: Path) -> dict[str, Any]:

@@ -58,7 +58,12 @@ def loaded(
     name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False
 ) -> LoadedModel:
     """Return a fixture that computes in what its weights are, and no dense form of them."""
-    directory = fixture_dir(name, dtype, quant, tiny)
+    if "/" in name:
+        from scripts.harness.architectures import architecture_dir
+
+        directory = architecture_dir(name)
+    else:
+        directory = fixture_dir(name, dtype, quant, tiny)
     return load_model(load_settings({"MODEL_PATH": str(directory), "DTYPE": "bfloat16"}, None))
 
 

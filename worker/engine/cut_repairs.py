@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_vlm.models.cache import BatchPoolingCache, PoolingCache
+from mlx_vlm.models.cache import BatchPoolingCache, PoolingCache, RotatingKVCache
 from mlx_vlm.models.deepseek_v4.language import Indexer, LanguageModel
 from mlx_vlm.models.deepseek_v32 import language as deepseek_v32
 from mlx_vlm.models.hy_v4.indexer import HyV4Indexer
@@ -44,9 +44,11 @@ def _make_overlapped_caches(language_model: Any) -> None:
 
     def make_overlapped() -> list[Any]:
         caches: list[Any] = make_cache()
-        for part in (part for layer in caches for part in getattr(layer, "caches", ())):
+        for part in (part for layer in caches for part in getattr(layer, "caches", (layer,))):
             if type(part) is PoolingCache and part.ratio == OVERLAPPED_RATIO:
                 part.__class__ = OverlappedPoolingCache
+            elif type(part) is RotatingKVCache:
+                part.__class__ = OrderedRotatingKVCache
         return caches
 
     language_model.make_cache = make_overlapped
@@ -78,6 +80,20 @@ class _KeepsLastBlock:
         previous = (self.previous_kv, self.previous_gate)
         own = sum(array.nbytes for array in previous if array is not None)
         return int(super().nbytes) + own  # type: ignore[misc]
+
+
+class OrderedRotatingKVCache(RotatingKVCache):
+    """A window that is attended to from the oldest token to the newest.
+
+    Upstream computes forwards of up to eight tokens one by one, each in the order of the ring. That
+    order, and with it the rounding of sums, would tell where the forwards before were cut.
+    """
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        found = super().update_and_fetch(keys, values)
+        if self.offset < self.max_size:
+            return found
+        return self._temporal_order(self.keys), self._temporal_order(self.values)
 
 
 class OverlappedPoolingCache(_KeepsLastBlock, PoolingCache):

@@ -17,7 +17,7 @@ from hearth.worker.kv.layer_kinds.pooled_kind import PooledKind
 from hearth.worker.kv.layer_kinds.qsa_kind import QSAKind
 from hearth.worker.kv.layer_kinds.row_kinds import ChosenRowKind, RingRowKind, RowKind
 from hearth.worker.kv.layer_kinds.state_kind import StateKind
-from hearth.worker.kv.layer_kinds.window_kind import WindowKind
+from hearth.worker.kv.layer_kinds.window_kind import SteppedWindowKind, WindowKind
 
 ENTRY_POINTS: Final = "hearth.layer_kinds"
 KINDS: Final[dict[str, LayerKind]] = {
@@ -27,6 +27,7 @@ KINDS: Final[dict[str, LayerKind]] = {
     "RingSlidingKVCache": RingRowKind(),
     "RotatingKVCache": WindowKind(),
     "ChunkedKVCache": WindowKind(),
+    "OrderedRotatingKVCache": SteppedWindowKind(),
     "ArraysCache": StateKind(),
     "MambaCache": StateKind(),
     "QSAKVCache": QSAKind(),

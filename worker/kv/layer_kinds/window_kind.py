@@ -75,6 +75,16 @@ class WindowKind(LayerKind):
         return array[..., : leaf._idx, :]
 
 
+class SteppedWindowKind(WindowKind):
+    """A window whose layer writes the tokens of a short forward one by one (DeepSeek V4)."""
+
+    cuts: ClassVar[bool] = False
+
+    def checkpoint(self, leaf: Any) -> Any:
+        # Copied, because single tokens are written in place.
+        return mx.array(leaf.keys), mx.array(leaf.values), leaf.offset, leaf._idx
+
+
 def is_ring(leaf: Any) -> bool:
     """Whether a window layer is a ring buffer. Chunked layers (Llama 4) drop old rows instead."""
     return hasattr(leaf, "max_size")
