@@ -175,3 +175,8 @@ def step(
 
 # One of each kind of layers, for what is about the store rather than about the arithmetic.
 KINDS = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")
+# Of layers that choose tokens, pool them, or keep pending ones (scripts/harness/architectures.py):
+AUTUMN_NAMES = (
+    *("mlx_vlm/qwen4_exp", "mlx_vlm/deepseek_v4", "mlx_vlm/deepseek_v41", "mlx_lm/deepseek_v41"),
+    *("mlx_vlm/glm5_next", "mlx_vlm/hy_v4"),
+)

@@ -15,7 +15,7 @@ from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk
+from scripts.harness.warm.warm_talks import AUTUMN_NAMES, KINDS, TOKENS_MAX, Talk
 from tests.helpers.worker.disk_workers import Workers
 
 EVENTS = ["ask"] * 6 + ["terminate", "kill", "clear", "cancel", "apart", "idle", "lose", "forget"]
@@ -194,10 +194,18 @@ def _deliver(warm: Machine) -> None:
 
 
 @slow(3)
-@given(st.sampled_from(KINDS), st.booleans(), st.integers(0, 10**6), LIVES)
+@given(
+    st.one_of(
+        st.tuples(st.sampled_from(KINDS), st.booleans()),
+        st.tuples(st.sampled_from(AUTUMN_NAMES), st.just(True)),
+    ),
+    st.integers(0, 10**6),
+    LIVES,
+)
 def test_whatever_befalls_a_worker_its_answers_are_those_of_a_cold_one(
-    name: str, is_exact: bool, seed: int, events: list[tuple[str, int]]
+    model: tuple[str, bool], seed: int, events: list[tuple[str, int]]
 ) -> None:
+    name, is_exact = model
     with TemporaryDirectory() as directory:
         life = Life(Path(directory), name, is_exact, seed)
         try:

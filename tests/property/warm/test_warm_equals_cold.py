@@ -15,7 +15,7 @@ from hearth.worker.schedule.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.slow_properties import slow
 from scripts.harness.socketless_worker import machine
-from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play
+from scripts.harness.warm.warm_talks import AUTUMN_NAMES, KINDS, OPERATIONS, Talk, play
 from tests.helpers.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
@@ -30,6 +30,13 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(
+    scope="module", params=by_day(AUTUMN_NAMES, ("mlx_vlm/deepseek_v4", "mlx_vlm/glm5_next"))
+)
+def autumn(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @slow(3)
 @given(operations=OPERATIONS)
 def test_in_exact_mode_warm_is_cold_to_the_bit(
@@ -38,6 +45,18 @@ def test_in_exact_mode_warm_is_cold_to_the_bit(
     warm = machine(name, is_exact=True)
     cold = machine(name, keeps=False, is_exact=True)
     play(Talk(name, warm, cold), operations, is_exact=True)
+
+
+@slow(3)
+@given(operations=OPERATIONS, slots=st.integers(1, 4), budget_kb=st.sampled_from([0, 400, 500_000]))
+def test_with_layers_that_choose_tokens_warm_is_cold_to_the_bit(
+    autumn: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
+) -> None:
+    """These models are in exact mode by default."""
+    warm = machine(autumn, is_exact=True, slots_max=slots, budget_mb=budget_kb / 1024)
+    cold = machine(autumn, keeps=False, is_exact=True)
+    is_ample = slots == 4 and budget_kb > 400
+    play(Talk(autumn, warm, cold), operations, is_exact=True, is_ample=is_ample)
 
 
 @slow(3)
