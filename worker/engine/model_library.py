@@ -72,9 +72,13 @@ def library_of(directory: Path) -> Library:
     if not isinstance(name, str):
         raise ValueError("its config.json names no model_type")
     _check_layer_count(config)
-    if any(str(each).endswith(_HEADS) for each in config.get("architectures") or ()):
-        raise ValueError(_refusal("an encoder", name))
-    library = _library_for(name, config)
+    try:
+        library = _library_for(name, config)
+    except ValueError:
+        raise
+    except Exception as error:  # a broken configuration, or a package that cannot be imported
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"its type {name!r} cannot be looked up: {reason}") from error
     if library is None:
         raise ValueError(_unknown(name))
     return library
@@ -96,6 +100,8 @@ def _library_for(name: str, config: Mapping[str, Any]) -> Library | None:
     Raises:
         ValueError: it is no language model.
     """
+    if any(str(each).endswith(_HEADS) for each in config.get("architectures") or ()):
+        raise ValueError(_refusal("an encoder", name))
     module = _mlx_lm_module(name)
     if module is not None and (not has_vision() or _takes(module, config)):
         return "mlx-lm"

@@ -103,6 +103,41 @@ OTHER: Final[dict[str, Config]] = {
         sliding_window=32,
         max_position_embeddings=131_072,
     ),
+    "deepseek_v41": dict(  # with an engram, which mlx-lm refuses
+        hidden_size=128,
+        num_hidden_layers=4,
+        compress_ratios=[0, 2, 1, 1],
+        kv_source_layer_ids=[1, 2, 3],
+        index_source_layer_ids=[1, 2, 3],
+        candidate_source_layer_id=2,
+        vocab_size=checkpoint_files.VOCAB_SIZE,
+        num_attention_heads=4,
+        head_dim=64,
+        qk_rope_head_dim=32,
+        q_lora_rank=64,
+        o_lora_rank=32,
+        o_groups=2,
+        moe_intermediate_size=64,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        index_n_heads=4,
+        index_head_dim=64,
+        index_topk=1024,
+        sliding_window=32,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-6,
+        engram_layer_ids=[1],
+        engram_num_embeddings=[101 + 103 + 107 + 109],  # primes from engram_vocab_size on
+        engram_vocab_size=100,
+        engram_n_heads=2,
+        engram_head_dim=32,
+        engram_max_ngram_size=3,
+        engram_compressed_vocab_size=checkpoint_files.VOCAB_SIZE,
+        vision_num_layers=1,
+        vision_hidden_size=64,
+        vision_num_heads=2,
+        vision_intermediate_size=64,
+    ),
     "hy_v4": dict(
         _LATENT,
         indexer_types=["full", "shared"],
@@ -147,4 +182,7 @@ def make_text_checkpoint(
     model.set_dtype(dtype)
     checkpoint_files.save_weights(directory, model.parameters())
     checkpoint_files.write_json(directory / "config.json", config)
+    if "engram_layer_ids" in config:  # each token's number in the engrams
+        numbers = [*range(checkpoint_files.VOCAB_SIZE)]
+        checkpoint_files.write_json(directory / "engram_token_map.json", numbers)
     return directory

@@ -106,6 +106,8 @@ def test_a_type_that_nobody_knows_is_told_with_the_nearest_that_is_served(tmp_pa
     for name in ("zzzzzz", "a.b", "cache"):
         assert "nearest" not in refusal(tmp_path, model_type=name)
     assert "names no model_type" in refusal(tmp_path, hidden_size=64)
+    broken = refusal(tmp_path, model_type="qwen3", architectures=5)
+    assert "its type 'qwen3' cannot be looked up: 'int' object" in broken
     layers = refusal(tmp_path, model_type="qwen3", num_hidden_layers=LAYERS_MAX + 1)
     assert "4,097 layers" in layers
 

@@ -256,7 +256,10 @@ def test_heads_that_do_not_divide_are_named_with_their_number() -> None:
         part(4)
 
 
-def test_a_family_that_cannot_be_split_is_named() -> None:
+def test_a_family_that_cannot_be_split_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "k2_horizon"}')  # mlx-vlm's
+    with pytest.raises(StartError, match=r"type 'k2_horizon' over ranks .* Set RANKS=1"):
+        Sharded(group(2), "tensor").load(tmp_path, False)
     with pytest.raises(StartError, match=r"type 'falcon_h1' over ranks .* Set RANKS=1"):
         part(2, name="falcon_h1")
     with pytest.raises(StartError, match=r"no pipeline for models of type 'qwen3' .*=tensor"):
