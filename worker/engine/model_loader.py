@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import (
@@ -120,7 +119,10 @@ def load_model(
         directory = present(source, runs_code)
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
         weights: Any = model if vision is None else vision.model
-        _repair(weights)
+        if type(weights).__module__.startswith("mlx_vlm."):
+            from hearth.worker.engine.cut_repairs import repair_cuts  # imports mlx-vlm
+
+            repair_cuts(weights)
         sizes = weight_sizes_of(weights)
         if dense_max is None:
             dense_max = dense_bytes_max(memory_limit(settings), settings.workers)
@@ -159,15 +161,6 @@ def load_model(
         vision=vision,
         dtype=dtype,
     )
-
-
-def _repair(model: Any) -> None:
-    """Repair a network of mlx-vlm whose logits depend on where a prompt is cut."""
-    network = model if isinstance(model, nn.Module) else model.model
-    if type(network).__module__.startswith("mlx_vlm."):
-        from hearth.worker.engine.cut_repairs import repair_cuts
-
-        repair_cuts(network)
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
