@@ -17,6 +17,7 @@ from mlx_vlm.models.cache import BatchPoolingCache, PoolingCache, RotatingKVCach
 from mlx_vlm.models.deepseek_v4.language import Indexer, LanguageModel
 from mlx_vlm.models.deepseek_v32 import language as deepseek_v32
 from mlx_vlm.models.hy_v4.indexer import HyV4Indexer
+from mlx_vlm.models.mllama.language import MllamaCrossAttentionDecoderLayer
 
 OVERLAPPED_RATIO: Final = 4  # DeepSeek V4 lets blocks of so many tokens overlap, and no others
 SCORES_MAX: Final = 1 << 26  # scores of 4 bytes that a choice of pooled rows has at a time
@@ -221,10 +222,28 @@ class _FlatIndexer(Indexer):
         return mx.concatenate(chosen, axis=1)
 
 
+class _ImageLayer(MllamaCrossAttentionDecoderLayer):
+    """Is left out of a forward without an image, as in the makers' code.
+
+    There upstream has each token attend to all tokens of its forward, also to later ones.
+    Source: `MllamaTextModel.forward` in transformers. Upstream's caches keep nothing of an image.
+    """
+
+    def __call__(
+        self, hidden: mx.array, cross_attention_states: mx.array | None, **arguments: Any
+    ) -> mx.array:
+        """Return the hidden states (batch, tokens, width) behind the layer."""
+        if cross_attention_states is None:
+            return hidden
+        behind: mx.array = super().__call__(hidden, cross_attention_states, **arguments)
+        return behind
+
+
 REPAIRED: Final[Mapping[type, type]] = {  # class of a network's part -> the class that it gets
     Indexer: _FlatIndexer,
     # The same forward, not compiled. Upstream compiles a HYV4's choice once for all shapes. Then
     # `argpartition` parts longer scores where it parted the first ones, counted from their
     # beginning. Metal sorts the scores, so that no place matters; a CPU does not.
     HyV4Indexer: deepseek_v32.Indexer,
+    MllamaCrossAttentionDecoderLayer: _ImageLayer,
 }

@@ -129,8 +129,12 @@ def load_model(
         begin("files", 0)
         directory = present(source, runs_code, check=library_of)
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
-        weights = _module_of(model, vision)
-        _repair(_module_of(model, None))
+        weights, network = _module_of(model, vision), _module_of(model, None)
+        if type(network).__module__.startswith("mlx_vlm."):
+            from hearth.worker.engine.cut_repairs import repair_cuts  # imports mlx-vlm
+
+            repair_cuts(network)
+            leave_out_projections(network)
         tables = map_tables(weights, directory, config)
         sizes = weight_sizes_of(weights)
         if dense_max is None:
@@ -170,15 +174,6 @@ def load_model(
         vision=vision,
         dtype=dtype,
     )
-
-
-def _repair(network: Any) -> None:
-    """Repair a language model of mlx-vlm: its logits at cuts, and what its caches keep twice."""
-    if type(network).__module__.startswith("mlx_vlm."):
-        from hearth.worker.engine.cut_repairs import repair_cuts
-
-        repair_cuts(network)
-        leave_out_projections(network)
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:

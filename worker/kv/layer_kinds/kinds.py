@@ -15,8 +15,13 @@ from hearth.worker.kv.layer_kinds.deepseek_v41_kinds import DeepseekV41Kind, Lay
 from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, UnknownCache
 from hearth.worker.kv.layer_kinds.pooled_kind import PooledKind
 from hearth.worker.kv.layer_kinds.qsa_kind import QSAKind
-from hearth.worker.kv.layer_kinds.row_kinds import ChosenRowKind, RingRowKind, RowKind
-from hearth.worker.kv.layer_kinds.state_kind import StateKind
+from hearth.worker.kv.layer_kinds.row_kinds import (
+    ChosenRowKind,
+    IndexedRowKind,
+    RingRowKind,
+    RowKind,
+)
+from hearth.worker.kv.layer_kinds.state_kind import StateKind, Z1TKind
 from hearth.worker.kv.layer_kinds.window_kind import SteppedWindowKind, WindowKind
 
 ENTRY_POINTS: Final = "hearth.layer_kinds"
@@ -30,7 +35,9 @@ KINDS: Final[dict[str, LayerKind]] = {
     "OrderedRotatingKVCache": SteppedWindowKind(),
     "ArraysCache": StateKind(),
     "MambaCache": StateKind(),
+    "Z1TCache": Z1TKind(),
     "QSAKVCache": QSAKind(),
+    "MiniMaxM3KVCache": IndexedRowKind(),
     "PoolingCache": PooledKind(),
     "OverlappedPoolingCache": PooledKind(),
     "NoProjections": LayerKind(),

@@ -46,6 +46,41 @@ class ChosenRowKind(RowKind):
     chooses_tokens: ClassVar[bool] = True
 
 
+class IndexedRowKind(LayerKind):
+    """MiniMax M3: a KVCache within the cache, and index keys of every token beside it."""
+
+    chooses_tokens: ClassVar[bool] = True
+    merges: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
+
+    def check(self, leaf: Any) -> None:
+        if leaf.empty():
+            raise UnknownCache(f"{type(leaf).__name__} that the model does not fill")
+
+    def rows(self, leaf: Any) -> tuple[LayerRows | None, ...]:
+        if leaf.empty():
+            return None, None
+        keys = leaf.index_keys
+        return rows_of(leaf.kv_cache), None if keys is None else LayerRows((keys,))
+
+    def put_rows(self, leaf: Any, groups: Sequence[LayerRows | None], position: int) -> None:
+        rows, keys = groups
+        if rows is not None:
+            put_rows(leaf.kv_cache, rows)
+        leaf.index_keys = None if keys is None else keys.arrays[0]
+        leaf.offset = position
+
+    def trim(self, leaf: Any, groups: Sequence[LayerRows | None], position: int) -> None:
+        leaf.offset = position
+
+    def cut(self, leaf: Any, rows: int) -> None:
+        trimmed = leaf.trim(rows)
+        assert trimmed == rows, (type(leaf).__name__, trimmed, rows)
+
+    def back(self, leaf: Any, saved: Any, rows: int) -> None:
+        self.cut(leaf, rows)
+
+
 class RingRowKind(RowKind):
     """K and V of a whole prompt; answers overwrite a ring behind it (Unlimited-OCR).
 

@@ -12,12 +12,14 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_vlm.models.cache import KVCache, PoolingCache
+from mlx_vlm.models.cache import KVCache, PoolingCache, make_prompt_cache
 from mlx_vlm.models.deepseek_v4 import language as deepseek_v4
 from mlx_vlm.models.deepseek_v4.config import ModelConfig as DeepSeekV4Config
 from mlx_vlm.models.hy_v4 import language as hy_v4
 from mlx_vlm.models.hy_v4.config import ModelConfig as HyV4Config
 from mlx_vlm.models.hy_v4.indexer import HyV4Indexer
+from mlx_vlm.models.mllama import language as mllama
+from mlx_vlm.models.mllama.config import TextConfig as MllamaConfig
 from numpy.typing import NDArray
 
 from hearth.shared.settings import load_settings
@@ -57,6 +59,18 @@ HY: Final[dict[str, Any]] = {
 }
 
 
+MLLAMA: Final[dict[str, Any]] = {
+    **{"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 32},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "cross_attention_layers": [1],
+}
+MODELS: Final = {
+    "deepseek_v4": lambda: deepseek_v4.LanguageModel(DeepSeekV4Config(**V4)),
+    "hy_v4": lambda: hy_v4.LanguageModel(HyV4Config(**HY)),
+    "mllama": lambda: mllama.LanguageModel(MllamaConfig(**MLLAMA)),
+}
+
+
 @pytest.fixture(autouse=True)
 def on_a_cpu() -> Iterator[None]:
     """On Metal `argpartition` sorts, and hides what HYV4's compiled choice does."""
@@ -76,22 +90,18 @@ def prompt() -> list[int]:
 def logits(model: Any, cuts: Sequence[int]) -> NDArray[np.float32]:
     """Return the logits (tokens, vocabulary) of the prompt, read in forwards of these lengths."""
     assert sum(cuts) == TOKENS
-    cache, ids, read = model.make_cache(), iter(prompt()), []
+    cache, ids, read = make_prompt_cache(model), iter(prompt()), []
     for count in cuts:
         part = mx.array([list(itertools.islice(ids, count))])
         read.append(model(part, cache=cache).logits[0])
-        mx.eval(read[-1], [layer.state for layer in cache])
+        mx.eval(read[-1], [layer.state for layer in cache if not layer.empty()])
     return np.array(mx.concatenate(read))
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("name", ["deepseek_v4", "hy_v4"])
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_do_not_depend_on_where_a_prompt_is_cut(name: str, cuts: Sequence[int]) -> None:
-    model = made(
-        deepseek_v4.LanguageModel(DeepSeekV4Config(**V4))
-        if name == "deepseek_v4"
-        else hy_v4.LanguageModel(HyV4Config(**HY))
-    )
+    model = made(MODELS[name]())
     repair_cuts(model)
     whole = logits(model, [TOKENS])
     assert np.abs(logits(model, cuts) - whole).max() < 1e-5 * np.abs(whole).max()
@@ -288,6 +298,24 @@ def test_upstream_still_parts_longer_scores_where_it_parted_the_first_ones() -> 
     repair_cuts(indexer)
     chosen, best = token_choice(indexer, 300)
     assert chosen == best
+
+
+# ---------------------------------------------------------------- layers for images
+
+
+def test_upstream_still_has_a_text_without_images_attend_in_the_layers_for_images() -> None:
+    model = made(MODELS["mllama"]())
+    unlike = np.abs(logits(model, [TOKENS]) - logits(model, [150, 150])).max()
+    assert unlike > 1e-3, "upstream is mended: drop the layer that is left out"
+
+
+def test_a_layer_for_images_reads_images_alone() -> None:
+    layer = made(mllama.MllamaCrossAttentionDecoderLayer(MllamaConfig(**MLLAMA), 1))
+    image, text = hidden(5, 1), hidden(3)
+    expected = layer(text, image, cache=KVCache())
+    repair_cuts(layer)
+    assert mx.array_equal(layer(text, image, cache=KVCache()), expected)
+    assert mx.array_equal(layer(text, None, cache=KVCache()), text)
 
 
 # ---------------------------------------------------------------- where repairs are made
