@@ -111,11 +111,32 @@ def cache_report(
             # Newest first; only entries under `roots`.
             "last": [entry.as_row() for entry in evictor.last if _is_among(entry.root, roots)],
         },
+        "layers": layer_counts(kv_manager),
         "disk": kv_manager.disk_report(),
         "depths": {f"{low}-{depth_ends[n]}": depths[n] for n, low in enumerate((0, *DEPTHS))},
         "entries": lines[:LINES_MAX],
         **kv_manager.pins.report(api_key),
         **report,
+    }
+
+
+# The parts of kept KV, by the evictor's names: what goes when such a part is evicted.
+EVICTED: Final = {
+    "rows": ("copy", "extent", "expired"),
+    "window": ("window", "extent", "expired"),
+    "state": ("snapshot", "extent", "expired"),
+}
+
+
+def layer_counts(kv_manager: KVManager) -> dict[str, dict[str, int]]:
+    """Return how often parts of each class of layer cache were kept, restored and evicted."""
+    evicted, moved = kv_manager.transfer.evictor.evicted, kv_manager.layers.moved
+    return {
+        name: {
+            **{event: sum(moved[event, part] for part in parts) for event in ("kept", "restored")},
+            "evicted": sum(evicted[kind] for kind in {k for part in parts for k in EVICTED[part]}),
+        }
+        for name, parts in kv_manager.layers.parts.items()
     }
 
 

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
-from hearth.worker.engine.decode.batch import is_mergeable
+from hearth.worker.engine.decode.batch import is_mergeable, pads_exactly
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.engine.decode.draft_model import with_hidden
 from hearth.worker.engine.decode.tree_forward import TreeForward
@@ -62,7 +62,8 @@ class Engine:
         self.vision = vision
         self.adapters = loaded.adapters
         self._model = loaded.model
-        batches = batches and is_mergeable(self.new_cache())
+        network = network_of(loaded)
+        batches = batches and pads_exactly(network) and is_mergeable(self.new_cache())
         tree_forward = None
         with self._trial():
             # Mlx-lm's models are known to batch in mlx-lm's caches. All others are tried.

@@ -5,6 +5,7 @@ class. Owner: the inference thread.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -50,6 +51,7 @@ class LayerMap:
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         found = list(leaves(probe))
         self._kinds = [_probed_kind(leaf, sees_images) for leaf in found]
+        self.moved: Counter[tuple[str, str]] = Counter()  # by ("kept" or "restored", part)
         for leaf, kind in zip(found, self._kinds, strict=True):
             kind.check(leaf)
         pairs = list(zip(found, self._kinds, strict=True))
@@ -78,6 +80,16 @@ class LayerMap:
         self.state_bytes = LayerStates(states).nbytes
         self.state_buffers = sum(len(parts) for parts in states)
         self.layout = Layout(has_state=bool(states), window=window, has_rows=bool(whole))
+        # The parts that caches of each class have; an eviction frees one part of all layers.
+        self.parts: dict[str, set[str]] = {}
+        for (leaf, kind), has_window in zip(pairs, self._has_window, strict=True):
+            has = {
+                "rows": any(rows is not None for rows in kind.rows(leaf)),
+                "window": has_window,
+                "state": bool(kind.state(leaf)) or (kind.window_size(leaf) > 0 and not has_window),
+            }
+            parts = self.parts.setdefault(type(leaf).__name__, set())
+            parts.update(part for part, is_there in has.items() if is_there)
 
     def row_cost(self, form: PackedFormat | None) -> tuple[int, int]:
         """Return the bytes of one token's rows in `form`, rounded up, and their arrays' number."""
@@ -179,6 +191,7 @@ class LayerMap:
         """Return copies of the rows of the tokens [start, end); raw rows are packed in `form`."""
         assert 0 <= start < end, (start, end)
         views = self.rows(cache, start, end)
+        self.moved["kept", "rows"] += 1
         if form is not None:
             views = tuple(v.converted(form) if v.format is None else v for v in views)
         return _evaluated(views)
@@ -187,6 +200,7 @@ class LayerMap:
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
         """Fill an empty cache with the rows of `position` tokens; leave room for `rows` in all."""
+        self.moved["restored", "rows"] += 1
         for leaf, kind, numbers in self._grouped(cache):
             groups: list[LayerRows | None] = []
             for order, number in enumerate(numbers):
@@ -267,6 +281,7 @@ class LayerMap:
         The rows of the last `behind` tokens are left out.
         """
         assert 0 <= behind < tokens, (behind, tokens)
+        self.moved["kept", "window"] += 1
         newest = []
         for leaf, kind in self._windowed(cache):
             rows = kind.window(leaf)
@@ -289,6 +304,7 @@ class LayerMap:
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
         """Fill the window layers with the last rows of `row_runs`, which end at `position`."""
+        self.moved["restored", "window"] += 1
         for number, (leaf, kind) in enumerate(self._windowed(cache)):
             wanted = min(position, kind.window_size(leaf))
             layer = [run[number].converted(None).arrays for run in row_runs]
@@ -303,6 +319,7 @@ class LayerMap:
 
     def take_state(self, cache: list[Any]) -> LayerStates:
         """Return the current states, which no later forward changes."""
+        self.moved["kept", "state"] += 1
         layers = tuple(
             tuple(None if array is None else mx.contiguous(array) for array in parts)
             for parts, _ in self._state_arrays(cache)
@@ -312,6 +329,7 @@ class LayerMap:
 
     def put_state(self, cache: list[Any], state: LayerStates, position: int) -> None:
         """Put the states at `position` back, after the rows and windows."""
+        self.moved["restored", "state"] += 1
         layers = iter(state.layers)
         for (leaf, kind), has_window in zip(self._pairs(cache), self._has_window, strict=True):
             if kind.window_size(leaf) and not has_window:
