@@ -1,4 +1,4 @@
-"""What each layer kind takes out of a real model's cache, put back, computes the same bits."""
+"""Each kind of layer's parts, taken out of a real model's cache and put back, give the same bits."""
 
 from collections.abc import Iterator
 from typing import Any
