@@ -1,10 +1,10 @@
-"""Serves embedding tables of which a token reads a few rows from their files, not from memory.
+"""Keeps embedding tables out of memory: a token reads the few rows that it needs from their files.
 
 N-gram tables hold up to half of a model's parameters: 51 of the 125 billion of Qwen3.8-Flash-Next.
 The files are mapped, so that the rows in use are in the system's cache, which shrinks when memory
 is short. Upstream's own mappings are not used: `ple_storage` needs a second checkpoint of 4 bits,
-engrams stand among the parameters once a model is loaded, and both read rows one by one, with
-neighbours that nobody asked for.
+engrams stand among the parameters once a model is loaded, and both let one thread wait for each
+page and read on behind it: 296 ms for 48 cold rows on a Linux disk, where this takes 1.3 ms.
 Owner: the inference thread, which waits for the rows of a forward.
 """
 
@@ -39,7 +39,6 @@ _NAME: Final = re.compile(
     r"(?:\.shards?[._](\d+))?(?:\.(weight|scales?|biases))?$"
 )
 _FIXED: Final = "engram"  # tables whose rows are bfloat16 whatever the model computes in
-
 _PARTS: Final = ("weight", "scales", "biases")
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]  # (rows, bytes of a row)
@@ -244,7 +243,8 @@ class RowTable(nn.Module):
             for name, part in shard.items():  # without "clip" numpy copies twice
                 np.take(part, local, 0, into[name][at : at + len(local)], "clip")
 
-        list(_READERS.map(copy, jobs))
+        run = map if len(jobs) == 1 else _READERS.map  # handing over costs more than a row
+        list(run(copy, jobs))
         return into
 
 
@@ -269,8 +269,8 @@ def map_tables(model: Any, directory: Path, config: Mapping[str, Any]) -> TableS
     network = _network(model)
     found = [(name, module, _NAME.search(name)) for name, module in network.named_modules()]
     named = [(name, module, match[1]) for name, module, match in found if match and not match[2]]
-    if not (sizes.nbytes and named):
-        return TableSizes()
+    if not (sizes.nbytes and named):  # upstream maps those of a copy with `ple_storage` itself
+        return sizes
     parts, mapped = _parts_in(directory), functools.cache(_mapped)
     rows = sizes.token_rows // len(named)
     tables = [(name, _table(module, key, parts, mapped, rows)) for name, module, key in named]

@@ -144,7 +144,12 @@ def is_table(name: str) -> bool:
 
 
 def write_checkpoint(
-    directory: Path, kind: str, dtype: mx.Dtype = mx.bfloat16, bits: int = 0, **text: Any
+    directory: Path,
+    kind: str,
+    dtype: mx.Dtype = mx.bfloat16,
+    bits: int = 0,
+    mode: str = "affine",
+    **text: Any,
 ) -> Path:
     """Write a checkpoint of `kind` with random weights, in float32 but for its tables.
 
@@ -156,8 +161,8 @@ def write_checkpoint(
     model: Any = text_model(config) if is_text else checkpoint_files.vision_model(config)
     model.update(tree_map_with_path(partial(cast_table, dtype), model.parameters()))
     if bits:
-        config["quantization"] = {"group_size": 32, "bits": bits, "mode": "affine"}
-        nn.quantize(model, 32, bits, class_predicate=lambda name, _: is_table(name))
+        config["quantization"] = {"group_size": 32, "bits": bits, "mode": mode}
+        nn.quantize(model, 32, bits, mode=mode, class_predicate=lambda name, _: is_table(name))
     checkpoint_files.save_weights(directory, model.parameters())
     checkpoint_files.write_json(directory / "config.json", config)
     checkpoint_files.write_json(directory / "engram_token_map.json", [n % 64 for n in range(VOCAB)])

@@ -37,6 +37,7 @@ from tests.helpers.worker.checked_fixture import checked, context_of
 from tests.helpers.worker.table_checkpoints import CONFIGS, is_table, write_checkpoint
 
 MB = 1024 * 1024
+FILE = "model.safetensors"
 PROMPT = [5, 9, 17, 33, 5, 9, 2, 44, 5, 9, 17]  # n-grams that repeat, and the end of a text
 KINDS = [(kind, bits) for kind in CONFIGS for bits in (0, 4)]
 # text_config of Qwen3.8-Flash-Next, as far as it shapes tables
@@ -82,11 +83,18 @@ def no_rows(table: RowTable, rows: Any) -> dict[str, Any]:
     return {name: np.zeros_like(part) for name, part in read_rows(table, rows).items()}
 
 
-@pytest.mark.parametrize(("kind", "bits"), KINDS)
+@pytest.mark.parametrize(
+    ("kind", "bits", "mode"),
+    [
+        *((*each, "affine") for each in KINDS),
+        ("qwen4_exp", 4, "mxfp4"),
+        ("deepseek_v41", 8, "mxfp8"),
+    ],
+)
 def test_a_loaded_model_leaves_its_tables_on_the_disk_and_every_logit_is_the_same(
-    kind: str, bits: int, tmp_path: Path
+    kind: str, bits: int, mode: str, tmp_path: Path
 ) -> None:
-    write_checkpoint(tmp_path, kind, bits=bits)
+    write_checkpoint(tmp_path, kind, bits=bits, mode=mode)
     admitted: list[int] = []
     before = mx.get_active_memory()
     loaded = load_model(settings_of(tmp_path), admit=admitted.append)
@@ -182,6 +190,23 @@ def test_a_table_of_another_form_than_its_file_stays_in_memory(tmp_path: Path) -
     assert table_sizes(tmp_path, loaded.config).nbytes
     assert map_tables(loaded.model, tmp_path, loaded.config) == TableSizes()
     assert row_tables(loaded.model) == []
+
+
+def test_tables_that_upstream_maps_itself_count_no_more(tmp_path: Path) -> None:
+    from mlx_vlm.models.qwen4_exp.ple_storage import prepare_external_ple_model
+
+    (tmp_path / "whole").mkdir()
+    whole = write_checkpoint(tmp_path / "whole", "qwen4_exp", bits=4, ple_layer_ids=[1])
+    index = {"weight_map": dict.fromkeys(mx.load(str(whole / "model.safetensors")), FILE)}
+    (whole / "model.safetensors.index.json").write_text(json.dumps(index))
+    prepare_external_ple_model(whole, tmp_path / "prepared")
+    admitted: list[int] = []
+    by_row, prepared = (
+        load_model(settings_of(tmp_path / name), admit=admitted.append)
+        for name in ("whole", "prepared")
+    )
+    assert row_tables(prepared.model) == [] and admitted[1] <= admitted[0]
+    assert prepared.facts.tables == by_row.facts.tables != ""
 
 
 @pytest.mark.parametrize(("kind", "bits"), KINDS)
