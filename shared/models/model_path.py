@@ -69,7 +69,7 @@ CATALOGUE: Final = (
     ),
     CatalogueModel(  # size: lmstudio-ai/mlx-engine#347; Rapid-MLX's PR 3562 has 8.0 GiB
         *("bonsai-2-27b", "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit", 8.6, 24),
-        *("a thorough agent in 2 bits", _SEES),
+        *("a thorough agent in 2 bits", _SEES, 0.0, _LAYOUT),
     ),
     CatalogueModel(
         *("gpt-oss-20b", "mlx-community/gpt-oss-20b-MXFP4-Q8", 12.1, 24),

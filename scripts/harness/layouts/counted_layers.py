@@ -69,10 +69,10 @@ def _with_rows(layer: LayerRows, rows: int) -> LayerRows:
 class CountedLayerMap(LayerMap):
     """A LayerMap over counted caches; what is kept is found by the real one, in the probe."""
 
-    def __init__(self, probe: list[Any]) -> None:
+    def __init__(self, probe: list[Any], **how: Any) -> None:
         probe = hollowed(probe)
-        super().__init__(probe)
-        real = LayerMap(probe)
+        super().__init__(probe, **how)
+        real = LayerMap(probe, **how)
         held = real.window_held(probe) if self.layout.window else 0
         self._window = real.copy_window(probe, held) if held else KVRows(())
         state = real.take_state(probe)

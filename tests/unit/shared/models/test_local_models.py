@@ -19,6 +19,7 @@ from hearth.shared.models.local_models import (
     matching,
 )
 from hearth.shared.models.model_path import CATALOGUE, catalogued, fitting
+from hearth.shared.paths import PROJECT_DIR
 from hearth.worker.engine.mlx_memory import default_limit, working_bytes
 
 GB = 1024**3
@@ -142,6 +143,17 @@ def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:
         assert model.weight_bytes <= (limit - working_bytes(limit)) * 0.9, model.alias
         assert model in fitting(model.memory_gb * GB)
         assert model not in fitting((model.memory_gb - 2) * GB)
+
+
+def test_the_page_tells_each_recommended_model_with_its_size_and_its_mac() -> None:
+    page = (PROJECT_DIR / "docs/models.md").read_text()
+    for model in CATALOGUE:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{model.alias}`"))
+        _, name, _, size, *_, mac, _ = map(str.strip, row.split("|"))
+        by_row = f": {model.table_gb} by row" if model.table_bytes else ""
+        assert size == f"{model.download_gb}{by_row}"
+        assert mac.startswith(f"{model.memory_gb} GB")
+        assert name.endswith("layout") == (model.tried == "layout alone")
 
 
 def test_of_several_revisions_the_main_one_counts(home: Path) -> None:

@@ -24,6 +24,7 @@ from tests.helpers.worker.watched_memory import held_bytes, ids
 SCALE = 96  # tokens of a real context for one of a scaled one
 SPARE_TOKENS = 512  # a slot has room for so much of an answer
 LIMIT_MB = 64
+CONTEXT_MIN = 120_000  # on the largest Mac: of a million, the scores of one forward take most
 
 
 @functools.cache
@@ -51,9 +52,8 @@ every_model = pytest.mark.parametrize(
 @every_model
 def test_a_model_has_a_mac_and_a_larger_one_tells_no_less(model: ModelLayout) -> None:
     contexts = [told_on(mac, model)[1] for mac in MACS]
-    is_whole = contexts[-1] == model.context_tokens
-    leaves_little = model.weight_bytes > MACS[-1].memory_bytes * 3 // 4
-    assert contexts == sorted(contexts) and contexts[-1] and (is_whole or leaves_little)
+    assert contexts == sorted(contexts)
+    assert contexts[-1] >= min(model.context_tokens, CONTEXT_MIN)
 
 
 @every_model
