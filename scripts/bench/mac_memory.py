@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hearth.shared.errors import StartError
-from hearth.worker.kv.layer_adapters import UnknownCache
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac

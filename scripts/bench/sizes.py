@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from hearth.worker.kv.layer_adapters import UnknownCache
+from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from scripts.harness.layouts.counted_engine import MACS
 from scripts.harness.layouts.model_layouts import LAYOUTS
 from scripts.harness.layouts.pair_replay import Figures, replay_pair

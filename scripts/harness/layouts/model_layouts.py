@@ -29,7 +29,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.decode.batch_split import ReadCost, read_cost
-from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.model_loader import LoadedModel, cache_layout
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.memory_verdict import unloaded_probe
@@ -153,7 +153,7 @@ class ModelLayout:
             vocab_size=self.text_config["vocab_size"],
             parameter_count=self.parameter_count,
             weight_bytes=self.weight_bytes,
-            cache_layout="ArraysCache" if self.is_hybrid else "",
+            cache_layout=cache_layout(self.probe()),
             backend="metal",
         )
         return LoadedModel(

@@ -31,8 +31,8 @@ from hearth.worker.engine.decode.shared_trunk import (
 from hearth.worker.engine.lora.lora_adapter import applied
 
 STEP: Final = 256  # KV rows by which buffers grow, as in mlx-lm
-# Models whose attention chooses blocks of tokens, or tokens. Padding shifts the blocks of a row: its
-# logits are off by half of the largest past 2,048 tokens. The other model fails in a batch.
+# Models whose attention chooses blocks of tokens, or tokens. Padding shifts the blocks of a row, so
+# that past 2,048 tokens its logits are half of the largest off. The other model fails in a batch.
 UNPADDED: Final = ("minimax_m3_vl", "longcat_flash_sparse")
 PACKED: Final = "QuantizedKVCache"  # the same name in mlx-lm and mlx-vlm
 

@@ -1,4 +1,4 @@
-"""Each kind of layer's parts, taken out of a real model's cache and put back, give the same bits."""
+"""The parts of each layer kind, taken out of a real model's cache and put back, give equal bits."""
 
 from collections.abc import Iterator
 from typing import Any
