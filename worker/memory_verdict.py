@@ -43,6 +43,7 @@ from hearth.worker.engine.system_state import OVERHEAD_MAX
 from hearth.worker.engine.vision.vlm_loader import read_json, sees_images
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.layer_kinds.kinds import probe_tokens
 from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.ranks.rank_hosts import read_hosts
@@ -124,9 +125,10 @@ def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> Load
 
 
 def unloaded_probe(model: nn.Module) -> list[Any]:
-    """Return the unevaluated caches after a forward of PROBE_TOKENS tokens."""
+    """Return the unevaluated caches after a forward that fills each layer."""
     cache: list[Any] = make_prompt_cache(model)
-    model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
+    tokens = max(PROBE_TOKENS, probe_tokens(cache))
+    model(mx.zeros((1, tokens), mx.int32), cache=cache)
     return cache
 
 

@@ -22,14 +22,9 @@ from hearth.worker.engine.decode.decoding_sequence import DecodingSequence
 from hearth.worker.engine.decode.sampler import SamplingParams, greedy
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
-from tests.helpers.worker.awaited_layouts import AWAITED
 
 MIN = 3  # tokens of a trunk
-every_layout = pytest.mark.parametrize(
-    "layout",
-    [layout for layout in LAYOUTS if layout.name not in AWAITED],
-    ids=lambda layout: layout.name,
-)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 LENGTH = st.one_of(st.integers(1, 300), st.integers(1, 130_000)).map(RowLength)
 
 

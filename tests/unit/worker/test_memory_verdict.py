@@ -29,7 +29,6 @@ from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.by_day import KINDS
-from tests.helpers.worker.awaited_layouts import awaited
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB
@@ -176,7 +175,7 @@ ON_MACS = {
 }
 
 
-@pytest.mark.parametrize("alias", [awaited(name, alias) for alias, name in ON_MACS.items()])
+@pytest.mark.parametrize("alias", ON_MACS)
 def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told(
     alias: str,
 ) -> None:

@@ -9,7 +9,6 @@ from scripts.harness.layouts.confirm import SMALL, confirmed
 from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout, layout
 from scripts.harness.layouts.session_scripts import render
-from tests.helpers.worker.awaited_layouts import awaited
 
 BF16, FP32 = 2, 4
 
@@ -72,7 +71,7 @@ POOLED = {
 RUN = 4_096  # tokens; a multiple of every rate
 
 
-@pytest.mark.parametrize("name", [awaited(name, name) for name in POOLED])
+@pytest.mark.parametrize("name", POOLED)
 def test_a_run_of_a_model_with_several_rates_keeps_what_its_config_says(name: str) -> None:
     layers = CountedLayerMap(layout(name).probe())
     run = layers.copy_rows([CountedCache(layers, RUN)], 0, RUN, None)

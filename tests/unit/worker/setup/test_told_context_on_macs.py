@@ -17,7 +17,6 @@ from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.mac_hardware import MACS, Mac
 from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine
-from tests.helpers.worker.awaited_layouts import awaited
 from tests.helpers.worker.prompt_builders import builder_for
 from tests.helpers.worker.watched_memory import held_bytes, ids
 
@@ -43,7 +42,7 @@ BY_DAY = ("Qwen3-4B", "Qwen3.5-35B-A3B", "gpt-oss-20b", "Llama-3.3-70B")
 every_model = pytest.mark.parametrize(
     "model",
     [
-        awaited(model.name, model, () if model.name in BY_DAY else (pytest.mark.night,))
+        pytest.param(model, id=model.name, marks=() if model.name in BY_DAY else pytest.mark.night)
         for model in LAYOUTS
     ],
 )
