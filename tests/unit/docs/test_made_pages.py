@@ -1,4 +1,4 @@
-"""Pages that are made of the code: whom memories serve, and the figures of the README."""
+"""Pages that are made: whom memories serve, the architectures, and the figures of the README."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from hearth.commands.bench.headline import RESULTS, headline
 from hearth.commands.bench.results import Results
-from scripts.docs import memories_table
+from scripts.docs import architectures_table, memories_table
 
 
 def test_every_memory_says_whom_it_serves() -> None:
@@ -36,6 +36,12 @@ def test_the_threat_model_has_the_table_of_what_they_say() -> None:
     text = memories_table.PAGE.read_text()
     remedy = "run .venv/bin/python -m scripts.docs.memories_table"
     assert text == memories_table.with_table(text), remedy
+
+
+def test_the_page_of_models_has_the_table_of_the_recorded_architectures() -> None:
+    text = architectures_table.PAGE.read_text()
+    remedy = "run .venv/bin/python -m scripts.docs.architectures_table"
+    assert text == architectures_table.with_table(text), remedy
 
 
 ROOT = Path(__file__).parents[3]
