@@ -188,10 +188,9 @@ def architecture_dir(name: str) -> Path:
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as made:
-            make_checkpoint(name, Path(made))
+            make_checkpoint(name, Path(made) / "model")
             with contextlib.suppress(OSError):  # another process made it meanwhile
-                Path(made).rename(target)
-                Path(made).mkdir()
+                (Path(made) / "model").rename(target)
     return target
 
 

@@ -17,7 +17,7 @@ from hearth.worker.kv.layer_kinds.kinds import kind_of, leaves, probe_tokens
 from hearth.worker.kv.layer_kinds.layer_kind import LayerKind
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of
-from tests.helpers.worker.architectures import architecture
+from scripts.harness.socketless_worker import loaded
 
 # One architecture of each kind of layer that came after rows, windows and states.
 NAMES = (
@@ -38,7 +38,7 @@ class Kept:
     """A model's map, and what was taken at each cut of a prompt."""
 
     def __init__(self, name: str) -> None:
-        self.engine = Engine(architecture(name), batches=False)
+        self.engine = Engine(loaded(name), batches=False)
         self.map = LayerMap(self.engine.probe(probe_tokens(self.engine.new_cache())))
         self.states: dict[int, LayerStates] = {}
         self.windows: dict[int, KVRows] = {}
@@ -254,7 +254,7 @@ def test_an_installed_package_adds_a_kind_by_an_entry_point(
 
 
 def test_a_batch_is_made_only_of_kinds_that_merge() -> None:
-    layout = architecture("mlx_vlm/qwen4_exp").facts.cache_layout
+    layout = loaded("mlx_vlm/qwen4_exp").facts.cache_layout
     assert not all(kind.merges for kind in kinds.kinds_in(layout))
     assert all(kind.merges for kind in kinds.kinds_in("2 x ArraysCache, 2 x KVCache"))
     assert [type(leaf).__name__ for leaf in leaves([KVCache()])] == ["KVCache"]
