@@ -126,7 +126,7 @@ def _tempered(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
-            module.weight = module.weight * 0.05
+            module.weight = module.weight * 0.01
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and "norm" not in path.lower():
             module.weight = mx.ones_like(module.weight)
     model.update(tree_map_with_path(_unscaled, model.parameters()))
@@ -143,7 +143,7 @@ def _temper_file(path: Path) -> None:
     assert isinstance(weights, dict)
     if not any("lm_head" in name for name in weights):
         for name in [name for name in weights if name.endswith("embed_tokens.weight")]:
-            weights[name] = weights[name] * 0.05
+            weights[name] = weights[name] * 0.01
         mx.eval(weights)  # before the file is written anew
         checkpoint_files.save_weights(path.parent, weights)
 
