@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import yaml
 from mlx.utils import tree_map_with_path
 
@@ -41,7 +42,7 @@ from scripts.fixtures.make_fixture import QWEN_MARKER, TEMPLATE, TOKEN_NAMES, Co
 from scripts.fixtures.vision_family_configs import CACHED, FAMILIES
 from scripts.harness.image_files import painted, saved
 from scripts.harness.socketless_worker import Answer, Machine
-from scripts.harness.warm.token_margins import COUNTED, nearest, same_bits, same_tokens
+from scripts.harness.warm.token_margins import COUNTED, same_bits, same_tokens
 
 # With the processor that each ships with: these see images.
 PROCESSED: Final = {**FAMILIES, **CACHED}
@@ -284,7 +285,9 @@ def _compared(warm: Machine, turns: Sequence[Turn]) -> tuple[list[int], list[str
             same(answer, turn.cold)
         except AssertionError as difference:
             differ.append(_line(difference))
-        off = max(off, nearest(answer.logits[0], [turn.cold.logits[0]]))
+        mine, theirs = answer.logits[0], turn.cold.logits[0]  # some are minus infinity in both
+        gaps = np.subtract(mine, theirs, out=np.zeros_like(mine), where=mine != theirs)
+        off = max(off, float(np.abs(gaps).max()))
     warm.check()
     return beside, differ, off
 
