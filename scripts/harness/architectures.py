@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import yaml
 from mlx.utils import tree_map_with_path
 
@@ -127,7 +128,7 @@ def _tempered(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
-            module.weight = module.weight * 0.05
+            module.weight = module.weight * 0.01
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and "norm" not in path.lower():
             module.weight = mx.ones_like(module.weight)
     model.update(tree_map_with_path(_unscaled, model.parameters()))
@@ -144,7 +145,7 @@ def _temper_file(path: Path) -> None:
     assert isinstance(weights, dict)
     if not any("lm_head" in name for name in weights):
         for name in [name for name in weights if name.endswith("embed_tokens.weight")]:
-            weights[name] = weights[name] * 0.05
+            weights[name] = weights[name] * 0.01
         mx.eval(weights)  # before the file is written anew
         checkpoint_files.save_weights(path.parent, weights)
 
@@ -208,7 +209,9 @@ def served(directory: Path) -> dict[str, Any]:
 
     `fails` is an error's text, and `because` the cache that cannot be restored. `reuse` is "full"
     where each turn reads hardly more than its new tokens; `beside` is how many more. `kept` and
-    `restored` are of a worker with one slot, `evicted` of one with room for half of that.
+    `restored` are of a worker with one slot, `evicted` of one with room for half of that. `differ`
+    tells the answers that are not the cold ones, and `off` how far first tokens' log probabilities
+    are from these; `said` counts the tokens that occur in answers.
     """
     settings = load_settings({"MODEL_PATH": str(directory), "DTYPE": "bfloat16"}, None)
     try:
@@ -237,14 +240,14 @@ def _played(loaded: LoadedModel, settings: Settings, exact: bool) -> dict[str, A
         image = vision.reader.read("image", saved(painted(0, (112, 112)), "PNG"))
     ties = len(COUNTED.ties)
     turns = _cold_turns(machine(keeps=False), loaded.tokenizer, image)
-    beside, differ = _compared(machine(), turns)
+    beside, differ, off = _compared(machine(), turns)
     # With one slot all that another prompt needs is put back from what is kept.
     by_turns = [turn for each in turns for turn in (each, turns[0])]
     one_slot = machine(slots_max=1)
-    _, differ_then = _compared(one_slot, by_turns)
+    _, differ_then, off_then = _compared(one_slot, by_turns)
     budget_mb = one_slot.keeper.store.budget.bytes_used / 2 / MB
     tight = machine(slots_max=1, budget_mb=budget_mb)
-    _, differ_last = _compared(tight, by_turns)
+    _, differ_last, off_last = _compared(tight, by_turns)
     are_full = [count <= FEW for count in beside[1:]]
     return {
         "reuse": "full" if all(are_full) else "part" if any(are_full) else "none",
@@ -253,6 +256,7 @@ def _played(loaded: LoadedModel, settings: Settings, exact: bool) -> dict[str, A
         "answers": len(turns) + 2 * len(by_turns),
         "ties": len(COUNTED.ties) - ties,
         "differ": differ + differ_then + differ_last,
+        "off": max(off, off_then, off_last),
         "said": len({token for turn in turns for token in turn.cold.tokens}),
         "kept": kept_parts(one_slot),
         "restored": one_slot.keeper.counts["restored_tokens"],
@@ -281,9 +285,12 @@ def _cold_turns(cold: Machine, tokenizer: Any, image: PromptImage | None) -> lis
     return [*turns, Turn(last.ids, len(last.ids), last.cold)]
 
 
-def _compared(warm: Machine, turns: Sequence[Turn]) -> tuple[list[int], list[str]]:
-    """Return how many tokens each turn read beside its new ones, and where answers differ."""
-    beside, differ = list[int](), list[str]()
+def _compared(warm: Machine, turns: Sequence[Turn]) -> tuple[list[int], list[str], float]:
+    """Return how many tokens each turn read beside its new ones, and where answers differ.
+
+    And how far the log probabilities of first tokens are off, whether or not that shows.
+    """
+    beside, differ, off = list[int](), list[str](), 0.0
     same = same_bits if warm.keeper.rules.is_exact else same_tokens
     for turn in turns:
         answer = warm.ask(turn.ids, TOKENS_MAX, images=turn.cold.request.query.images)
@@ -292,8 +299,11 @@ def _compared(warm: Machine, turns: Sequence[Turn]) -> tuple[list[int], list[str
             same(answer, turn.cold)
         except AssertionError as difference:
             differ.append(_line(difference))
+        mine, theirs = answer.logits[0], turn.cold.logits[0]  # some are minus infinity in both
+        gaps = np.subtract(mine, theirs, out=np.zeros_like(mine), where=mine != theirs)
+        off = max(off, float(np.abs(gaps).max()))
     warm.check()
-    return beside, differ
+    return beside, differ, off
 
 
 def kept_parts(machine: Machine) -> dict[str, int]:

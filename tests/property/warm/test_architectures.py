@@ -18,6 +18,12 @@ from tests.helpers.by_day import by_day
 
 # Rows; a window beside rows; a state beside rows.
 BY_DAY: Final = ("mlx_lm/llama", "mlx_lm/gpt_oss", "mlx_lm/lfm2")
+# Of the first tokens' log probabilities: rounding moves them by 3e-4 at most, over 178 models. A
+# state of three tokens that is lost hardly shows in the tokens.
+OFF_MAX: Final = 1e-3
+# Upstream their answers hang on where a prompt is cut, whoever caches: the mask of plamo3's windows
+# is a token wider than their caches.
+CUT_SENSITIVE: Final = {"mlx_lm/plamo3"}
 SAID_MIN: Final = 5  # tokens in 60: fewer would hardly depend on the prompt
 # The part of kept KV by what the evictor calls it.
 EVICTED: Final = {"rows": {"copy", "extent"}, "windows": {"window"}, "states": {"snapshot"}}
@@ -42,6 +48,7 @@ def test_a_model_reads_only_what_is_new_says_what_it_says_cold_and_moves_its_cou
         return
     assert row.get("reuse") == "full", row
     assert row["differ"] == []
+    assert (row["off"] > OFF_MAX) == (name in CUT_SENSITIVE), row
     assert row["said"] >= SAID_MIN, row
     moves_its_counters(row)
 
