@@ -117,7 +117,9 @@ def counted_depth(cache: Sequence[Any]) -> int | None:
 
 
 def _counted(cache: Sequence[Any]) -> Any:
-    return next((layer.offset for layer in cache if hasattr(layer, "offset")), None)
+    """Return the count of the first layer, or part of a layer, that counts tokens."""
+    parts = (part for layer in cache for part in getattr(layer, "caches", (layer,)))
+    return next((part.offset for part in parts if hasattr(part, "offset")), None)
 
 
 def _position_axes(model: Any, make_cache: Callable[[], list[Any]]) -> int:
@@ -129,7 +131,10 @@ def _position_axes(model: Any, make_cache: Callable[[], list[Any]]) -> int:
         return 0
     count = AXES + 2  # unlike the number of axes, so that the layout shows
     ids = mx.zeros((1, count), dtype=mx.int32)
-    positions, _ = model.get_rope_index(ids)
+    try:
+        positions, _ = model.get_rope_index(ids)
+    except AttributeError:  # inherited by a model whose config has no vision tower (MiniCPM-o)
+        return 0
     if positions.shape != (1, count):
         return AXES if positions.shape == (AXES, 1, count) else 0
     # Many tell one axis for text alone and take three, which images need. Nothing is evaluated.
