@@ -131,10 +131,7 @@ def _position_axes(model: Any, make_cache: Callable[[], list[Any]]) -> int:
         return 0
     count = AXES + 2  # unlike the number of axes, so that the layout shows
     ids = mx.zeros((1, count), dtype=mx.int32)
-    try:
-        positions, _ = model.get_rope_index(ids)
-    except AttributeError:  # inherited by a model whose config has no vision tower (MiniCPM-o)
-        return 0
+    positions, _ = model.get_rope_index(ids)
     if positions.shape != (1, count):
         return AXES if positions.shape == (AXES, 1, count) else 0
     # Many tell one axis for text alone and take three, which images need. Nothing is evaluated.
