@@ -520,6 +520,7 @@ class RewindPoint:
 def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
     """Move the rows in `path` to the beginning of the last `rows`, in order."""
     assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
+    layers = [leaf for leaf in layers if leaf.keys is not None]  # others have no attention
     found = mx.array(list(path))
     moved = [
         tuple(
