@@ -130,11 +130,11 @@ class Engine:
         """Return why KV cannot be quantised while the model runs; None if it can. Runs a trial."""
         try:
             cache = self.probe()
-            maybe_quantize_kv_cache(cache, 0, group_size, bits)
-            for layer in cache:
+            for layer in cache:  # those that `LayerMap.quantise` packs, or states
                 kind = type(layer).__name__
-                if kind not in ("QuantizedKVCache", "ArraysCache"):
+                if kind not in ("KVCache", "ArraysCache"):
                     return f"it keeps {kind}"
+            maybe_quantize_kv_cache(cache, 0, group_size, bits)
             self.prefill(cache, [0, 0])
             self.prefill(cache, [0])
         except Exception as error:  # any error of an architecture with quantised KV

@@ -102,7 +102,7 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
     """Whether a forward of several tokens, as for a draft, gives the logits of single tokens.
 
     Some models cannot: they attend in both directions within a forward (PaliGemma's prefix), or
-    their layers hold rows of an image too, so that a draft's rows cannot be removed (Mllama).
+    their layers hold other rows than the tokens', so that a draft's rows cannot be removed.
     Runs a trial; logs the reason if not. The trial takes seven forwards of at most eight tokens per
     text. If the first text fails, up to three texts are tried, each with one more forward of twelve
     tokens.
@@ -115,7 +115,9 @@ def verifies_like_alone(model: Call, new_cache: NewCache) -> bool:
         together = as_floats(model(mx.array([ids]), cache=caches[0])[0])
         for layer in caches[0]:
             for part in getattr(layer, "caches", (layer,)):
-                rows = int(getattr(part, "offset", len(prompt) + len(ids)))
+                if getattr(part, "keys", None) is None:  # a state, pooled rows, or nothing
+                    continue
+                rows = int(part.offset)
                 if rows != len(prompt) + len(ids):
                     raise ValueError(
                         f"a {type(part).__name__} holds {rows} rows of "

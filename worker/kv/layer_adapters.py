@@ -77,7 +77,12 @@ class LayerMap:
         self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
         self.window_buffers = sum(len(rows.arrays) for rows in windows)
-        self.state_bytes = LayerStates(states).nbytes
+        self.state_bytes = LayerStates(states).nbytes + sum(
+            max(0, kind.window_size(leaf) - array.shape[2]) * (array.nbytes // array.shape[2])
+            for (leaf, kind), has_window in zip(pairs, self._has_window, strict=True)
+            if kind.window_size(leaf) and not has_window  # grows, up to the window's size
+            for array in kind.window(leaf).arrays
+        )
         self.state_buffers = sum(len(parts) for parts in states)
         self.layout = Layout(has_state=bool(states), window=window, has_rows=bool(whole))
         # The parts that caches of each class have; an eviction frees one part of all layers.
@@ -156,7 +161,8 @@ class LayerMap:
 
     def depth(self, cache: list[Any]) -> int | None:
         """Return how many tokens the layers hold by their own count; None if no layer counts."""
-        return depth_of(cache)
+        depths = (kind.depth(leaf) for leaf, kind in self._pairs(cache))
+        return next((depth for depth in depths if depth is not None), None)
 
     def nbytes(self, cache: list[Any]) -> int:
         """Return the bytes of a live cache, spare capacity included."""
@@ -333,7 +339,8 @@ class LayerMap:
         layers = iter(state.layers)
         for (leaf, kind), has_window in zip(self._pairs(cache), self._has_window, strict=True):
             if kind.window_size(leaf) and not has_window:
-                arrays = [array for array in next(layers) if array is not None]
+                # Copied, because a window writes to its arrays in place.
+                arrays = [mx.array(array) for array in next(layers) if array is not None]
                 kind.put_window(leaf, arrays, position)
             elif kind.state(leaf):
                 kind.put_state(leaf, next(layers), position)
@@ -383,12 +390,6 @@ class LayerMap:
             elif parts := kind.state(leaf):
                 found.append((parts, kind.ragged))
         return found
-
-
-def depth_of(cache: Sequence[Any]) -> int | None:
-    """Return how many tokens the layers hold by their own count; None if no layer counts."""
-    depths = (kind_of(leaf).depth(leaf) for leaf in leaves(cache))
-    return next((depth for depth in depths if depth is not None), None)
 
 
 def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
@@ -519,6 +520,7 @@ class RewindPoint:
 def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
     """Move the rows in `path` to the beginning of the last `rows`, in order."""
     assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
+    layers = [leaf for leaf in layers if leaf.keys is not None]  # others have no attention
     found = mx.array(list(path))
     moved = [
         tuple(

@@ -24,10 +24,6 @@ class _CompressedKind(LayerKind):
     def probe_tokens(self, leaf: Any) -> int:
         return PROBE_TOKENS
 
-    def nbytes(self, leaf: Any) -> int:
-        arrays = [a for rows in self.rows(leaf) if rows is not None for a in rows.arrays]
-        return sum(array.nbytes for array in (*arrays, *self.state(leaf)) if array is not None)
-
     def rates(self, leaf: Any) -> tuple[int, ...]:
         counts = [1 if rows is None else rows.arrays[0].shape[2] for rows in self.rows(leaf)]
         return tuple(max(1, int(leaf.offset) // count) for count in counts)
@@ -52,6 +48,10 @@ class LayerCacheKind(_CompressedKind):
 
 class DeepseekV41Kind(_CompressedKind):
     """mlx-vlm: compressed rows and index keys of all layers, the ids of engrams, and the rest."""
+
+    def nbytes(self, leaf: Any) -> int:
+        grown = (*leaf._compress_buffers, *leaf._key_buffers, leaf.engram)  # with spare rows
+        return sum(array.nbytes for array in (*grown, *self.state(leaf)) if array is not None)
 
     def rows(self, leaf: Any) -> tuple[LayerRows | None, ...]:
         ids = None if leaf.engram is None else LayerRows((leaf.engram[:, None, :, None],))

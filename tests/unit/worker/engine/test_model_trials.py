@@ -470,6 +470,14 @@ def test_whole_models_verify_drafts_in_seven_forwards_of_24_tokens(name: str) ->
     assert (len(model.forwards), model.tokens) == (7, 24)
 
 
+@pytest.mark.parametrize(
+    "name", ["mlx_vlm/deepseek_v4", "mlx_vlm/glm5_next", "mlx_lm/nemotron-nas"]
+)
+def test_pooled_rows_and_layers_without_attention_forbid_no_drafts(name: str) -> None:
+    engine = Engine(loaded(name), batches=False)
+    assert verifies_like_alone(engine._model, engine.new_cache)
+
+
 @pytest.mark.night
 @pytest.mark.parametrize(("numbers", "name"), COARSE_DRAFTS)
 def test_coarse_numbers_are_not_taken_for_a_fault_of_drafts(numbers: str, name: str) -> None:

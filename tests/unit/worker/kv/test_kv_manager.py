@@ -231,7 +231,9 @@ def test_kept_kv_in_eight_bits_takes_half_and_short_prompts_stay_as_they_are() -
 class FakeEngine:
     """An engine whose model keeps something unknown."""
 
-    def probe(self) -> list[Any]:
+    vision = None
+
+    def probe(self, tokens: int) -> list[Any]:
         known, odd = KVCache(), ConcatenateKVCache()
         for layer in (known, odd):
             layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
@@ -285,6 +287,19 @@ def test_kv_that_upstream_cannot_quantise_refuses_to_start(name: str, is_possibl
         reason = engine.why_not_quantised(8, 64)
     assert (reason is None) == is_possible
     assert "\n" not in (reason or "")
+
+
+def test_kv_of_a_class_that_no_slot_quantises_refuses_though_upstream_could(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class RingSlidingKVCache(KVCache):
+        pass
+
+    engine = Engine(loaded("qwen3"))
+    count = len(engine.new_cache())
+    monkeypatch.setattr(engine, "new_cache", lambda: [RingSlidingKVCache() for _ in range(count)])
+    with engine.stream():
+        assert engine.why_not_quantised(8, 64) == "it keeps RingSlidingKVCache"
 
 
 @pytest.mark.parametrize("name", by_day(KINDS, ("qwen3_5", "gpt_oss")))

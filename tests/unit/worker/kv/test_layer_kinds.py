@@ -215,6 +215,34 @@ def test_of_windows_of_several_sizes_the_narrow_ones_are_in_the_snapshot() -> No
         assert sorted(np.array(found)[0, 0, :, 0]) == sorted(np.array(wanted)[0, 0, -size:, 0])
 
 
+def test_a_snapshot_with_a_narrow_window_stays_and_takes_the_bytes_that_were_foretold() -> None:
+    def new_cache() -> list[Any]:
+        return [RotatingKVCache(32), RotatingKVCache(8)]
+
+    layers = LayerMap(filled(new_cache(), 3))
+    live, fresh = filled(new_cache(), 100), new_cache()
+    state, window = layers.take_state(live), layers.copy_window(live, 32)
+    assert state.nbytes == layers.state_bytes
+    layers.put_window(fresh, [window.layers], 100)
+    layers.put_state(fresh, state, 100)
+    filled(fresh, 1, 100)
+    assert np.array(state.layers[0][0])[0, 0, :, 0].tolist() == list(range(92, 100))
+
+
+def test_a_layer_that_no_text_fills_counts_no_tokens() -> None:
+    layers = LayerMap([KVCache(), *filled([KVCache()], 3)])
+    assert layers.depth([KVCache(), *filled([KVCache()], 9)]) == 9
+
+
+def test_the_bytes_of_a_live_cache_are_those_of_its_buffers() -> None:
+    kept = Kept("mlx_vlm/deepseek_v41")
+    (layer,) = kept.cache
+    buffers = [b for b in (*layer._compress_buffers, *layer._key_buffers) if b is not None]
+    assert any(buffer.shape[1] > CUTS[-1] for buffer in buffers), "none has spare rows"
+    beside = kept.states[CUTS[-1]].nbytes
+    assert kept.map.nbytes(kept.cache) >= beside + sum(buffer.nbytes for buffer in buffers)
+
+
 def test_a_layer_that_no_text_fills_costs_a_text_model_nothing() -> None:
     probe = [*filled([KVCache()], 3), KVCache()]
     assert LayerMap(probe).layout.resumes_anywhere

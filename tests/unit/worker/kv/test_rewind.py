@@ -57,6 +57,12 @@ def test_the_rows_of_a_path_stand_in_order_behind_all_before_and_may_be_cut(
         assert held_by(layer)[0][-1] == 7000
 
 
+def test_a_branch_is_picked_beside_a_layer_that_holds_no_rows() -> None:
+    layer = filled(KVCache(), 3, 4)
+    RewindPoint([KVCache(), layer]).pick(3, [1])
+    assert held_by(layer)[0] == [0, 1, 2, 3, 5]
+
+
 def test_rows_move_in_place_and_no_buffer_is_copied() -> None:
     layer = KVCache()
     layer.update_and_fetch(
