@@ -30,7 +30,7 @@ from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsI
 from hearth.worker.kv.kv_manager import KVManager, NullKVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.layer_kinds.kinds import kinds_in, probe_tokens
+from hearth.worker.kv.layer_kinds.kinds import added_versions, kinds_in, probe_tokens
 from hearth.worker.kv.layer_kinds.layer_kind import UnknownCache
 from hearth.worker.kv.quantise_kv import (
     WIDTH_MAX,
@@ -159,7 +159,8 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     """Return the hash of the empty prefix, made of everything that decides the KV of given tokens.
 
     Included are the model's identity with the whole config.json (rope, quantisation and so on), and
-    what decides the last bits: the compute dtype, the device, the BLAS of a CPU, and the ranks.
+    what decides the last bits: the compute dtype, the device, the BLAS of a CPU, the ranks, and the
+    packages that added layer kinds.
     The storage format and the prefill cuts are not included, because each file names its own.
     """
     facts = loaded.facts
@@ -179,6 +180,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         version("mlx"),
         version("mlx-lm"),
         *([version("mlx-vlm")] if loaded.is_of_mlx_vlm else []),
+        *added_versions(facts.cache_layout),
         f"dtype {loaded.dtype.form}",
         *([f"BLAS {blas}"] if blas else []),
         *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),

@@ -12,7 +12,6 @@ from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, StateArrays
 from hearth.worker.kv.quantise_kv import LayerRows
 
 PROBE_TOKENS = 257  # at least two rows of each compression ratio, and more than a window
-HANDOFFS = ("index_k", "candidates", "compress_kv", "topk_idxs")  # read again in each forward
 
 
 class _CompressedKind(LayerKind):

@@ -11,6 +11,7 @@ from functools import cache as cached
 from importlib.metadata import entry_points
 from typing import Any, Final
 
+from hearth.shared.errors import StartError
 from hearth.worker.kv.layer_kinds.deepseek_v41_kinds import DeepseekV41Kind, LayerCacheKind
 from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, UnknownCache
 from hearth.worker.kv.layer_kinds.pooled_kind import PooledKind
@@ -48,13 +49,38 @@ KINDS: Final[dict[str, LayerKind]] = {
 
 # Kept for everybody: the packages that are installed
 @cached
-def added_kinds() -> dict[str, LayerKind]:
-    return {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
+def added_kinds() -> dict[str, tuple[LayerKind, str]]:
+    """Return (kind, version of its package) of each cache class that installed packages add.
+
+    Raises:
+        StartError: an entry point cannot be loaded, or is no instance of `LayerKind`.
+    """
+    found: dict[str, tuple[LayerKind, str]] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        said = f"the entry point {point.name} = {point.value!r} in {ENTRY_POINTS}"
+        try:
+            kind = point.load()
+        except Exception as error:  # any error of another's package
+            raise StartError(f"{said} cannot be loaded: {error}") from error
+        if not isinstance(kind, LayerKind):
+            raise StartError(f"{said} is no instance of LayerKind, but {kind!r}")
+        package = point.dist
+        found[point.name] = kind, f"{package.name} {package.version}" if package else point.value
+    return found
+
+
+def added_versions(cache_layout: str) -> list[str]:
+    """Return the packages that added kinds of a model's `cache_layout`, with their versions."""
+    names = _class_names(cache_layout)
+    return sorted({version for name, (_, version) in added_kinds().items() if name in names})
 
 
 def kind_named(name: str) -> LayerKind | None:
     """Return the kind of caches of this class; None where the class is not known."""
-    return KINDS.get(name) or added_kinds().get(name)
+    if name in KINDS:
+        return KINDS[name]
+    kind, _ = added_kinds().get(name, (None, ""))
+    return kind
 
 
 def kind_of(leaf: Any) -> LayerKind:
@@ -90,5 +116,9 @@ def probe_tokens(cache: Sequence[Any]) -> int:
 
 def kinds_in(cache_layout: str) -> list[LayerKind]:
     """Return the kinds of the classes in a model's `cache_layout`, e.g. "4 x KVCache"."""
-    kinds = map(kind_named, re.findall(r"[A-Za-z_]\w*", cache_layout))
+    kinds = map(kind_named, _class_names(cache_layout))
     return [kind for kind in kinds if kind is not None]
+
+
+def _class_names(cache_layout: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*", cache_layout)

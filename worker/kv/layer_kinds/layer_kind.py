@@ -26,18 +26,25 @@ class LayerKind:
     - A *state* belongs to one position, and a snapshot keeps it. It is all else that the next
       forward reads: recurrent states, and the pending tokens of a row that is not yet whole.
 
-    Arrays that follow from these are derived: `put_rows` and `put_state` reset them.
+    Arrays that follow from these are derived: `put_rows`, `trim` or `put_state` resets them. Rows
+    are put first, then the window, then the state.
+
+    Three methods undo. `trim` takes a live cache back to an earlier position, and a window and a
+    state of that position are put next. `cut` removes the last rows of a draft's forward. `back`
+    takes a draft's whole forward back, to what `checkpoint` saved before it.
     """
 
-    presized: ClassVar[int] = 0  # number of first row groups whose buffers have spare rows
+    # Number of first row groups whose buffers get spare rows: such a class has KVCache's `keys`,
+    # `values` and `offset`.
+    presized: ClassVar[int] = 0
     # Attention reads the tokens with the best scores: rounding as small as that of decoded KV may
     # change the choice, so by default no decoded KV is reused.
     chooses_tokens: ClassVar[bool] = False
     is_prefill_only: ClassVar[bool] = False  # what decoding wrote cannot be reused at all
     merges: ClassVar[bool] = True  # each row of a batch gets the logits that it gets alone
-    rewinds: ClassVar[bool] = True  # a whole forward can be taken back
-    ragged: ClassVar[bool] = False  # the second last axis of a state's arrays varies in length
-    cuts: ClassVar[bool] = False  # any number of a forward's last rows can be removed
+    ragged: ClassVar[bool] = False  # states vary in length, such as m pending keys (1, m, width)
+    rewinds: ClassVar[bool] = True  # there are `checkpoint` and `back`
+    cuts: ClassVar[bool] = False  # there is `cut`: no layer's state is needed to drop some rows
 
     def probe_tokens(self, leaf: Any) -> int:
         """Return after how many tokens every array of this cache exists in its full size."""
@@ -58,7 +65,11 @@ class LayerKind:
     # ------------------------------------------------------------ rows
 
     def rows(self, leaf: Any) -> tuple[LayerRows | None, ...]:
-        """Return each row group with its spare rows; None for a group without rows."""
+        """Return each row group with its spare rows; None for a group without rows.
+
+        The number of groups never changes. A group of two arrays may be packed as K and V are, so
+        arrays that must stay exact have groups of their own.
+        """
         return ()
 
     def rates(self, leaf: Any) -> tuple[int, ...]:
@@ -93,11 +104,14 @@ class LayerKind:
     # ------------------------------------------------------------ states
 
     def state(self, leaf: Any) -> StateArrays:
-        """Return the state's arrays, without a copy; None for an array that does not exist yet."""
+        """Return the state's arrays, without a copy; None for an array that does not exist yet.
+
+        The number of arrays never changes: a cache with an empty tuple has no state.
+        """
         return ()
 
     def put_state(self, leaf: Any, arrays: StateArrays, position: int) -> None:
-        """Make copies of `arrays` the state at `position`. Rows and windows were put before."""
+        """Make `arrays` the state at `position`; copy those that the layer writes in place."""
 
     # ------------------------------------------------------------ taking a forward back
 

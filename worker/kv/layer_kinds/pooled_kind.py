@@ -51,4 +51,4 @@ class PooledKind(LayerKind):
 
     def back(self, leaf: Any, saved: Any, rows: int) -> None:
         leaf.pooled, pending, remainder = saved
-        self.put_state(leaf, pending, remainder)
+        self.put_state(leaf, pending, remainder)  # of a position only its remainder counts

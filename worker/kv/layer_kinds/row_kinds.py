@@ -33,9 +33,6 @@ class RowKind(LayerKind):
         trimmed = leaf.trim(rows)
         assert trimmed == rows or leaf.keys is None, (type(leaf).__name__, trimmed, rows)
 
-    def checkpoint(self, leaf: Any) -> Any:
-        return None
-
     def back(self, leaf: Any, saved: Any, rows: int) -> None:
         self.cut(leaf, rows)
 
@@ -71,7 +68,7 @@ class IndexedRowKind(LayerKind):
         leaf.offset = position
 
     def trim(self, leaf: Any, groups: Sequence[LayerRows | None], position: int) -> None:
-        leaf.offset = position
+        leaf.offset = position  # of both buffers, whose later rows are written over
 
     def cut(self, leaf: Any, rows: int) -> None:
         trimmed = leaf.trim(rows)
@@ -104,7 +101,7 @@ class UnfilledKind(LayerKind):
     """A cache of a class with rows that no text fills: layers without attention.
 
     In a vision model an image may fill it (Mllama's layers of cross attention). So what it holds,
-    if anything, is a state: K and V of the image.
+    if anything, is a state: K and V of the image. `LayerMap` finds such caches in its probe.
     """
 
     def __init__(self, sees_images: bool) -> None:

@@ -1,6 +1,7 @@
 """The parts of each layer kind, taken out of a real model's cache and put back, give equal bits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import mlx.core as mx
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from hearth.shared.errors import StartError
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_format import FileKind, Record
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
 from hearth.worker.kv.layer_kinds import kinds
 from hearth.worker.kv.layer_kinds.kinds import kind_of, leaves, probe_tokens
-from hearth.worker.kv.layer_kinds.layer_kind import LayerKind
+from hearth.worker.kv.layer_kinds.row_kinds import RowKind
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of
 from scripts.harness.socketless_worker import loaded
@@ -37,8 +40,8 @@ RESUMED = (128, 300, 311)  # a resume here: pending parts are empty, or not
 class Kept:
     """A model's map, and what was taken at each cut of a prompt."""
 
-    def __init__(self, name: str) -> None:
-        self.engine = Engine(loaded(name), batches=False)
+    def __init__(self, model: LoadedModel) -> None:
+        self.engine = Engine(model, batches=False)
         self.map = LayerMap(self.engine.probe(probe_tokens(self.engine.new_cache())))
         self.states: dict[int, LayerStates] = {}
         self.windows: dict[int, KVRows] = {}
@@ -76,7 +79,7 @@ class Kept:
 
 @pytest.fixture(scope="module", params=NAMES)
 def kept(request: pytest.FixtureRequest) -> Iterator[Kept]:
-    yield Kept(request.param)
+    yield Kept(loaded(request.param))
 
 
 def are_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
@@ -126,7 +129,7 @@ def test_a_snapshot_stays_what_it_was_when_the_cache_goes_on(kept: Kept) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_forward_that_is_taken_back_leaves_no_trace(name: str) -> None:
-    kept = Kept(name)
+    kept = Kept(loaded(name))
     cache = kept.read(311)
     if not can_rewind(cache):
         assert name in ("mlx_vlm/deepseek_v41", "mlx_lm/deepseek_v41", "mlx_vlm/unlimited_ocr")
@@ -154,8 +157,9 @@ def test_what_is_kept_comes_back_from_a_file(kept: Kept) -> None:
         for a, b in zip(arrays(rows), arrays(back), strict=True)
     )
     if kept.map.layout.has_state:
-        state = kept.map.state_from(record(kept.states[end], start, end))
-        assert kept.map.is_state(state)
+        for cut, taken in kept.states.items():
+            state = kept.map.state_from(record(taken, 0, cut))
+            assert kept.map.is_state(state), cut
         assert not kept.map.is_state(LayerStates(state.layers[:-1]))
 
 
@@ -259,26 +263,45 @@ def test_what_an_image_leaves_in_such_a_layer_is_in_the_snapshot() -> None:
     assert np.array_equal(np.array(fresh[1].keys), np.array(live[1].keys[..., :6, :]))
 
 
-def test_an_installed_package_adds_a_kind_by_an_entry_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Point:
-        name = "AddedCache"
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function by which an installed package adds AddedCache, as `module:attribute`."""
 
-        def load(self) -> LayerKind:
-            return kinds.KINDS["KVCache"]
-
-    class AddedCache(KVCache):
-        pass
-
-    monkeypatch.setattr(kinds, "entry_points", lambda group: [Point()])
-    kinds.added_kinds.cache_clear()
-    try:
-        assert kind_of(AddedCache()) is kinds.KINDS["KVCache"]
-        assert LayerMap(filled([AddedCache()], 3)).layout.resumes_anywhere
-    finally:
-        monkeypatch.undo()
+    def add(value: str) -> None:
+        point = EntryPoint("AddedCache", value, kinds.ENTRY_POINTS)
+        monkeypatch.setattr(kinds, "entry_points", lambda group: [point])
         kinds.added_kinds.cache_clear()
+
+    yield add
+    monkeypatch.undo()
+    kinds.added_kinds.cache_clear()
+
+
+class AddedCache(KVCache):
+    """A class of another package."""
+
+
+ADDED_KIND = RowKind()
+
+
+def test_an_installed_package_adds_a_kind_by_an_entry_point(added: Callable[[str], None]) -> None:
+    added(f"{__name__}:ADDED_KIND")
+    assert kind_of(AddedCache()) is ADDED_KIND
+    assert LayerMap(filled([AddedCache()], 3)).layout.resumes_anywhere
+    assert kinds.added_versions("2 x AddedCache") == [f"{__name__}:ADDED_KIND"]
+    assert kinds.added_versions("2 x KVCache") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("hearth.nothing:KIND", "cannot be loaded"), (f"{__name__}:AddedCache", "no instance")],
+)
+def test_an_entry_point_that_gives_no_kind_is_named(
+    added: Callable[[str], None], value: str, reason: str
+) -> None:
+    added(value)
+    with pytest.raises(StartError, match=f"AddedCache.*{reason}"):
+        kind_of(AddedCache())
 
 
 def test_a_batch_is_made_only_of_kinds_that_merge() -> None:
