@@ -239,7 +239,7 @@ def test_a_layer_that_no_text_fills_counts_no_tokens() -> None:
 
 
 def test_the_bytes_of_a_live_cache_are_those_of_its_buffers() -> None:
-    kept = Kept("mlx_vlm/deepseek_v41")
+    kept = Kept(loaded("mlx_vlm/deepseek_v41"))
     (layer,) = kept.cache
     buffers = [b for b in (*layer._compress_buffers, *layer._key_buffers) if b is not None]
     assert any(buffer.shape[1] > CUTS[-1] for buffer in buffers), "none has spare rows"
