@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import BatchPoolingCache, PoolingCache, RotatingKVCache
 from mlx_vlm.models.deepseek_v4.language import Indexer, LanguageModel
 from mlx_vlm.models.deepseek_v32 import language as deepseek_v32
+from mlx_vlm.models.hunyuan_vl.language import LanguageModel as HunyuanLanguageModel
 from mlx_vlm.models.hy_v4.indexer import HyV4Indexer
 from mlx_vlm.models.mllama.language import MllamaCrossAttentionDecoderLayer
 
@@ -239,6 +240,17 @@ class _ImageLayer(MllamaCrossAttentionDecoderLayer):
         return behind
 
 
+class _NewPositions(HunyuanLanguageModel):
+    """Makes the positions of each prompt anew.
+
+    Upstream keeps those of the first prompt without images, and a longer one then fails.
+    """
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        self._position_ids = None
+        return super().__call__(*inputs, **named)
+
+
 REPAIRED: Final[Mapping[type, type]] = {  # class of a network's part -> the class that it gets
     Indexer: _FlatIndexer,
     # The same forward, not compiled. Upstream compiles a HYV4's choice once for all shapes. Then
@@ -246,4 +258,5 @@ REPAIRED: Final[Mapping[type, type]] = {  # class of a network's part -> the cla
     # beginning. Metal sorts the scores, so that no place matters; a CPU does not.
     HyV4Indexer: deepseek_v32.Indexer,
     MllamaCrossAttentionDecoderLayer: _ImageLayer,
+    HunyuanLanguageModel: _NewPositions,
 }

@@ -3,6 +3,7 @@
 What the inference code of DeepSeek-V4 makes of a whole prompt is written down here with numpy.
 """
 
+import functools
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pytest
 from mlx_vlm.models.cache import KVCache, PoolingCache, make_prompt_cache
 from mlx_vlm.models.deepseek_v4 import language as deepseek_v4
 from mlx_vlm.models.deepseek_v4.config import ModelConfig as DeepSeekV4Config
+from mlx_vlm.models.hunyuan_vl import language as hunyuan_vl
 from mlx_vlm.models.hy_v4 import language as hy_v4
 from mlx_vlm.models.hy_v4.config import ModelConfig as HyV4Config
 from mlx_vlm.models.hy_v4.indexer import HyV4Indexer
@@ -32,6 +34,7 @@ from hearth.worker.engine.cut_repairs import (
 from hearth.worker.engine.model_loader import load_model
 from scripts.fixtures.checkpoint_files import randomise, save_weights, vision_model, write_json
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.socketless_worker import loaded
 
 TOKENS: Final = 300  # of the prompts: two blocks of 128 and a part of one
 VOCABULARY, HIDDEN = 64, 32
@@ -336,3 +339,19 @@ def test_a_model_is_repaired_when_it_is_loaded(tmp_path: Path) -> None:
         *(type(window), PoolingCache)
     ]
     assert "OverlappedPoolingCache" in loaded.facts.cache_layout
+
+
+# ---------------------------------------------------------------- positions
+
+
+def test_a_prompt_gets_positions_of_its_own_whatever_prompt_was_before() -> None:
+    model = loaded("mlx_vlm/hunyuan_vl").model.model
+    new_cache = functools.partial(make_prompt_cache, model)
+    ids = mx.array([[7 + n % 90 for n in range(40)]])
+    alone = model(ids, cache=new_cache()).logits
+    model(ids[:, :5], cache=new_cache())
+    assert mx.array_equal(model(ids, cache=new_cache()).logits, alone)
+    model.__class__ = hunyuan_vl.LanguageModel
+    model(ids[:, :5], cache=new_cache())
+    with pytest.raises(ValueError, match="reshape"):  # upstream is mended: drop _NewPositions
+        model(ids, cache=new_cache())
