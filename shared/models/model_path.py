@@ -38,7 +38,6 @@ class CatalogueModel:
     purpose: str
     takes: tuple[str, ...]
     table_gb: float = 0.0  # of `download_gb`: tables that are read by row, and stay on the disk
-    tried: str = "tiny weights"  # what the tests run of the architecture; no model was run whole
 
     @property
     def weight_bytes(self) -> int:
@@ -52,7 +51,6 @@ class CatalogueModel:
 
 _SEES: Final = ("images", "tools", "thinking")
 _THINKS: Final = ("tools", "thinking")
-_LAYOUT: Final = "layout alone"
 
 CATALOGUE: Final = (
     CatalogueModel(
@@ -69,7 +67,7 @@ CATALOGUE: Final = (
     ),
     CatalogueModel(  # size: lmstudio-ai/mlx-engine#347; Rapid-MLX's PR 3562 has 8.0 GiB
         *("bonsai-2-27b", "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit", 8.6, 24),
-        *("a thorough agent in 2 bits", _SEES, 0.0, _LAYOUT),
+        *("a thorough agent in 2 bits", _SEES),
     ),
     CatalogueModel(
         *("gpt-oss-20b", "mlx-community/gpt-oss-20b-MXFP4-Q8", 12.1, 24),
@@ -97,15 +95,15 @@ CATALOGUE: Final = (
     ),
     CatalogueModel(  # size: file 65813010861; the table has 51.2 B of its numbers, in 5 bits each
         *("qwen3.8-flash-next", "mlx-community/Qwen3.8-Flash-Next-4bit", 111.5, 128),
-        *("a fast agent on a large machine, 6 B active", _SEES, 32.0, _LAYOUT),
+        *("a fast agent on a large machine, 6 B active", _SEES, 32.0),
     ),
     CatalogueModel(  # size: 166 GiB, of another's conversion in the same bits (file 63151747485)
         *("glm-5.3-flash", "mlx-community/GLM-5.3-Flash-4bit", 178.2, 256),
-        *("thorough, 18 B active", _SEES, 0.0, _LAYOUT),
+        *("thorough, 18 B active", _SEES),
     ),
     CatalogueModel(  # size: file 70368189275; 768,022,850 rows of 160 bytes (file 70747831461)
         *("deepseek-v4.1-flash", "mlx-community/DeepSeek-V4.1-Flash-MLX-4bit", 486.1, 512),
-        *("the largest here", _SEES, 122.9, _LAYOUT),
+        *("the largest here", _SEES, 122.9),
     ),
 )
 

@@ -39,7 +39,7 @@ from hearth.worker.setup.memory_setup import process_bytes
 
 BUILTIN_PLACE: Final = "package index"
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")
-_CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "by row", "for", "takes", "tried with")
+_CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "by row", "for", "takes")
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -132,7 +132,7 @@ def _recommended(models: Sequence[FoundModel]) -> str:
 def _catalogue_row(model: CatalogueModel) -> tuple[str, ...]:
     by_row = f"{model.table_gb:.1f}" if model.table_bytes else ""
     sizes, takes = (f"{model.download_gb:.1f}", by_row), ", ".join(model.takes)
-    return (model.alias, model.hub_id, *sizes, model.purpose, takes, model.tried)
+    return (model.alias, model.hub_id, *sizes, model.purpose, takes)
 
 
 if __name__ == "__main__":
