@@ -180,6 +180,8 @@ def test_what_is_kept_comes_back_from_a_file(kept: Kept) -> None:
         state = kept.map.state_from(record(kept.states[end], start, end))
         assert kept.map.is_state(state)
         assert not kept.map.is_state(LayerStates(state.layers[:-1]))
+        early = kept.map.state_from(record(kept.states[64], 0, 64))  # a window is not full yet
+        assert kept.map.is_state(early)
 
 
 def test_the_bytes_of_rows_are_those_that_the_arrays_take(kept: Kept) -> None:
