@@ -151,7 +151,7 @@ def _temper_file(path: Path) -> None:
 
 
 def make_checkpoint(name: str, directory: Path) -> None:
-    """Write a random checkpoint of "library/name" as a directory that is not there."""
+    """Write a random checkpoint of "library/name" into a directory that is empty or not there."""
     library, entry = name.split("/")
     tokenizer = fixture_dir("qwen3") / "tokenizer.json"
     if library == "mlx_vlm" and entry in PROCESSED:
@@ -159,7 +159,7 @@ def make_checkpoint(name: str, directory: Path) -> None:
         vision_families.make_checkpoint(PROCESSED[entry], directory, seeing, "float32")
         return _temper_file(directory / "model.safetensors")
     config = configuration(name)
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     (directory / tokenizer.name).write_bytes(tokenizer.read_bytes())
     template = TEMPLATE.replace("@@IMAGE@@", QWEN_MARKER)
     checkpoint_files.write_tokenizer_config(directory, template, TOKEN_NAMES | OTHER_NAMES)

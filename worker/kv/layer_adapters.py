@@ -165,7 +165,9 @@ class LayerMap:
         return next((depth for depth in depths if depth is not None), None)
 
     def nbytes(self, cache: list[Any]) -> int:
-        """Return the bytes of a live cache, spare capacity included."""
+        """Return the bytes of a live cache, spare rows included; 0 of one in a batch (no layers)."""
+        if not cache:
+            return 0
         return sum(kind.nbytes(leaf) for leaf, kind in self._pairs(cache))
 
     # ------------------------------------------------------------ rows

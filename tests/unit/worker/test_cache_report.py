@@ -1,5 +1,6 @@
 """Checks the report of the cache against counts by hand: sizes, images, batches, bits, answers."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,12 @@ import pytest
 
 from hearth.worker.cache import prefix_search
 from hearth.worker.cache.prefix_search import ResumePlan
-from hearth.worker.cache_report import CORRECTNESS, cache_report, quantisation_report
+from hearth.worker.cache_report import (
+    CORRECTNESS,
+    cache_report,
+    layer_counts,
+    quantisation_report,
+)
 from hearth.worker.kv.kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.harness.socketless_worker import Machine, loaded, machine
@@ -54,6 +60,30 @@ def test_states_and_windows_that_are_kept_are_part_of_an_entry(name: str) -> Non
     (entry,) = report["entries"]
     assert entry["bytes"] - entry["slot_bytes"] == report["bytes"] > 0
     assert entry["slot_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "evicted"),
+    [("qwen3_5", "ArraysCache", 28), ("gpt_oss", "RotatingKVCache", 26)],
+)
+def test_each_class_of_layers_counts_what_its_own_parts_did(
+    name: str, beside: str, evicted: int
+) -> None:
+    made = machine(name, tiny=True, slots_max=1)
+    first, other = [*range(200)], [*range(300, 500)]
+    for ids in (first, other):
+        made.ask(ids, 2)
+    before = {each: counts["restored"] for each, counts in layer_counts(made.keeper).items()}
+    assert before == {beside: 0, "KVCache": 0}
+    made.ask(first, 2)
+    made.keeper.transfer.evictor.evicted = Counter(
+        {"copy": 1, "window": 2, "snapshot": 4, "extent": 8, "expired": 16}
+    )
+    counts = layer_counts(made.keeper)
+    assert [each["restored"] for each in counts.values()] == [1, 1]
+    assert min(each["kept"] for each in counts.values()) > 0
+    assert counts["KVCache"]["evicted"] == 25
+    assert counts[beside]["evicted"] == evicted
 
 
 def test_rows_in_a_batch_are_live_bytes_too() -> None:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from hearth.shared.settings import load_settings
 from hearth.worker.engine import cut_repairs
 from hearth.worker.engine.cut_repairs import (
+    OrderedRotatingKVCache,
     OverlappedBatchPoolingCache,
     OverlappedPoolingCache,
     repair_cuts,
@@ -334,6 +335,7 @@ def test_a_model_is_repaired_when_it_is_loaded(tmp_path: Path) -> None:
     save_weights(tmp_path, vision_model(config).parameters())
     loaded = load_model(load_settings({"MODEL_PATH": str(tmp_path)}, None))
     window, *pooled = loaded.model.make_cache()[1].caches
+    assert type(window) is OrderedRotatingKVCache
     assert [type(cache) for cache in pooled] == [OverlappedPoolingCache] * 2
     assert [type(cache) for cache in loaded.model.make_cache()[2].caches] == [
         *(type(window), PoolingCache)

@@ -181,6 +181,8 @@ def test_eight_bits_lose_less_than_one_percent_and_take_half_the_room() -> None:
 def test_rows_that_cannot_be_packed_stay_as_they_are() -> None:
     raw = LayerRows((mx.zeros((1, 1, 4, 40)), mx.zeros((1, 1, 4, 64))))
     assert raw.converted(EIGHT) is raw
+    index_keys = LayerRows((mx.zeros((1, 1, 4, 64)),))
+    assert index_keys.converted(EIGHT) is index_keys, "a choice by packed keys is another choice"
 
 
 def test_what_is_kept_knows_its_size_without_another_look_at_its_arrays() -> None:

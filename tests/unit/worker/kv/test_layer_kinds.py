@@ -1,5 +1,6 @@
 """The parts of each layer kind, taken out of a real model's cache and put back, give equal bits."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -8,8 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_vlm.models.cache import PoolingCache
+from mlx_vlm.models.minimax_m3_vl.language import MiniMaxM3KVCache
+from mlx_vlm.models.unlimited_ocr.language import RingSlidingKVCache
+from mlx_vlm.models.z1t.language import Z1TCache
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings import load_settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.file_format import FileKind, Record
 from hearth.worker.engine.engine import Engine
@@ -18,8 +24,11 @@ from hearth.worker.kv.layer_adapters import LayerMap, RewindPoint, can_rewind
 from hearth.worker.kv.layer_kinds import kinds
 from hearth.worker.kv.layer_kinds.kinds import kind_of, leaves, probe_tokens
 from hearth.worker.kv.layer_kinds.row_kinds import RowKind
+from hearth.worker.kv.layer_kinds.state_kind import Z1T_ARRAYS
 from hearth.worker.kv.quantise_kv import KVRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of
+from hearth.worker.setup.kv_setup import is_exact
+from hearth.worker.setup.rank_setup import SingleRank
 from scripts.harness.socketless_worker import loaded
 
 # One architecture of each kind of layer that came after rows, windows and states.
@@ -32,9 +41,17 @@ NAMES = (
     "mlx_vlm/hy_v4",
     "mlx_vlm/unlimited_ocr",
 )
+NOT_REWOUND = ("mlx_vlm/deepseek_v41", "mlx_lm/deepseek_v41", "mlx_vlm/unlimited_ocr")
+NOT_MERGED = (
+    *("QSAKVCache", "MiniMaxM3KVCache", "LayerCache", "DeepseekV41Cache"),
+    "RingSlidingKVCache",
+)
+CHOOSING = (*NOT_MERGED[:4], "HyV4KVCache", "PoolingCache", "OverlappedPoolingCache")
 IDS = [7 + (5 + 3 * n) * n % 1997 for n in range(420)]
 CUTS = (64, 128, 200, 256, 300, 311, 384)  # at multiples of the rates 2, 4, 16 and 128, and not
-RESUMED = (128, 300, 311)  # a resume here: pending parts are empty, or not
+# A resume here (pending parts are empty, or not) -> how far a live cache had read another text.
+# The next forward reads 30 tokens: it would take up again what is derived of as many.
+RESUMED = {128: 256, 300: 84, 311: 30}
 
 
 class Kept:
@@ -91,10 +108,9 @@ def test_rows_of_a_longer_run_with_a_snapshot_go_on_as_if_never_taken_out(
     kept: Kept, position: int
 ) -> None:
     fresh, middle = kept.engine.new_cache(), 130 if position > 130 else 66
-    runs = [
-        kept.map.copy_rows(kept.cache, start, end, None).layers
-        for start, end in ((0, middle), (middle, position))
-    ]
+    first = kept.map.copy_rows(kept.cache, 0, middle, None)
+    longer = kept.map.copy_rows(kept.cache, middle, CUTS[-1], None)
+    runs = [first.layers, kept.map.kept_rows(longer, middle, position)]
     kept.map.put_rows(fresh, runs, position, 512)
     kept.put_beside(fresh, position)
     expected = kept.next_logits(kept.read(position), position)
@@ -105,7 +121,8 @@ def test_rows_of_a_longer_run_with_a_snapshot_go_on_as_if_never_taken_out(
 def test_a_live_cache_that_is_rewound_goes_on_as_if_it_had_stopped_there(
     kept: Kept, position: int
 ) -> None:
-    cache = kept.read(CUTS[-1])
+    cache = kept.read(position)
+    kept.engine.prefill(cache, IDS[: RESUMED[position]])  # other tokens than those that follow
     kept.map.reserve(cache, 500)
     kept.map.trim(cache, position)
     kept.put_beside(cache, position)
@@ -130,20 +147,23 @@ def test_a_snapshot_stays_what_it_was_when_the_cache_goes_on(kept: Kept) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_a_forward_that_is_taken_back_leaves_no_trace(name: str) -> None:
     kept = Kept(loaded(name))
-    cache = kept.read(311)
-    if not can_rewind(cache):
-        assert name in ("mlx_vlm/deepseek_v41", "mlx_lm/deepseek_v41", "mlx_vlm/unlimited_ocr")
+    cache, expected_cache = (kept.read(311) for _ in range(2))
+    assert can_rewind(cache) is (name not in NOT_REWOUND)
+    if name in NOT_REWOUND:
         return
+    for each in (cache, expected_cache):  # a window is written in place from the second on
+        kept.engine.prefill(each, IDS[311:312])
+        kept.engine.prefill(each, IDS[312:313])
     point = RewindPoint(cache)
     kept.engine.prefill(cache, [11, 13, 17, 19, 23])  # over a row's end at every rate but 128
     if point.keeps_rows:
         point.cut(4)
         point = RewindPoint(cache)
-        kept.map.trim(cache, 311)
+        kept.map.trim(cache, 313)
     else:
         point.back(5)
-    expected = kept.next_logits(kept.read(311), 311)
-    assert are_equal(kept.next_logits(cache, 311), expected)
+    expected = kept.next_logits(expected_cache, 313)
+    assert are_equal(kept.next_logits(cache, 313), expected)
 
 
 def test_what_is_kept_comes_back_from_a_file(kept: Kept) -> None:
@@ -161,6 +181,8 @@ def test_what_is_kept_comes_back_from_a_file(kept: Kept) -> None:
             state = kept.map.state_from(record(taken, 0, cut))
             assert kept.map.is_state(state), cut
         assert not kept.map.is_state(LayerStates(state.layers[:-1]))
+        early = kept.map.state_from(record(kept.states[64], 0, 64))  # a window is not full yet
+        assert kept.map.is_state(early)
 
 
 def test_the_bytes_of_rows_are_those_that_the_arrays_take(kept: Kept) -> None:
@@ -168,6 +190,13 @@ def test_the_bytes_of_rows_are_those_that_the_arrays_take(kept: Kept) -> None:
     # Of 128 tokens each group has whole rows, as 128 is a multiple of every rate.
     exact = kept.map.copy_rows(kept.cache, 0, 128, None).nbytes / 128
     assert taken == 384 * exact and exact <= kept.map.row_bytes < exact + 1
+
+
+def test_a_live_cache_takes_at_least_the_bytes_of_what_is_taken_out_of_it(kept: Kept) -> None:
+    taken = kept.map.copy_rows(kept.cache, 0, CUTS[-1], None).nbytes
+    taken += kept.map.take_state(kept.cache).nbytes
+    taken += kept.map.window_bytes(kept.map.layout.window)
+    assert kept.map.nbytes(kept.cache) >= taken
 
 
 def record(taken: KVRows | LayerStates, start: int, end: int) -> Record:
@@ -247,6 +276,59 @@ def test_the_bytes_of_a_live_cache_are_those_of_its_buffers() -> None:
     assert kept.map.nbytes(kept.cache) >= beside + sum(buffer.nbytes for buffer in buffers)
 
 
+def test_a_row_of_several_tokens_costs_each_its_share_rounded_up() -> None:
+    pooled = PoolingCache(3)
+    pooled.update_and_fetch(mx.zeros((1, 2, 5)))  # 20 bytes for 3 tokens
+    assert LayerMap([*filled([KVCache()], 6), pooled]).row_bytes == 2 * 2 * 4 * 4 + 7
+
+
+def test_what_layers_hand_to_each_other_is_forgotten_with_the_rows() -> None:
+    kept = Kept(loaded("mlx_vlm/deepseek_v41"))
+    (leaf,) = leaves(kept.cache)
+    assert any(getattr(leaf, name) is not None for name in leaf.HANDOFF)
+    kept.map.trim(kept.cache, 128)
+    assert all(getattr(leaf, name) is None for name in leaf.HANDOFF)
+
+
+def test_index_keys_of_minimax_m3_are_put_back_beside_the_rows() -> None:
+    def read(cache: list[Any], first: int, count: int) -> np.ndarray:
+        keys = mx.arange(first, first + count, dtype=mx.float32)[None, None, :, None]
+        filled(cache, count, first)
+        return np.array(cache[0].update_index_and_fetch(keys))
+
+    live, fresh = [MiniMaxM3KVCache()], [MiniMaxM3KVCache()]
+    read(live, 0, 20)
+    layers = LayerMap(live)
+    layers.put_rows(fresh, [layers.copy_rows(live, 0, 12, None).layers], 12, 30)
+    layers.trim(live, 12)
+    assert read(fresh, 12, 3).ravel().tolist() == read(live, 12, 3).ravel().tolist() == [*range(15)]
+
+
+def test_a_z1t_layer_knows_its_depth_again() -> None:
+    live, fresh = [Z1TCache()], [Z1TCache()]
+    for number, name in enumerate(Z1T_ARRAYS):
+        setattr(live[0], name, mx.full((1, 4), number))
+    live[0].offset = 9
+    layers = LayerMap(live)
+    layers.put_state(fresh, layers.take_state(live), 9)
+    assert layers.depth(fresh) == 9
+
+
+def test_a_ring_begins_anew_behind_a_prompt_that_goes_on() -> None:
+    def answered(cache: list[Any]) -> np.ndarray:
+        for number in range(9, 15):
+            filled(cache, 1, number)
+        return np.array(cache[0].state[0])
+
+    live = filled([RingSlidingKVCache(4)], 6)
+    layers = LayerMap(live)
+    for number in range(6, 13):
+        filled(live, 1, 100 + number)
+    layers.trim(live, 6)
+    expected = filled([RingSlidingKVCache(4)], 9)
+    assert np.array_equal(answered(filled(live, 3, 6)), answered(expected))
+
+
 def test_a_layer_that_no_text_fills_costs_a_text_model_nothing() -> None:
     probe = [*filled([KVCache()], 3), KVCache()]
     assert LayerMap(probe).layout.resumes_anywhere
@@ -304,8 +386,27 @@ def test_an_entry_point_that_gives_no_kind_is_named(
         kind_of(AddedCache())
 
 
+def with_layers(name: str) -> LoadedModel:
+    """Return a model that needs no exact mode and batches, said to have a layer of this class."""
+    model = loaded("qwen3", tiny=True)
+    facts = dataclasses.replace(model.facts, cache_layout=f"1 x ArraysCache, 2 x {name}")
+    return dataclasses.replace(model, facts=facts)
+
+
+@pytest.mark.parametrize("name", ("KVCache", *NOT_MERGED))
+def test_one_kind_that_does_not_merge_forbids_the_batches_of_a_model(name: str) -> None:
+    engine = SingleRank().engine(with_layers(name), batches=True)
+    assert engine.decoder.is_mergeable is (name == "KVCache")
+
+
+@pytest.mark.parametrize("name", ("KVCache", *CHOOSING, "RingSlidingKVCache"))
+def test_a_choice_is_exact_by_default_and_what_only_a_prefill_writes_always(name: str) -> None:
+    default, fast = (load_settings(each, None) for each in ({}, {"CACHE_EXACT": "false"}))
+    model = with_layers(name)
+    assert is_exact(model, default) is (name != "KVCache")
+    assert is_exact(model, fast) is (name == "RingSlidingKVCache")
+
+
 def test_a_batch_is_made_only_of_kinds_that_merge() -> None:
-    layout = loaded("mlx_vlm/qwen4_exp").facts.cache_layout
-    assert not all(kind.merges for kind in kinds.kinds_in(layout))
     assert all(kind.merges for kind in kinds.kinds_in("2 x ArraysCache, 2 x KVCache"))
     assert [type(leaf).__name__ for leaf in leaves([KVCache()])] == ["KVCache"]
