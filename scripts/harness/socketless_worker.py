@@ -135,7 +135,7 @@ class Machine:
         )
         with mx.stream(generation_stream):
             probe = self.engine.probe(probe_tokens(self.engine.new_cache()))
-            self.layers = rank.layer_map(probe, sees_images=vision is not None)
+            self.layers = rank.layer_map(probe)
         new_cache, budget = self.engine.new_cache, Budget(int(budget_mb * MB))
         keep_rules = KeepRules(cut_label=self.rule.label, **rules)
         self.keeper: Any = (

@@ -164,7 +164,7 @@ class CheckContext:
         """Return the map of the model's caches. Raises: LeftOut: their KV is never reused."""
         try:
             probe = self.engine.probe(probe_tokens(self.engine.new_cache()))
-            return LayerMap(probe, sees_images=self.engine.vision is not None)
+            return LayerMap(probe)
         except UnknownCache as unknown:
             raise LeftOut(f"the model keeps {unknown}, which is never reused") from unknown
 

@@ -53,6 +53,9 @@ RECURRENCES: Final = {
 # Multi-head latent attention has another formula for one token than for several: the order of its
 # products with these weights differs. Log probabilities differ by 0.19 to 1.5, packed or not.
 LATENT: Final = ("MultiLinear", "QuantizedMultiLinear")
+# mlx-lm's models whose attention chooses tokens, in plain caches, and is not latent. The choice of
+# others is told by their layer kinds.
+CHOOSING: Final = ("minimax_m3_vl",)
 _FLOAT32_BYTES: Final = 4
 _GB: Final = 1024**3
 
@@ -325,9 +328,10 @@ def differs_when_decoded(model: Any, keeps_states: bool) -> bool:
     if not is_packed and not kinds & {mx.float16, mx.bfloat16}:
         return False
     is_latent = any(type(module).__name__ in LATENT for module in modules)
+    is_choosing = type(network).__module__.rpartition(".")[2] in CHOOSING
     # Code that came with a checkpoint has no entry in sys.modules.
     files = {type(module).__module__ for module in modules} & sys.modules.keys()
     names = {name for file in files for name in vars(sys.modules[file])}
     known = [RECURRENCES[name] for name in names & RECURRENCES.keys()]
     goes_token_by_token = bool(known) and all(known)
-    return is_latent or (keeps_states and not goes_token_by_token)
+    return is_latent or is_choosing or (keeps_states and not goes_token_by_token)

@@ -38,8 +38,7 @@ ArrayForm = tuple[tuple[int, ...], mx.Dtype]
 class LayerMap:
     """Reads and writes the caches of one model.
 
-    `probe` is a cache that has seen some tokens, at least `layer_kinds.kinds.probe_tokens`. With
-    `sees_images`, an image may fill layers that the probe's text does not fill.
+    `probe` is a cache that has seen some tokens, at least `layer_kinds.kinds.probe_tokens`.
     The map holds no cache. `has_room(nbytes)` says whether `nbytes` may be allocated: if not, a
     buffer that is too small grows only as much as needed. Owner: the inference thread.
 
@@ -47,10 +46,10 @@ class LayerMap:
         UnknownCache: no reuse is possible with this model.
     """
 
-    def __init__(self, probe: list[Any], *, sees_images: bool = False) -> None:
+    def __init__(self, probe: list[Any]) -> None:
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         found = list(leaves(probe))
-        self._kinds = [_probed_kind(leaf, sees_images) for leaf in found]
+        self._kinds = [_probed_kind(leaf) for leaf in found]
         self.moved: Counter[tuple[str, str]] = Counter()  # by ("kept" or "restored", part)
         for leaf, kind in zip(found, self._kinds, strict=True):
             kind.check(leaf)
@@ -165,7 +164,7 @@ class LayerMap:
         return next((depth for depth in depths if depth is not None), None)
 
     def nbytes(self, cache: list[Any]) -> int:
-        """Return the bytes of a live cache, spare rows included; 0 of one in a batch (no layers)."""
+        """Return the bytes of a live cache, spare rows included; 0 for one that is in a batch."""
         if not cache:
             return 0
         return sum(kind.nbytes(leaf) for leaf, kind in self._pairs(cache))
@@ -404,10 +403,10 @@ def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
     return None if rows.format is not None else (rows.arrays[0], rows.arrays[1])
 
 
-def _probed_kind(leaf: Any, sees_images: bool) -> LayerKind:
+def _probed_kind(leaf: Any) -> LayerKind:
     kind = kind_of(leaf)
     is_unfilled = kind.presized and leaf.keys is None
-    return UnfilledKind(sees_images) if is_unfilled else kind
+    return UnfilledKind() if is_unfilled else kind
 
 
 def _format(leaf: Any) -> QuantFormat | None:

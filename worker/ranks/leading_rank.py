@@ -277,7 +277,7 @@ class LeadingRank(SingleRank):
         self._is_serving = True
         return LeadingEngine(loaded, batches, self.commands, self._total)
 
-    def layer_map(self, probe: list[Any], *, sees_images: bool = False) -> LayerMap:
+    def layer_map(self, probe: list[Any]) -> LayerMap:
         layers = LeadingLayerMap(probe, self.commands)
         self.byte_share, self._last_memory = layers.byte_share, {}
         return layers

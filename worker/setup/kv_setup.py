@@ -98,8 +98,7 @@ def make_kv_manager(
     rank = rank or SingleRank()
     running = _running_format(engine, settings)
     try:
-        probe = engine.probe(probe_tokens(engine.new_cache()))
-        layers = rank.layer_map(probe, sees_images=engine.vision is not None)
+        layers = rank.layer_map(engine.probe(probe_tokens(engine.new_cache())))
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)

@@ -45,9 +45,9 @@ class SingleRank:
         merges = all(kind.merges for kind in kinds_in(loaded.facts.cache_layout))
         return Engine(loaded, batches and merges, vision, packed, trees)
 
-    def layer_map(self, probe: list[Any], *, sees_images: bool = False) -> LayerMap:
+    def layer_map(self, probe: list[Any]) -> LayerMap:
         """Raises UnknownCache, and StartError as in `LeadingLayerMap`."""
-        return LayerMap(probe, sees_images=sees_images)
+        return LayerMap(probe)
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
         return DiskThread(file_store, queue_bytes)

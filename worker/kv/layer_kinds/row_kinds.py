@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, StateArrays, UnknownCache
+from hearth.worker.kv.layer_kinds.layer_kind import LayerKind, UnknownCache
 from hearth.worker.kv.quantise_kv import LayerRows, put_rows, rows_of
 
 
@@ -98,25 +98,11 @@ class RingRowKind(RowKind):
 
 
 class UnfilledKind(LayerKind):
-    """A cache of a class with rows that no text fills: layers without attention.
+    """A cache of a class with rows that no text fills: of a layer without attention.
 
-    In a vision model an image may fill it (Mllama's layers of cross attention). So what it holds,
-    if anything, is a state: K and V of the image. `LayerMap` finds such caches in its probe.
+    `LayerMap` finds such caches in its probe. Llama 3.2 Vision's layers for images are among them:
+    its images are refused.
     """
-
-    def __init__(self, sees_images: bool) -> None:
-        self._sees_images = sees_images
-
-    def state(self, leaf: Any) -> StateArrays:
-        if not self._sees_images:
-            return ()
-        if leaf.keys is None:
-            return None, None
-        return leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :]
-
-    def put_state(self, leaf: Any, arrays: StateArrays, position: int) -> None:
-        leaf.keys, leaf.values = arrays
-        leaf.offset = 0 if arrays[0] is None else arrays[0].shape[2]
 
     def depth(self, leaf: Any) -> int | None:
         return None

@@ -7,7 +7,7 @@ named here. A change of one loses every user's kept KV; one that is meant raises
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
@@ -16,7 +16,7 @@ from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes, root_hash
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.vision.vlm_loader import VisionModel
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup import kv_setup
 
@@ -136,11 +136,11 @@ def test_the_model_is_told_by_its_path_its_layout_and_what_computes(
     assert root(dataclasses.replace(model, facts=facts)) == expected
 
 
-def test_a_model_that_takes_images_is_told_by_the_version_of_mlx_vlm_too(
+def test_a_model_of_mlx_vlm_is_told_by_its_version_too(
     model: LoadedModel,
 ) -> None:
-    vision = cast(VisionModel, object())  # only whether it is there counts
-    assert root(dataclasses.replace(model, vision=vision)) == "03f059ef249b286ab4f61c1f26a5d0bc"
+    language = VLMLanguageModel(model.model, list)
+    assert root(dataclasses.replace(model, model=language)) == "03f059ef249b286ab4f61c1f26a5d0bc"
 
 
 @pytest.mark.parametrize(

@@ -335,16 +335,6 @@ def test_a_layer_that_no_text_fills_costs_a_text_model_nothing() -> None:
     assert LayerMap(probe).row_bytes == 2 * 2 * 4 * 4
 
 
-def test_what_an_image_leaves_in_such_a_layer_is_in_the_snapshot() -> None:
-    layers = LayerMap([*filled([KVCache()], 3), KVCache()], sees_images=True)
-    live, fresh = [*filled([KVCache()], 9), *filled([KVCache()], 6)], [KVCache(), KVCache()]
-    state = layers.take_state(live)
-    layers.put_rows(fresh, [layers.rows(live, 0, 9)], 9, 20)
-    layers.put_state(fresh, state, 9)
-    assert (fresh[1].offset, layers.depth(fresh)) == (6, 9)
-    assert np.array_equal(np.array(fresh[1].keys), np.array(live[1].keys[..., :6, :]))
-
-
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Return a function by which an installed package adds AddedCache, as `module:attribute`."""
