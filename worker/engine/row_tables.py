@@ -1,6 +1,6 @@
 """Keeps embedding tables out of memory: a token reads the few rows that it needs from their files.
 
-N-gram tables hold up to half of a model's parameters: 51 of the 125 billion of Qwen3.8-Flash-Next.
+N-gram tables are large: those of Qwen3.8-Flash-Next hold 51 billion numbers beside its 126 billion.
 The files are mapped, so that the rows in use are in the system's cache, which shrinks when memory
 is short. Upstream's own mappings are not used: `ple_storage` needs a second checkpoint of 4 bits,
 engrams stand among the parameters once a model is loaded, and both let one thread wait for each
