@@ -47,6 +47,12 @@ from scripts.harness.warm.token_margins import COUNTED, same_bits, same_tokens
 
 # With the processor that each ships with: these see images.
 PROCESSED: Final = {**FAMILIES, **CACHED}
+# Text models of types that mlx-vlm alone knows, or loads with all their parts.
+TEXT_OF_MLX_VLM: Final = (
+    *("cohere2_moe", "deepseek_v4", "deepseek_v41", "flint", "hy_v4", "k2_horizon", "kolibri1"),
+    *("limite", "longcat_flash_sparse", "minimax_m3", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("xing4_0", "z1t"),
+)
 # What a row of the table tells.
 TOLD: Final = ("caches", "exact", "reuse", "because", "fails", "image", "answers", "ties", "differ")
 # Of tokens that some processors ask the tokenizer for.

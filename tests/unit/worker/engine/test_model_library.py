@@ -14,7 +14,7 @@ from hearth.shared.settings import load_settings
 from hearth.worker.engine import model_loader
 from hearth.worker.engine.model_library import LAYERS_MAX, library_of
 from hearth.worker.engine.model_loader import load_model
-from tests.helpers.models.vlm_text_models import KEPT, OTHER
+from scripts.harness.architectures import TEXT_OF_MLX_VLM, configuration
 
 
 def config_of(directory: Path, **config: Any) -> Path:
@@ -38,8 +38,11 @@ def test_mlx_lm_comes_first(name: str, tmp_path: Path) -> None:
 
 
 def test_mlx_vlm_loads_what_mlx_lm_lacks(tmp_path: Path) -> None:
-    for name, config in (KEPT | OTHER).items():
-        assert library_of(config_of(tmp_path, model_type=name, **config)) == "mlx-vlm", name
+    for name in TEXT_OF_MLX_VLM:
+        config = config_of(tmp_path, **configuration(f"mlx_vlm/{name}"))
+        assert library_of(config) == "mlx-vlm", name
+    causal = config_of(tmp_path, model_type="hrm_text", prefix_lm=False)
+    assert library_of(causal) == "mlx-vlm"
 
 
 def test_mlx_vlm_loads_a_known_type_with_parts_that_mlx_lm_refuses(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""A text model that mlx-vlm alone knows is loaded without a tower, and answers warm as cold."""
+"""A text model that mlx-vlm alone knows is loaded without a tower.
+
+That it answers warm as cold is seen in tests/property/warm/test_architectures.py.
+"""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -7,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings import load_settings
@@ -17,20 +19,16 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.lora.lora_adapter import applied
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup import kv_setup
-from hearth.worker.stream.detokenise import Vocabulary
+from scripts.harness.architectures import TEXT_OF_MLX_VLM as NAMES, make_checkpoint
 from scripts.harness.lora_files import with_adapters, write_adapter
-from scripts.harness.socketless_worker import Machine
-from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.by_day import by_day
-from tests.helpers.models.vlm_text_models import KEPT, OTHER, make_text_checkpoint
 
 ERROR_MAX = 2e-4  # of logits up to 30, in float32
 
 
 def loaded_as(name: str, directory: Path, **settings: str) -> LoadedModel:
-    make_text_checkpoint(directory, name, (KEPT | OTHER)[name])
+    make_checkpoint(f"mlx_vlm/{name}", directory)
     return load_model(load_settings({"MODEL_PATH": str(directory), **settings}, None))
 
 
@@ -38,36 +36,7 @@ def drawn(count: int, seed: int = 0) -> list[int]:
     return [int(id) for id in np.random.default_rng(seed).integers(5, 3000, count)]
 
 
-@pytest.mark.parametrize("name", by_day(KEPT, ("k2_horizon",)))
-def test_turns_are_answered_warm_as_cold(name: str, tmp_path: Path) -> None:
-    model = loaded_as(name, tmp_path)
-    marks, words = turn_marks(model.tokenizer), Vocabulary(model.tokenizer)
-    warm, cold = (Machine(model, marks, words, keeps=keeps) for keeps in (True, False))
-    ids, cached_min = drawn(200), 0
-    for turn in range(3):
-        answer, expected = warm.ask(ids), cold.ask(ids)
-        same_tokens(answer, expected)
-        assert answer.cached >= cached_min, "nothing of it is read twice"
-        cached_min = len(ids) - 1
-        ids = ids + answer.tokens + drawn(40, turn + 1)
-
-
-@pytest.mark.parametrize("name", by_day(OTHER, ("z1t",)))
-def test_caches_of_a_kind_of_their_own_are_computed_with(name: str, tmp_path: Path) -> None:
-    model = loaded_as(name, tmp_path)
-    engine, ids = Engine(model), drawn(100)
-    cut, whole = engine.new_cache(), engine.new_cache()
-    for part in (ids[:64], ids[64:]):  # each rate divides 64, so that a cut changes nothing
-        engine.prefill(cut, part)
-    engine.prefill(whole, ids)
-    with mx.stream(generation_stream):
-        logits = [model.model(mx.array([[7]]), cache=cache)[0, -1] for cache in (cut, whole)]
-    error = float(mx.abs(logits[0] - logits[1]).max())
-    # deepseek_v4 forgets the block before each forward: its answers hang on where a prompt is cut.
-    assert error <= (ERROR_MAX if name != "deepseek_v4" else float("inf")), error
-
-
-@pytest.mark.parametrize("name", by_day({**KEPT, **OTHER}, ("k2_horizon",)))
+@pytest.mark.parametrize("name", by_day(NAMES, ("k2_horizon",)))
 def test_the_logits_are_those_of_mlx_vlms_whole_model(name: str, tmp_path: Path) -> None:
     from mlx_vlm.utils import load_model as load_whole
 
@@ -111,7 +80,12 @@ def test_an_adapter_is_taken_as_of_any_text_model_and_a_vision_models_head_is_no
 
 
 def test_weights_of_16_bits_are_computed_in_float32_on_a_cpu(tmp_path: Path) -> None:
-    make_text_checkpoint(tmp_path, "k2_horizon", KEPT["k2_horizon"], mx.bfloat16)
+    make_checkpoint("mlx_vlm/k2_horizon", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    halves = {
+        name: array.astype(mx.bfloat16) for name, array in dict(mx.load(str(weights))).items()
+    }
+    mx.save_safetensors(str(weights), halves)
     model = load_model(load_settings({"MODEL_PATH": str(tmp_path)}, None))
     if model.facts.backend == "cpu":
         assert {array.dtype for array in weights_of(model)} == {mx.float32}
