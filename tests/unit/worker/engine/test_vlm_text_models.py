@@ -20,10 +20,12 @@ from hearth.worker.engine.lora.lora_adapter import applied
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.setup import kv_setup
-from scripts.harness.architectures import TEXT_OF_MLX_VLM as NAMES, make_checkpoint
+from scripts.harness.architectures import TEXT_OF_MLX_VLM, make_checkpoint
 from scripts.harness.lora_files import with_adapters, write_adapter
 from tests.helpers.by_day import by_day
 
+# mlx-vlm's own load of a whole DeepSeek V4.1 passes over its engrams, which need a tokenizer.
+WHOLE = [name for name in TEXT_OF_MLX_VLM if name != "deepseek_v41"]
 ERROR_MAX = 2e-4  # of logits up to 30, in float32
 
 
@@ -36,7 +38,7 @@ def drawn(count: int, seed: int = 0) -> list[int]:
     return [int(id) for id in np.random.default_rng(seed).integers(5, 3000, count)]
 
 
-@pytest.mark.parametrize("name", by_day(NAMES, ("k2_horizon",)))
+@pytest.mark.parametrize("name", by_day(WHOLE, ("k2_horizon",)))
 def test_the_logits_are_those_of_mlx_vlms_whole_model(name: str, tmp_path: Path) -> None:
     from mlx_vlm.utils import load_model as load_whole
 
