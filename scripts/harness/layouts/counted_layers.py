@@ -82,7 +82,7 @@ class CountedLayerMap(LayerMap):
         return int(cache[0].offset)
 
     def nbytes(self, cache: list[Any]) -> int:
-        return int(cache[0].nbytes)
+        return sum(int(each.nbytes) for each in cache)  # none of one in a batch
 
     # ------------------------------------------------------------ rows of every token
 

@@ -97,6 +97,11 @@ def test_a_layout_has_the_published_parameters_and_its_tables_are_not_resident(n
     assert model.active_bytes < model.weight_bytes / 10
 
 
+def test_a_counted_slot_whose_rows_are_in_a_batch_takes_nothing() -> None:
+    layers = CountedLayerMap(layout("Qwen3-4B").probe())
+    assert layers.nbytes([]) == 0 < layers.nbytes([CountedCache(layers, 10, 256)])
+
+
 @pytest.mark.parametrize("name", sorted(POOLED))
 def test_nothing_of_a_layout_is_computed(name: str) -> None:
     model = layout(name)

@@ -395,8 +395,3 @@ def test_a_choice_is_exact_by_default_and_what_only_a_prefill_writes_always(name
     model = with_layers(name)
     assert is_exact(model, default) is (name != "KVCache")
     assert is_exact(model, fast) is (name == "RingSlidingKVCache")
-
-
-def test_a_batch_is_made_only_of_kinds_that_merge() -> None:
-    assert all(kind.merges for kind in kinds.kinds_in("2 x ArraysCache, 2 x KVCache"))
-    assert [type(leaf).__name__ for leaf in leaves([KVCache()])] == ["KVCache"]
